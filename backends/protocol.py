@@ -1,0 +1,266 @@
+"""The wire between gateway and backend: the only part of `backends` that `gateway` imports.
+
+A *call* is one HTTP request, `POST /v1/call`, whose body is a msgpack `Call`: some items for one
+model, each with the time it has left. The reply is a stream of frames, a 4-byte little-endian
+length before each msgpack `Frame`; every outcome is sent when its item is done, so that a slow
+item holds nobody. The last frame is a `Report`. A stream that ends without one was cut: items
+without an outcome are retryable. A call refused as a whole is a non-200 status with a `Refusal`.
+
+`GET /v1/state` answers a msgpack `BackendState`: what the backend serves and how busy it is.
+"""
+
+import struct
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+WIRE_VERSION = 1
+CALL_PATH = "/v1/call"
+STATE_PATH = "/v1/state"
+MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
+# Optional shared secret between gateway and backend; see `BackendSettings.token`.
+TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
+_LENGTH = struct.Struct("<I")
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+
+class Task(StrEnum):
+    """What a caller asks of a model; one route of the API each."""
+
+    CLASSIFY = "classify"
+    ZERO_SHOT = "zero-shot"
+    CHOOSE = "choose"
+    EMBED = "embed"
+    RERANK = "rerank"
+    ENTITIES = "entities"
+    INFER = "infer"
+
+
+# Parameters: what all items of a request share. Encoded with msgpack in field order, their bytes
+# are part of the cache key, so a field that does not change an answer has no place here.
+
+
+class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`top_k` labels (`None`: all); `function` makes scores of logits (`None`: the model's own)."""
+
+    top_k: int | None = None
+    function: Literal["softmax", "sigmoid", "none"] | None = None
+
+
+class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Candidate `labels` put into `hypothesis_template` at its `{}`."""
+
+    labels: list[str]
+    multi_label: bool = False
+    hypothesis_template: str = "This text is about {}."
+
+
+class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A choice has no parameters: its options travel with each item."""
+
+
+class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`dimensions` keeps the first so many values (before normalising)."""
+
+    normalize: bool = True
+    dimensions: int | None = None
+
+
+class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `query` every document (item) is scored against."""
+
+    query: str
+
+
+class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How pieces of words become entities, as in Hugging Face's token classification pipeline."""
+
+    aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
+
+
+class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Free parameters of an algorithm of the model owner's."""
+
+    parameters: dict[str, Any] = {}
+
+
+class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt and the options to choose from."""
+
+    prompt: str
+    choices: list[str]
+
+
+Parameters = (
+    ClassifyParameters
+    | ZeroShotParameters
+    | ChooseParameters
+    | EmbedParameters
+    | RerankParameters
+    | EntitiesParameters
+    | InferParameters
+)
+
+PARAMETERS: dict[Task, type[Parameters]] = {
+    Task.CLASSIFY: ClassifyParameters,
+    Task.ZERO_SHOT: ZeroShotParameters,
+    Task.CHOOSE: ChooseParameters,
+    Task.EMBED: EmbedParameters,
+    Task.RERANK: RerankParameters,
+    Task.ENTITIES: EntitiesParameters,
+    Task.INFER: InferParameters,
+}
+
+# The type of an item's body (msgpack) per task. `classify` takes a text or a pair of texts;
+# `rerank`'s item is one document; `infer`'s is any JSON value.
+ITEMS: dict[Task, Any] = {
+    Task.CLASSIFY: str | tuple[str, str],
+    Task.ZERO_SHOT: str,
+    Task.CHOOSE: ChooseItem,
+    Task.EMBED: str,
+    Task.RERANK: str,
+    Task.ENTITIES: str,
+    Task.INFER: Any,
+}
+
+
+# The results of the tasks, as JSON. A result travels as bytes, made once by the backend.
+#   classify, zero-shot  {"labels": [{"label": str, "score": float}, ...]}      best first
+#   choose               {"choice": int, "scores": [float, ...]}
+#   embed                {"embedding": [float, ...]}
+#   rerank               {"score": float}     of one document; the gateway orders the documents
+#   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
+#   infer                any JSON value
+
+
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One item: its msgpack body, the seconds it has left, and who may share its rows."""
+
+    body: bytes
+    remaining: float
+    scope: str
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """Some items for one model. `revision` and `profile` must be those the backend runs."""
+
+    version: int = WIRE_VERSION
+    model: str
+    revision: str
+    profile: str
+    task: Task
+    parameters: bytes
+    items: list[CallItem]
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """An item's answer: JSON `result`, rows and tokens computed for it (0 when all were known)."""
+
+    index: int
+    result: bytes
+    rows: int
+    tokens: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """An item's failure. `code` is API; `retryable` says whether another backend may do better."""
+
+    index: int
+    status: int
+    code: str
+    detail: str
+    retryable: bool
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """How busy the backend is, in every reply and in its state."""
+
+    queued_rows: int = 0
+    queued_tokens: int = 0
+    rows_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    padding_waste_ratio: float = 0.0
+
+
+Frame = Done | Failed | Report
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A call refused as a whole: `model_not_found`, `revision_mismatch`, `overloaded`, ..."""
+
+    code: str
+    detail: str
+    retryable: bool
+    retry_after: float | None = None
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend says of a model it serves.
+
+    `revision` is the digest (12 hex digits) of every file that shapes the answers, those of models
+    it is built on included. `algorithm` and `algorithm_version` name the code that answers.
+    """
+
+    name: str
+    revision: str
+    profile: str
+    tasks: list[Task]
+    algorithm: str
+    algorithm_version: int
+    labels: list[str] | None = None
+    max_tokens: int
+    dimensions: int | None = None
+    description: str = ""
+    demonstration: bool = False
+
+
+class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend's identity, readiness (`missing` is empty when ready), models and load."""
+
+    backend_id: str
+    region: str
+    ready: bool
+    missing: list[str]
+    provider: str
+    models: list[ModelInfo]
+    report: Report
+
+
+_encoder = msgspec.msgpack.Encoder()
+_frame_decoder = msgspec.msgpack.Decoder(Frame)
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Return `frame` as it travels: its length, then msgpack."""
+    body = _encoder.encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, whatever the sizes of its chunks."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[Frame]:
+        """Yield the frames that `chunk` completes.
+
+        Raises:
+            msgspec.DecodeError: the bytes are no frame of this version.
+        """
+        buffer = self._buffer
+        buffer += chunk
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise msgspec.DecodeError(f"a frame of {length} bytes is over the limit")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            frame = _frame_decoder.decode(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+            yield frame
+        del buffer[:start]

@@ -1,0 +1,119 @@
+"""The reloadable configuration document, as values. Reading it from YAML is `gateway.config.load`.
+
+Every field has a default that suits a first run, so that a document says only what differs.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from gateway.types import Rule
+
+
+class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One backend process: its `id` (unique in the document) and `url`."""
+
+    id: str
+    url: str
+    weight: float = 1.0
+
+
+class PoolEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Backends of one region; an `overflow` pool is used when the others are not enough."""
+
+    name: str = "default"
+    overflow: bool = False
+    backends: tuple[BackendEntry, ...] = ()
+
+
+class RegionEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A region; the first of the document is the preferred one."""
+
+    name: str
+    pools: tuple[PoolEntry, ...] = ()
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the gateway adds to a model that backends serve."""
+
+    scope: Literal["tenant", "shared"] = "tenant"
+    """`shared`: tenants may be served each other's cached answers."""
+    cache_ttl: float = 86_400.0
+    """Seconds an answer is kept; 0 keeps none."""
+    enabled: bool = True
+
+
+class DeadlineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds a request may take: `default`, and the `maximum` a caller may ask for."""
+
+    default: float = 10.0
+    maximum: float = 60.0
+
+
+class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The result cache. `ttl_jitter` shortens lifetimes by up to that share, at random."""
+
+    memory_bytes: int = 64 * 1024 * 1024
+    memory_enabled: bool = True
+    redis_enabled: bool = True
+    redis_timeout: float = 0.1
+    ttl_jitter: float = 0.1
+    refusal_ttl: float = 60.0
+    """Seconds a deterministic refusal (too long, a bad label) is remembered."""
+
+
+class RequestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds on one request."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_items: int = 2048
+
+
+class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of tenants and keys that have none of their own."""
+
+    tenant: tuple[Rule, ...] = (
+        Rule(name="minute", unit="requests", capacity=6_000, window=60.0),
+        Rule(name="items", unit="items", capacity=60_000, window=60.0),
+    )
+    key: tuple[Rule, ...] = ()
+    local_share: float = 0.1
+    """While Redis is down, a worker admits this share of each limit by itself."""
+
+
+class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How backends are chosen, judged and tried again. Durations in seconds."""
+
+    attempts: int = 3
+    attempt_timeout: float = 5.0
+    connect_timeout: float = 0.5
+    probe_interval: float = 0.5
+    probe_timeout: float = 1.0
+    eject_after: int = 5
+    eject_for: float = 5.0
+    max_calls_per_backend: int = 256
+
+
+class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices of a model (`*`: any) from a date on, in 10^-9 of `currency` a unit."""
+
+    model: str = "*"
+    since: str = "2026-01-01"
+    currency: str = "EUR"
+    hit: int = 0
+    computed: int = 0
+    row: int = 0
+    token: int = 0
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole document, the files of the folder put together."""
+
+    regions: tuple[RegionEntry, ...] = ()
+    models: dict[str, ModelEntry] = {}
+    deadline: DeadlineEntry = DeadlineEntry()
+    cache: CacheEntry = CacheEntry()
+    request: RequestEntry = RequestEntry()
+    limits: LimitsEntry = LimitsEntry()
+    routing: RoutingEntry = RoutingEntry()
+    prices: tuple[PriceEntry, ...] = (PriceEntry(),)

@@ -1,0 +1,227 @@
+"""Everything the gateway raises on purpose.
+
+GatewayError
+├── ClientError                      the caller can fix it
+│   ├── InvalidRequest         400   not JSON, an unknown field, a wrong type
+│   ├── AuthenticationFailed   401
+│   ├── PermissionDenied       403
+│   ├── NotFound               404   no such route or resource
+│   ├── ModelNotFound          404
+│   ├── TaskNotSupported       400   the model answers other tasks
+│   ├── Conflict               409
+│   ├── PreconditionFailed     412   `If-Match` names another version
+│   ├── PayloadTooLarge        413
+│   ├── InvalidItem            422   one item of the input, named by its index
+│   └── RateLimited            429   retryable, after `retry_after`
+├── NotCached                  504   `only-if-cached` and it is not
+├── UpstreamError                    the backends let us down
+│   ├── Overloaded             503   retryable, after `retry_after`
+│   ├── UpstreamUnavailable    503   retryable, after `retry_after`
+│   ├── UpstreamFailed         502   a backend answered with an error of its own
+│   └── DeadlineExceeded       504
+├── EventLogUnavailable        503   an answer that cannot be billed is not given
+├── DependencyUnavailable      503   SQL store or Redis, where there is no way around it
+└── ConfigurationError         422   a document is refused: file, line, field
+"""
+
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """Base of the tree; `detail` is a sentence that says what to do, and holds no secret."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    title: ClassVar[str] = "Internal error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str, *, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after = retry_after
+
+
+class ClientError(GatewayError):
+    """The caller can fix it."""
+
+    status = 400
+    code = "invalid_request"
+    title = "Invalid request"
+
+
+class InvalidRequest(ClientError):
+    """The request cannot be read: not JSON, an unknown field, a wrong type."""
+
+
+class AuthenticationFailed(ClientError):
+    """No key, or one that is unknown, revoked or expired."""
+
+    status = 401
+    code = "authentication_failed"
+    title = "Authentication failed"
+
+
+class PermissionDenied(ClientError):
+    """The key is known and may not do this."""
+
+    status = 403
+    code = "permission_denied"
+    title = "Permission denied"
+
+
+class NotFound(ClientError):
+    """No such route or resource."""
+
+    status = 404
+    code = "not_found"
+    title = "Not found"
+
+
+class MethodNotAllowed(ClientError):
+    """The route exists and answers other methods."""
+
+    status = 405
+    code = "method_not_allowed"
+    title = "Method not allowed"
+
+
+class ModelNotFound(ClientError):
+    """No model of that name is served."""
+
+    status = 404
+    code = "model_not_found"
+    title = "Model not found"
+
+
+class TaskNotSupported(ClientError):
+    """The model is served and answers other tasks."""
+
+    status = 400
+    code = "task_not_supported"
+    title = "Task not supported by the model"
+
+
+class Conflict(ClientError):
+    """The resource exists already, or is in another state."""
+
+    status = 409
+    code = "conflict"
+    title = "Conflict"
+
+
+class PreconditionFailed(ClientError):
+    """`If-Match` names another version than the current one."""
+
+    status = 412
+    code = "precondition_failed"
+    title = "Precondition failed"
+
+
+class PayloadTooLarge(ClientError):
+    """The body is larger, or has more items, than allowed."""
+
+    status = 413
+    code = "payload_too_large"
+    title = "Payload too large"
+
+
+class InvalidItem(ClientError):
+    """One item of the input cannot be answered; `index` names it, `item_code` says why."""
+
+    status = 422
+    code = "invalid_item"
+    title = "Invalid item"
+
+    def __init__(self, detail: str, *, index: int, item_code: str) -> None:
+        super().__init__(detail)
+        self.index = index
+        self.item_code = item_code
+
+
+class RateLimited(ClientError):
+    """A limit is used up; nothing was consumed."""
+
+    status = 429
+    code = "rate_limited"
+    title = "Rate limit exceeded"
+    retryable = True
+
+
+class NotCached(GatewayError):
+    """The caller asked for cached answers only, and there is none."""
+
+    status = 504
+    code = "not_cached"
+    title = "Not in the cache"
+
+
+class UpstreamError(GatewayError):
+    """The backends let us down."""
+
+    status = 502
+    code = "upstream_failed"
+    title = "Backend failure"
+
+
+class UpstreamFailed(UpstreamError):
+    """A backend answered with an error that another would repeat."""
+
+
+class Overloaded(UpstreamError):
+    """Every backend refused more work for now."""
+
+    status = 503
+    code = "overloaded"
+    title = "Overloaded"
+    retryable = True
+
+
+class UpstreamUnavailable(UpstreamError):
+    """No backend of the model could be reached."""
+
+    status = 503
+    code = "upstream_unavailable"
+    title = "No backend available"
+    retryable = True
+
+
+class DeadlineExceeded(UpstreamError):
+    """The request's time ran out."""
+
+    status = 504
+    code = "deadline_exceeded"
+    title = "Deadline exceeded"
+
+
+class EventLogUnavailable(GatewayError):
+    """The event log cannot be written, and an answer that cannot be billed is not given."""
+
+    status = 503
+    code = "event_log_unavailable"
+    title = "Event log unavailable"
+    retryable = True
+
+
+class DependencyUnavailable(GatewayError):
+    """The SQL store or Redis is needed for this and cannot be reached."""
+
+    status = 503
+    code = "dependency_unavailable"
+    title = "Dependency unavailable"
+    retryable = True
+
+
+class ConfigurationError(GatewayError):
+    """A configuration document is refused; `file`, `line` and `field` say where."""
+
+    status = 422
+    code = "invalid_configuration"
+    title = "Invalid configuration"
+
+    def __init__(
+        self, detail: str, *, file: str | None = None, line: int | None = None, field: str = ""
+    ) -> None:
+        super().__init__(detail)
+        self.file = file
+        self.line = line
+        self.field = field

@@ -1,0 +1,94 @@
+"""What a gateway process is told by its environment, read once.
+
+The reloadable document is `gateway.config.document`; these are the settings that need a restart.
+Every variable is `SLUICEGATE_` and the field's name in capitals.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gateway.errors import ConfigurationError
+
+PREFIX = "SLUICEGATE_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Process settings; URLs are those of redis-py and of SQLAlchemy."""
+
+    data_dir: Path = Path(".sluicegate")
+    """Event logs, the SQLite ledger, metrics files: must survive a restart of the process."""
+    config: Path = Path("config")
+    """The folder of the configuration document."""
+    placement: Path | None = None
+    """A YAML file whose `regions` replace the document's; written by `sluicegate up`."""
+    cache_url: str = "redis://127.0.0.1:6379/0"
+    state_url: str = "redis://127.0.0.1:6380/0"
+    ledger_url: str = ""
+    """Empty: SQLite in `data_dir`."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8081
+    admin_key: str = ""
+    secret: str = ""
+    """Keys the cache's tags; gateways that share a Redis share it. Empty: a file in `data_dir`."""
+    backend_token: str = ""
+    """Shared with backends, which then refuse calls without it."""
+    worker: str = "0"
+    """The name of this worker among those of the data directory."""
+    listen_fd: int | None = None
+    """An inherited listening socket; `None` binds `host` and `port`."""
+    drain: float = 10.0
+    """Seconds that requests in flight are given at shutdown."""
+    log_level: str = "INFO"
+
+    @property
+    def ledger(self) -> str:
+        """The SQLAlchemy URL of the ledger."""
+        return self.ledger_url or f"sqlite:///{(self.data_dir / 'ledger.db').absolute()}"
+
+    @property
+    def metrics_dir(self) -> Path:
+        """Where the workers' metric files are, for one page over all of them."""
+        return self.data_dir / "metrics"
+
+    @property
+    def events_dir(self) -> Path:
+        """Where event logs are, one folder per log."""
+        return self.data_dir / "events"
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings that `environ` (the process's when `None`) spells.
+
+    Raises:
+        ConfigurationError: a variable does not fit its field.
+    """
+    source = os.environ if environ is None else environ
+    names = set(Settings.__struct_fields__)
+    values: dict[str, str] = {}
+    for variable, value in source.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name in names:
+            values[name] = value
+    try:
+        return msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"the environment does not fit the settings: {error}") from error
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path:
+        return Path(str(value))
+    raise NotImplementedError(kind)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Return the variables that make a child process load `settings`."""
+    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}

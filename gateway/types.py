@@ -1,0 +1,135 @@
+"""Values that travel between the gateway's modules. They hold no behaviour."""
+
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+from backends.protocol import ModelInfo, Task
+
+TenantId = NewType("TenantId", str)
+KeyId = NewType("KeyId", str)
+ModelName = NewType("ModelName", str)
+RegionName = NewType("RegionName", str)
+BackendId = NewType("BackendId", str)
+RequestId = NewType("RequestId", str)
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A token bucket: `capacity` units, refilled at `capacity / window` units a second.
+
+    `name` is what `RateLimit-Policy` calls it, and is a word of letters, digits and `_`.
+    `unit` says what one unit is: `requests` or `items`.
+    """
+
+    name: str
+    unit: str
+    capacity: int
+    window: float
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is calling: a key of a tenant, what it may use, and the limits on both."""
+
+    tenant: TenantId
+    key: KeyId
+    tenant_rules: tuple[Rule, ...] = ()
+    key_rules: tuple[Rule, ...] = ()
+    models: frozenset[str] | None = None
+    """Models the key may call; `None` is all of them."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend as configured: where it is, and its place in the order of use."""
+
+    backend: BackendId
+    region: RegionName
+    url: str
+    weight: float = 1.0
+    overflow: bool = False
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that some backend serves: what it says of itself, and the regions that have it."""
+
+    info: ModelInfo
+    regions: tuple[RegionName, ...]
+
+
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request taken apart: what all items share (`parameters`, msgpack) and the items (msgpack).
+
+    Both encodings are canonical: equal meaning, equal bytes.
+    """
+
+    task: Task
+    model: ModelName
+    parameters: bytes
+    items: tuple[bytes, ...]
+    continue_on_error: bool = False
+
+
+class Source(StrEnum):
+    """How an item ended; `usage` counts each."""
+
+    HIT = "hit"
+    COLLAPSED = "collapsed"
+    COMPUTED = "computed"
+    FAILED = "failed"
+
+
+class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an item has no answer. `status` is that of the request when items may not fail alone."""
+
+    status: int
+    code: str
+    detail: str
+    retryable: bool = False
+    retry_after: float | None = None
+
+
+class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """An item's end: JSON `result` or `failure`; `age` in seconds where it came from the cache."""
+
+    source: Source
+    result: bytes = b""
+    failure: ItemFailure | None = None
+    rows: int = 0
+    tokens: int = 0
+    age: float = 0.0
+    tier: str = ""
+    """`memory` or `redis` for a hit."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request used, as answered and as billed."""
+
+    items: int
+    hit: int
+    collapsed: int
+    computed: int
+    failed: int
+    rows: int
+    tokens: int
+
+
+class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One request that was answered, as billing and the request log read it. Holds no input text.
+
+    `id` is the `X-Request-Id` of the response and counts once in the ledger, however often it
+    arrives. `time` is nanoseconds since the epoch, `duration` seconds. New fields go last.
+    """
+
+    id: RequestId
+    time: int
+    tenant: TenantId
+    key: KeyId
+    model: str
+    task: str
+    status: int
+    usage: Usage
+    duration: float
+    region: str = ""
+    revision: str = ""
+    code: str = ""
+    """The error's code where `status` is one."""
