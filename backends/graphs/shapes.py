@@ -1,0 +1,73 @@
+"""Sizes of BERT encoders, and the names and shapes of the weights each size needs."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
+
+import msgspec
+
+
+class BertShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of a BERT encoder. The defaults are those every published size shares."""
+
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    vocab: int = 30522
+    positions: int = 512
+    token_types: int = 2
+    layer_norm_epsilon: float = 1e-12
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return the shape that a Hugging Face `config.json` of a `BertModel` states.
+
+        Raises:
+            ValueError: the configuration asks for what the graph does not compute.
+        """
+        for field, wanted in (("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
+            if config.get(field, wanted) != wanted:
+                raise ValueError(f"`{field}` must be `{wanted}`, not `{config[field]}`")
+        return cls(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            positions=config["max_position_embeddings"],
+            token_types=config["type_vocab_size"],
+            layer_norm_epsilon=config["layer_norm_eps"],
+        )
+
+
+PRESETS: Mapping[str, BertShape] = MappingProxyType(
+    {
+        "minilm-l6": BertShape(layers=6, hidden=384, heads=12, intermediate=1536),
+        "bert-base": BertShape(layers=12, hidden=768, heads=12, intermediate=3072),
+    }
+)
+
+
+def weight_shapes(shape: BertShape) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight, by its name in Hugging Face's `BertModel`."""
+    hidden, wide = shape.hidden, shape.intermediate
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (shape.vocab, hidden),
+        "embeddings.position_embeddings.weight": (shape.positions, hidden),
+        "embeddings.token_type_embeddings.weight": (shape.token_types, hidden),
+    }
+    norms, linears = ["embeddings.LayerNorm"], {}
+    for layer in range(shape.layers):
+        prefix = f"encoder.layer.{layer}"
+        for name in ("query", "key", "value"):
+            linears[f"{prefix}.attention.self.{name}"] = (hidden, hidden)
+        linears[f"{prefix}.attention.output.dense"] = (hidden, hidden)
+        linears[f"{prefix}.intermediate.dense"] = (wide, hidden)
+        linears[f"{prefix}.output.dense"] = (hidden, wide)
+        norms += [f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"]
+    for name, (rows, columns) in linears.items():
+        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+    for name in norms:
+        shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+    return shapes

@@ -1,0 +1,30 @@
+"""Runs an encoder graph over rows of token ids, padded together, in ONNX Runtime."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.types import OutputKind
+
+Row = tuple[list[int], list[int]]
+
+
+def open_graph(path: Path, *, dimensions: int) -> OnnxExecutor:
+    """Open the graph at `path` on the CPU."""
+    outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
+    return OnnxExecutor(GraphSource(path=path, outputs=outputs, dimensions=dimensions), lanes=1)
+
+
+def run_rows(
+    graph: OnnxExecutor, rows: list[Row], output: OutputKind, *, length: int | None = None
+) -> NDArray[np.float32]:
+    """Run (token ids, type ids) rows in one batch, padded on the right to `length`."""
+    width = length or max(len(ids) for ids, _ in rows)
+    ids, types, mask = np.zeros((3, len(rows), width), dtype=np.int32)
+    for place, (row, kinds) in enumerate(rows):
+        ids[place, : len(row)] = row
+        types[place, : len(row)] = kinds
+        mask[place, : len(row)] = 1
+    return graph.run(ids=ids, mask=mask, type_ids=types, output=output)

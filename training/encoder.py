@@ -1,0 +1,65 @@
+"""Runs the demo encoder over training texts, as a backend would: same tokens, same graph."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.types import OutputKind
+
+MAX_TOKENS = 256
+DIMENSIONS = 384
+_BATCH_ROWS = 8
+
+Matrix = NDArray[np.float32]
+
+
+class Encoder:
+    """The encoder `minilm` of a repository of demo models."""
+
+    def __init__(self, models: Path) -> None:
+        folder = models / "minilm" / "1"
+        source = GraphSource(
+            path=folder / "model.onnx",
+            outputs={OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"},
+            dimensions=DIMENSIONS,
+        )
+        self._executor = OnnxExecutor(source, lanes=1)
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(MAX_TOKENS)
+
+    def embed(self, texts: Sequence[str]) -> Matrix:
+        """Return the pooled vector of each text, of length 1."""
+        pooled: Matrix = np.stack(
+            self._run(self._tokenizer.encode_batch(list(texts)), OutputKind.POOLED)
+        )
+        lengths: Matrix = np.linalg.norm(pooled, axis=1, keepdims=True)
+        return pooled / lengths
+
+    def states(self, texts: Sequence[str]) -> list[tuple[Encoding, Matrix]]:
+        """Return the tokens of each text, each with its last hidden state."""
+        encodings = self._tokenizer.encode_batch(list(texts))
+        states = self._run(encodings, OutputKind.TOKENS)
+        return [
+            (encoding, state[: len(encoding.ids)])
+            for encoding, state in zip(encodings, states, strict=True)
+        ]
+
+    def _run(self, encodings: list[Encoding], output: OutputKind) -> list[Matrix]:
+        results: dict[int, Matrix] = {}
+        order = sorted(range(len(encodings)), key=lambda index: len(encodings[index].ids))
+        for start in range(0, len(order), _BATCH_ROWS):
+            batch = order[start : start + _BATCH_ROWS]
+            length = len(encodings[batch[-1]].ids)
+            ids, mask = np.zeros((2, len(batch), length), np.int32)
+            for row, index in enumerate(batch):
+                tokens = encodings[index].ids
+                ids[row, : len(tokens)] = tokens
+                mask[row, : len(tokens)] = 1
+            outputs = self._executor.run(ids=ids, mask=mask, type_ids=ids * 0, output=output)
+            results |= {index: outputs[row].copy() for row, index in enumerate(batch)}
+        return [results[index] for index in range(len(encodings))]
