@@ -15,7 +15,7 @@ BackendId = NewType("BackendId", str)
 RequestId = NewType("RequestId", str)
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """A token bucket: `capacity` units, refilled at `capacity / window` units a second.
 
     `name` is what `RateLimit-Policy` calls it, and is a word of letters, digits and `_`.
@@ -28,7 +28,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     window: float
 
 
-class Principal(msgspec.Struct, frozen=True, kw_only=True):
+class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Who is calling: a key of a tenant, what it may use, and the limits on both."""
 
     tenant: TenantId

@@ -1,0 +1,50 @@
+"""API keys as strings: made, checked for form, and hashed for keeping."""
+
+import secrets
+import string
+import zlib
+from hashlib import blake2b
+
+SHORTEST = 16
+LONGEST = 200
+_PERSON = b"sluicegate.key"
+_ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_RANDOM_CHARACTERS = 32
+_CHECKSUM_CHARACTERS = 6
+
+
+def digest_of_key(key: bytes) -> bytes:
+    """Return the 32 bytes under which a key is known; the key itself is kept nowhere."""
+    return blake2b(key, digest_size=32, person=_PERSON).digest()
+
+
+def hash_key(key: str) -> str:
+    """Return `digest_of_key` in hexadecimal, as it is stored."""
+    return digest_of_key(key.encode()).hex()
+
+
+def new_key(prefix: str = "sk") -> str:
+    """Return a new key: `prefix`, 190 random bits, and a checksum that tells a typo from a key."""
+    chosen = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
+    body = f"{prefix}-{chosen}"
+    return body + _checksum(body)
+
+
+def has_valid_checksum(key: str) -> bool:
+    """Say whether `key` ends like one that `new_key` made (a key given by hand need not)."""
+    body, checksum = key[:-_CHECKSUM_CHARACTERS], key[-_CHECKSUM_CHARACTERS:]
+    return secrets.compare_digest(_checksum(body).encode(), checksum.encode())
+
+
+def is_well_formed(key: str) -> bool:
+    """Say whether `key` may be a key at all: 16 to 200 visible ASCII characters."""
+    return SHORTEST <= len(key) <= LONGEST and all("!" <= character <= "~" for character in key)
+
+
+def _checksum(body: str) -> str:
+    value = zlib.crc32(body.encode())
+    digits = []
+    for _ in range(_CHECKSUM_CHARACTERS):
+        value, digit = divmod(value, len(_ALPHABET))
+        digits.append(_ALPHABET[digit])
+    return "".join(digits)

@@ -1,0 +1,91 @@
+"""What the rest of the gateway may ask of a result cache, and what a remote tier promises it."""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+import msgspec
+
+from gateway.cache.entry import Entry, Found
+from gateway.cache.key import CacheKey
+from gateway.cache.memory_tier import MemoryStatistics
+
+
+class RemoteStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened since the start to keys asked of the remote tier and entries given to it."""
+
+    hits: int = 0
+    misses: int = 0
+    reads: int = 0
+    """Round trips; keys asked for in one tick share one."""
+    read_errors: int = 0
+    timeouts: int = 0
+    """Look-ups that were told `miss` because the answer took too long."""
+    mismatches: int = 0
+    """Values that belong to another key: a collision, or a fault."""
+    corrupt: int = 0
+    skipped: int = 0
+    """Keys not asked for, entries not written, because the breaker was open."""
+    written: int = 0
+    write_errors: int = 0
+    dropped: int = 0
+    """Entries not written because the queue was full."""
+    queued: int = 0
+    breaker: str = "closed"
+    breaker_opened: int = 0
+
+
+class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Both tiers."""
+
+    memory: MemoryStatistics
+    remote: RemoteStatistics
+
+
+class RemoteTier(Protocol):
+    """Entries that workers share. Nothing here raises: what cannot be reached is a miss, counted.
+
+    Entering starts it, leaving writes what is queued and closes the connection.
+    """
+
+    async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
+        """Return what is known of each key, within the tier's timeout; may be out of date."""
+        ...
+
+    def store(self, key: CacheKey, entry: Entry, now: float) -> None:
+        """Write `entry` soon, or drop it; tells nobody."""
+        ...
+
+    def statistics(self) -> RemoteStatistics:
+        """Return counts for metrics and tests."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+class Cache(Protocol):
+    """Answers by key. Nothing raises: a cache that is down is a miss, a store that fails is lost.
+
+    An entry is returned only to the very key it was stored under, and never after `expires_at`.
+    """
+
+    def peek(self, key: CacheKey, now: float) -> Entry | None:
+        """Return the entry if this worker's memory has it; `now` is the wall clock's."""
+        ...
+
+    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+        """Return what memory, then Redis, have of `keys`. May be cancelled at any time."""
+        ...
+
+    def store(self, key: CacheKey, entry: Entry) -> None:
+        """Keep `entry`: in memory now, in Redis soon."""
+        ...
+
+    def statistics(self) -> CacheStatistics:
+        """Return counts for metrics and tests."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...

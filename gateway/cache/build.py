@@ -1,0 +1,38 @@
+"""Builds the result cache that the configuration document describes."""
+
+from collections.abc import Callable
+
+from gateway.cache.base import Cache, RemoteTier
+from gateway.cache.memory_tier import MemoryTier
+from gateway.cache.null import NullCache, NullTier
+from gateway.cache.redis_tier import RedisTier
+from gateway.cache.result_cache import ResultCache
+from gateway.config.document import CacheEntry
+from gateway.redis_connection import connect
+
+
+def build_cache(
+    entry: CacheEntry,
+    *,
+    url: str,
+    clock: Callable[[], float],
+    monotonic: Callable[[], float],
+    random: Callable[[], float],
+) -> Cache:
+    """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
+
+    `clock` is the wall clock, `random` a source of numbers from 0 to 1.
+    """
+    if not entry.memory_enabled and not entry.redis_enabled:
+        return NullCache()
+    remote: RemoteTier = NullTier()
+    if entry.redis_enabled:
+        remote = RedisTier(
+            redis=connect(url, timeout=entry.redis_timeout),
+            timeout=entry.redis_timeout,
+            ttl_jitter=entry.ttl_jitter,
+            monotonic=monotonic,
+            random=random,
+        )
+    memory = MemoryTier(capacity_bytes=entry.memory_bytes if entry.memory_enabled else 0)
+    return ResultCache(memory=memory, remote=remote, clock=clock)

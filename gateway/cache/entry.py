@@ -1,0 +1,57 @@
+"""What the result cache keeps of an item's answer, and how it is written to Redis."""
+
+from typing import Literal
+
+import msgspec
+
+from gateway.cache.key import CacheKey
+
+Tier = Literal["memory", "redis"]
+
+_PLAIN = b"\x01"
+_BODY = 17
+"""Where the entry begins in a stored value: after the format's byte and the tag."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """An answer ready to send: JSON `payload`, or a refusal when `status` is not 200.
+
+    `rows` and `tokens` were computed for it. Times are seconds of the wall clock, since entries
+    travel between machines. New fields go last.
+    """
+
+    payload: bytes
+    status: int = 200
+    code: str = ""
+    detail: str = ""
+    rows: int
+    tokens: int
+    stored_at: float
+    expires_at: float
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An entry, and the tier that had it."""
+
+    entry: Entry
+    tier: Tier
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_entry(key: CacheKey, entry: Entry) -> bytes:
+    """Return the value to store at `key.address`: format, tag, msgpack."""
+    return _PLAIN + key.tag + _encoder.encode(entry)
+
+
+def decode_entry(key: CacheKey, value: bytes) -> Entry | None:
+    """Return the entry in `value` if it is `key`'s, else `None`: another's, or another format.
+
+    Raises:
+        msgspec.DecodeError: the tag is `key`'s and what follows is no entry.
+    """
+    if value[:1] != _PLAIN or value[1:_BODY] != key.tag:
+        return None
+    return _decoder.decode(memoryview(value)[_BODY:])

@@ -1,0 +1,57 @@
+"""Caches that are switched off: they keep nothing, and cost next to nothing."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from gateway.cache.base import CacheStatistics, RemoteStatistics
+from gateway.cache.entry import Entry, Found
+from gateway.cache.key import CacheKey
+from gateway.cache.memory_tier import MemoryTier
+
+
+class NullTier:
+    """A `RemoteTier` where there is no Redis."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
+        """Return a miss for each key."""
+        return [None] * len(keys)
+
+    def store(self, key: CacheKey, entry: Entry, now: float) -> None:
+        """Keep nothing."""
+
+    def statistics(self) -> RemoteStatistics:
+        """Return zeros."""
+        return RemoteStatistics()
+
+
+class NullCache:
+    """A `Cache` where there is none."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    def peek(self, key: CacheKey, now: float) -> Entry | None:
+        """Return a miss."""
+        return None
+
+    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+        """Return a miss for each key."""
+        return [None] * len(keys)
+
+    def store(self, key: CacheKey, entry: Entry) -> None:
+        """Keep nothing."""
+
+    def statistics(self) -> CacheStatistics:
+        """Return zeros."""
+        return CacheStatistics(
+            memory=MemoryTier(capacity_bytes=0).statistics(), remote=RemoteStatistics()
+        )

@@ -1,0 +1,237 @@
+"""The result cache's Redis tier: all keys asked for in one tick of the loop go out as one MGET."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.cache.base import RemoteStatistics
+from gateway.cache.entry import Entry, decode_entry, encode_entry
+from gateway.cache.key import CacheKey
+from gateway.circuit_breaker import CircuitBreaker
+from gateway.tasks import TaskOwner
+
+KEY_PREFIX = b"sg:r:"
+_MOST_READS = 8
+"""Round trips in flight; below the connections of the pool, so that none waits for one."""
+_DRAIN = 2.0
+"""Seconds that queued writes are given at shutdown."""
+_MOST_KEYS = 2048
+_MOST_WRITES = 256
+_QUEUE_ENTRIES = 8192
+_QUEUE_BYTES = 16 * 1024 * 1024
+_FAILURES = (RedisError, OSError)
+
+
+class _Ask(NamedTuple):
+    """A caller's keys, and the future it waits for; cancelled when the caller has gone."""
+
+    keys: Sequence[CacheKey]
+    future: asyncio.Future[list[Entry | None]]
+
+
+class _Write(NamedTuple):
+    name: bytes
+    value: bytes
+    milliseconds: int
+
+
+class RedisTier:
+    """A `RemoteTier` over `redis`, which it closes.
+
+    Callers wait for futures of their own; tasks that nobody cancels do the talking, since an
+    abandoned await would cost the connection. A look-up is told `miss` after `timeout` even where
+    Redis has not answered. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        timeout: float,
+        ttl_jitter: float,
+        monotonic: Callable[[], float],
+        random: Callable[[], float],
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self._redis = redis
+        self._timeout = timeout
+        self._ttl_jitter = ttl_jitter
+        self._monotonic = monotonic
+        self._random = random
+        self._breaker = breaker or CircuitBreaker(slow=timeout / 2)
+        self._asks: deque[_Ask] = deque()
+        self._writes: deque[_Write] = deque()
+        self._write_bytes = 0
+        self._tasks = TaskOwner(drain=_DRAIN)
+        self._scheduled = False
+        self._reading = 0
+        self._writing = False
+        self._hits = self._misses = self._reads = self._read_errors = self._timeouts = 0
+        self._mismatches = self._corrupt = self._skipped = 0
+        self._written = self._write_errors = self._dropped = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await self._redis.aclose()
+
+    async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
+        """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
+        if not self._breaker.allows(self._monotonic()):
+            self._skipped += len(keys)
+            return [None] * len(keys)
+        loop = asyncio.get_running_loop()
+        ask = _Ask(keys, loop.create_future())
+        self._asks.append(ask)
+        self._schedule(loop)
+        timer = loop.call_later(self._timeout, self._give_up, ask)
+        try:
+            return await ask.future
+        finally:
+            timer.cancel()
+
+    def store(self, key: CacheKey, entry: Entry, now: float) -> None:
+        """Queue `entry` to be written with what is left of its life, shortened by the jitter."""
+        life = (entry.expires_at - now) * (1 - self._ttl_jitter * self._random())
+        milliseconds = int(life * 1000)
+        if milliseconds < 1:
+            return
+        value = encode_entry(key, entry)
+        if len(self._writes) >= _QUEUE_ENTRIES or self._write_bytes + len(value) > _QUEUE_BYTES:
+            self._dropped += 1
+            return
+        self._writes.append(_Write(KEY_PREFIX + key.address, value, milliseconds))
+        self._write_bytes += len(value)
+        if not self._writing:
+            self._writing = True
+            self._tasks.start(self._write())
+
+    def statistics(self) -> RemoteStatistics:
+        """Return counts for metrics and tests."""
+        return RemoteStatistics(
+            hits=self._hits,
+            misses=self._misses,
+            reads=self._reads,
+            read_errors=self._read_errors,
+            timeouts=self._timeouts,
+            mismatches=self._mismatches,
+            corrupt=self._corrupt,
+            skipped=self._skipped,
+            written=self._written,
+            write_errors=self._write_errors,
+            dropped=self._dropped,
+            queued=len(self._writes),
+            breaker=self._breaker.state,
+            breaker_opened=self._breaker.opened,
+        )
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._send)
+
+    def _give_up(self, ask: _Ask) -> None:
+        if not ask.future.done():
+            self._timeouts += 1
+            ask.future.set_result([None] * len(ask.keys))
+
+    def _send(self) -> None:
+        """Start reading what was asked for in this tick, and what waited for a free round trip."""
+        self._scheduled = False
+        while self._asks and self._reading < _MOST_READS:
+            batch: list[_Ask] = []
+            size = 0
+            while self._asks and size < _MOST_KEYS:
+                ask = self._asks.popleft()
+                if not ask.future.done():
+                    batch.append(ask)
+                    size += len(ask.keys)
+            if batch:
+                self._reading += 1
+                self._tasks.start(self._read(batch))
+
+    async def _read(self, batch: list[_Ask]) -> None:
+        started = self._monotonic()
+        values: list[Any] | None = None
+        try:
+            names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
+            self._reads += 1
+            values = await self._redis.mget(names)
+            now = self._monotonic()
+            self._breaker.succeeded(now=now, duration=now - started)
+        except _FAILURES:
+            self._read_errors += 1
+            self._breaker.failed(now=self._monotonic())
+        finally:
+            self._reading -= 1
+            self._settle(batch, values)
+            if self._asks:
+                self._schedule(asyncio.get_running_loop())
+
+    def _settle(self, batch: list[_Ask], values: list[Any] | None) -> None:
+        place = 0
+        for ask in batch:
+            end = place + len(ask.keys)
+            if not ask.future.done():
+                entries: list[Entry | None] = [None] * len(ask.keys)
+                if values is not None:
+                    mine = zip(ask.keys, values[place:end], strict=True)
+                    entries = [self._entry(key, value) for key, value in mine]
+                ask.future.set_result(entries)
+            place = end
+
+    def _entry(self, key: CacheKey, value: bytes | None) -> Entry | None:
+        if value is None:
+            self._misses += 1
+            return None
+        try:
+            entry = decode_entry(key, value)
+        except msgspec.DecodeError:
+            self._corrupt += 1
+            return None
+        if entry is None:
+            self._mismatches += 1
+        else:
+            self._hits += 1
+        return entry
+
+    async def _write(self) -> None:
+        """Write until the queue is empty; errors cost the entries, and are counted."""
+        try:
+            while self._writes:
+                batch = [
+                    self._writes.popleft() for _ in range(min(len(self._writes), _MOST_WRITES))
+                ]
+                self._write_bytes -= sum(len(write.value) for write in batch)
+                if not self._breaker.allows(self._monotonic()):
+                    self._skipped += len(batch)
+                    continue
+                await self._write_batch(batch)
+        finally:
+            self._writing = False
+
+    async def _write_batch(self, batch: list[_Write]) -> None:
+        started = self._monotonic()
+        try:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for write in batch:
+                    _ = pipeline.set(write.name, write.value, px=write.milliseconds)
+                replies = await pipeline.execute(raise_on_error=False)
+        except _FAILURES:
+            self._write_errors += len(batch)
+            self._breaker.failed(now=self._monotonic())
+            return
+        now = self._monotonic()
+        self._breaker.succeeded(now=now, duration=now - started)
+        refused = sum(isinstance(reply, Exception) for reply in replies)
+        self._write_errors += refused
+        self._written += len(batch) - refused

@@ -1,0 +1,73 @@
+"""The result cache: this worker's memory, then the Redis that workers share."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Self
+
+from gateway.cache.base import CacheStatistics, RemoteTier
+from gateway.cache.entry import Entry, Found
+from gateway.cache.key import CacheKey
+from gateway.cache.memory_tier import MemoryTier
+
+__all__ = ["Found", "ResultCache"]
+
+
+class ResultCache:
+    """A `Cache` of two tiers; what Redis has is kept in memory when it was asked for.
+
+    `clock` is the wall clock. Entering enters `remote`; leaving it waits until the remote tier has
+    written what it was given.
+    """
+
+    def __init__(
+        self, *, memory: MemoryTier, remote: RemoteTier, clock: Callable[[], float]
+    ) -> None:
+        self._memory = memory
+        self._remote = remote
+        self._clock = clock
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._remote)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
+
+    def peek(self, key: CacheKey, now: float) -> Entry | None:
+        """Return `key`'s entry if memory has it."""
+        return self._memory.peek(key, now)
+
+    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+        """Return what memory and, for the rest, Redis have of `keys`."""
+        now = self._clock()
+        found: list[Found | None] = []
+        missing: list[int] = []
+        for index, key in enumerate(keys):
+            entry = self._memory.peek(key, now)
+            if entry is None:
+                missing.append(index)
+                found.append(None)
+            else:
+                found.append(Found(entry=entry, tier="memory"))
+        if not missing:
+            return found
+        fetched = await self._remote.fetch([keys[index] for index in missing])
+        now = self._clock()
+        for index, entry in zip(missing, fetched, strict=True):
+            if entry is not None and entry.expires_at > now:
+                self._memory.put(keys[index], entry, now)
+                found[index] = Found(entry=entry, tier="redis")
+        return found
+
+    def store(self, key: CacheKey, entry: Entry) -> None:
+        """Keep `entry` in memory now, and in Redis soon."""
+        now = self._clock()
+        if entry.expires_at <= now:
+            return
+        self._memory.put(key, entry, now)
+        self._remote.store(key, entry, now)
+
+    def statistics(self) -> CacheStatistics:
+        """Return the counts of both tiers."""
+        return CacheStatistics(memory=self._memory.statistics(), remote=self._remote.statistics())

@@ -1,0 +1,84 @@
+"""Tells callers how their limits stand, in the fields that clients read.
+
+`RateLimit` and `RateLimit-Policy` (IETF draft) list every policy; `x-ratelimit-*` show the policy
+of each unit that has least left, with times as Go writes durations, as OpenAI's clients expect.
+`Retry-After` is at most 120 s, since clients give up on more; `x-ratelimit-reset-*` has the truth.
+"""
+
+from functools import lru_cache
+from math import ceil
+
+from gateway.rate_limit.base import Decision, PolicyState
+from gateway.types import Rule
+
+_LONGEST_WAIT = 120.0
+Headers = list[tuple[bytes, bytes]]
+
+
+def rate_limit_headers(decision: Decision) -> Headers:
+    """Return the fields of an answer that `decision` let through, or refused."""
+    policies = decision.policies
+    headers: Headers = []
+    if policies:
+        rules = []
+        parts = []
+        for one in policies:
+            rules.append(one.rule)
+            parts.append(f'"{one.rule.name}";r={one.remaining};t={ceil(one.reset)}')
+        headers.append((b"ratelimit-policy", _policy_field(tuple(rules))))
+        headers.append((b"ratelimit", ", ".join(parts).encode()))
+        for state in _tightest(policies):
+            limit, remaining, reset = _names(state.rule.unit)
+            headers.append((limit, b"%d" % state.rule.capacity))
+            headers.append((remaining, b"%d" % state.remaining))
+            headers.append((reset, go_duration(state.reset)))
+    if decision.impossible:
+        headers.append((b"x-should-retry", b"false"))
+    elif not decision.allowed:
+        wait = min(decision.retry_after, _LONGEST_WAIT)
+        headers.append((b"retry-after", b"%d" % max(1, ceil(wait))))
+        headers.append((b"retry-after-ms", b"%d" % max(1, ceil(wait * 1000))))
+    return headers
+
+
+def go_duration(seconds: float) -> bytes:
+    """Return `seconds` as Go writes them, rounded up to milliseconds: `250ms`, `6.4s`, `6m0s`."""
+    milliseconds = ceil(seconds * 1000)
+    if milliseconds < 1000:  # noqa: PLR2004 - a second
+        return b"%dms" % milliseconds if milliseconds else b"0s"
+    whole, fraction = divmod(milliseconds, 1000)
+    tail = f".{fraction:03d}".rstrip("0") if fraction else ""
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{rest}{tail}s".encode()
+    if minutes:
+        return f"{minutes}m{rest}{tail}s".encode()
+    return f"{rest}{tail}s".encode()
+
+
+def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
+    """Return of each unit the policy that has least left."""
+    least: dict[str, PolicyState] = {}
+    for state in policies:
+        unit = state.rule.unit
+        known = least.get(unit)
+        if known is None or state.remaining < known.remaining:
+            least[unit] = state
+    return list(least.values())
+
+
+@lru_cache(maxsize=4096)
+def _policy_field(rules: tuple[Rule, ...]) -> bytes:
+    return ", ".join(
+        f'"{rule.name}";q={rule.capacity};w={ceil(rule.window)}' for rule in rules
+    ).encode()
+
+
+@lru_cache(maxsize=64)
+def _names(unit: str) -> tuple[bytes, bytes, bytes]:
+    return (
+        f"x-ratelimit-limit-{unit}".encode(),
+        f"x-ratelimit-remaining-{unit}".encode(),
+        f"x-ratelimit-reset-{unit}".encode(),
+    )

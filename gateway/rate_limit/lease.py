@@ -1,0 +1,113 @@
+"""What a worker knows and holds of one bucket, and how much of it to ask for."""
+
+from math import inf
+
+import msgspec
+
+from gateway.rate_limit.base import PolicyState
+from gateway.rate_limit.bucket import rate
+from gateway.types import Rule
+
+LEASE = 2.0
+"""Seconds a lease runs in Redis. What is not spent, renewed or given back by then is lost."""
+_USABLE = 1.8
+"""Seconds from before the asking that a worker spends it: over before Redis counts it as ended."""
+_HORIZON = 0.1
+"""Seconds of spending that a lease should cover."""
+_LARGEST_SHARE = 0.02
+_SHORTEST = 0.001
+_LONGEST_REFUSAL = 0.1
+"""Seconds a refusal is repeated without asking again: others may have given units back."""
+
+
+class Lease(msgspec.Struct, gc=False):
+    """Units of one bucket that were deducted in Redis and may be spent here until `usable_until`.
+
+    `level` is the bucket's level in Redis at `at`; `spent` what was spent here since then.
+    """
+
+    rule: Rule
+    available: int = 0
+    usable_until: float = -inf
+    level: float = 0.0
+    at: float = -inf
+    spent: int = 0
+    used_at: float = -inf
+    low: int = 0
+    """Below this it is time to renew; 0 while that is under way."""
+    refused_amount: int = 0
+    refused_until: float = -inf
+    refill: float = 0.0
+    """Units a second; of `rule`."""
+
+    def __post_init__(self) -> None:
+        self.refill = rate(self.rule)
+
+    def follow(self, rule: Rule) -> None:
+        """Go by `rule` from now on: the configuration may have changed."""
+        if rule is not self.rule:
+            self.rule = rule
+            self.refill = rate(rule)
+
+    def usable(self, now: float) -> int:
+        """Return the units that may be spent."""
+        return self.available if self.usable_until > now else 0
+
+    def refuses(self, amount: int, now: float) -> bool:
+        """Say whether Redis refused as much a moment ago, and nothing says it has it now."""
+        if now >= self.refused_until or amount < self.refused_amount:
+            return False
+        return self.level_at(now) < amount
+
+    def level_at(self, now: float) -> float:
+        """Return the best guess of what could be spent: here and, if nobody took it, in Redis."""
+        level = self.level + (now - self.at) * self.refill
+        return min(level, self.rule.capacity) + self.usable(now)
+
+    def state(self, now: float) -> PolicyState:
+        """Return how the rule stands, as far as is known here."""
+        # Part of every answer from a lease, so it calls as little as it can.
+        rule = self.rule
+        capacity = rule.capacity
+        level = self.level + (now - self.at) * self.refill
+        level = min(level, capacity)
+        if self.usable_until > now:
+            level += self.available
+        level = min(level, capacity)
+        return PolicyState(
+            rule=rule,
+            remaining=int(level) if level > 0.0 else 0,
+            reset=(capacity - level) / self.refill,
+        )
+
+    def wanted(self, amount: int, now: float) -> int:
+        """Return how many units a lease should have beside the `amount` taken now."""
+        if self.at == -inf:
+            expected = float(amount)
+        else:
+            expected = self.spent / max(now - self.at, _SHORTEST) * _HORIZON
+        return min(int(expected), int(self.rule.capacity * _LARGEST_SHARE))
+
+    def surrender(self, now: float) -> int:
+        """Stop spending and return how many units may be given back."""
+        units = self.usable(now)
+        self.available = 0
+        return units
+
+    def answered(self, *, level: float, amount: int, now: float) -> None:
+        """Take note of the bucket's level in Redis, after `amount` was taken from it."""
+        self.level, self.at, self.spent = level, now, amount
+        if amount:
+            self.used_at = now
+
+    def granted(self, units: int, *, asked_at: float, now: float) -> None:
+        """Add `units` leased from Redis, asked for at `asked_at`."""
+        self.available = self.usable(now) + units
+        self.usable_until = max(self.usable_until, asked_at + _USABLE)
+        self.low = self.available // 4
+
+    def refused(self, amount: int, *, level: float, now: float) -> None:
+        """Take note that Redis had not `amount` to give."""
+        wait = (amount - level) / self.refill
+        self.refused_amount = amount
+        self.refused_until = now + min(wait, _LONGEST_REFUSAL)

@@ -1,0 +1,299 @@
+"""A rate limiter over Redis that answers most calls from small leases, without a round trip."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.circuit_breaker import BreakerState, CircuitBreaker
+from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
+from gateway.rate_limit.bucket import TOLERANCE, refusal
+from gateway.rate_limit.lease import LEASE, Lease
+from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.rate_limit.script import TAKE
+from gateway.tasks import TaskOwner
+
+_FAILURES = (RedisError, OSError)
+_SWEEP = 0.25
+_IDLE = 0.5
+_FORGET = 60.0
+_DRAIN = 2.0
+_LEAST_SHARE = 1e-6
+
+
+class _Part(msgspec.Struct, kw_only=True, gc=False):
+    """One bucket's part in a call of the script; see `gateway.rate_limit.script`."""
+
+    charge: Charge
+    lease: Lease
+    want: int = 0
+    kept: int = 0
+    back: int = 0
+
+
+class RedisRateLimiter:
+    """A `RateLimiter` for a fleet; `holder` names this worker among all that use the Redis.
+
+    Entering starts giving idle leases back, leaving gives back the rest; `redis` stays open. One
+    call per tenant is in flight; who comes meanwhile waits for it, and for what it brings. While
+    Redis is down the lease is spent, then `local_share` of each limit (one unit at least).
+    """
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        holder: str,
+        local_share: float,
+        monotonic: Callable[[], float],
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self._script = redis.register_script(TAKE)
+        self._holder = holder
+        self._monotonic = monotonic
+        self._breaker = breaker or CircuitBreaker()
+        self._share = MemoryRateLimiter(monotonic=monotonic, share=max(local_share, _LEAST_SHARE))
+        self._leases: dict[str, Lease] = {}
+        self._turns: dict[str, asyncio.Future[Decision | None]] = {}
+        self._waiting: dict[str, int] = {}
+        self._tasks = TaskOwner(drain=_DRAIN)
+        self._closing = asyncio.Event()
+        self._by_lease = self._by_redis = self._by_share = self._refused = 0
+        self._asked = self._failures = self._lapsed = 0
+
+    async def __aenter__(self) -> Self:
+        self._tasks.start(self._sweep())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._closing.set()
+        await self._tasks.__aexit__(None, None, None)
+
+    def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
+        """Decide from leases, or from what Redis refused a moment ago."""
+        now = self._monotonic()
+        leases = []
+        for charge in charges:
+            lease = self._leases.get(charge.bucket)
+            amount = charge.amount
+            if lease is None or (
+                amount and (lease.available < amount or lease.usable_until <= now)
+            ):
+                return self._known_refusal(charges, now)
+            leases.append(lease)
+        running_low = False
+        policies = []
+        for charge, lease in zip(charges, leases, strict=True):
+            lease.available -= charge.amount
+            lease.spent += charge.amount
+            lease.used_at = now
+            running_low = running_low or lease.available < lease.low
+            policies.append(lease.state(now))
+        if running_low:
+            self._renew(charges, leases, now)
+        self._by_lease += 1
+        return Decision(allowed=True, policies=tuple(policies))
+
+    async def admit(self, charges: Sequence[Charge]) -> Decision:
+        """Decide, asking Redis where the leases do not reach."""
+        while (decision := self.try_admit(charges)) is None:
+            tenant = _tenant(charges[0].bucket)
+            turn = self._turns.get(tenant)
+            if turn is None:
+                if not self._breaker.allows(self._monotonic()):
+                    return self._admit_by_share(charges)
+                decision = await _outcome(self._ask(tenant, charges))
+                return decision or self._admit_by_share(charges)
+            self._count_waiting(charges, 1)
+            try:
+                answered = await _outcome(turn)
+            finally:
+                self._count_waiting(charges, -1)
+            if answered is None:
+                return self._admit_by_share(charges)
+        return decision
+
+    async def give_back(self, *, idle: float) -> None:
+        """Give back what was not spent for `idle` seconds or is about to lapse."""
+        now = self._monotonic()
+        returns: dict[str, list[_Part]] = {}
+        for bucket, lease in list(self._leases.items()):
+            units = lease.usable(now)
+            if not units:
+                self._forget(bucket, lease, now)
+            elif now - lease.used_at >= idle or lease.usable_until - now < 2 * _SWEEP:
+                charge = Charge(rule=lease.rule, bucket=bucket, amount=0)
+                returns.setdefault(_tenant(bucket), []).append(_Part(charge=charge, lease=lease))
+        turns = []
+        for tenant, parts in returns.items():
+            if tenant not in self._turns:
+                for part in parts:
+                    part.back = part.lease.surrender(now)
+                turns.append(self._take(tenant, parts))
+        if turns:
+            await asyncio.wait(turns)
+
+    def statistics(self) -> LimiterStatistics:
+        """Return counts for metrics and tests."""
+        return LimiterStatistics(
+            admitted_by_lease=self._by_lease,
+            admitted_by_redis=self._by_redis,
+            admitted_by_share=self._by_share,
+            refused=self._refused,
+            asked=self._asked,
+            failures=self._failures,
+            leased=sum(lease.available for lease in self._leases.values()),
+            lapsed=self._lapsed,
+            breaker=self._breaker.state,
+            breaker_opened=self._breaker.opened,
+        )
+
+    def _known_refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
+        """Refuse what no bucket can hold, and what Redis would only refuse again."""
+        for charge in charges:
+            lease = self._leases.get(charge.bucket)
+            if charge.amount > charge.rule.capacity or (
+                lease is not None and lease.refuses(charge.amount, now)
+            ):
+                break
+        else:
+            return None
+        leases = [self._leases.get(charge.bucket) for charge in charges]
+        levels = [
+            lease.level_at(now) if lease is not None else float(charge.rule.capacity)
+            for charge, lease in zip(charges, leases, strict=True)
+        ]
+        self._refused += 1
+        return refusal(charges, levels)
+
+    def _admit_by_share(self, charges: Sequence[Charge]) -> Decision:
+        decision = self._share.try_admit(charges)
+        if decision.allowed:
+            self._by_share += 1
+        else:
+            self._refused += 1
+        return decision
+
+    def _ask(self, tenant: str, charges: Sequence[Charge]) -> asyncio.Future[Decision | None]:
+        """Ask for `charges` and leases; what is left of the old ones goes back with it."""
+        now = self._monotonic()
+        parts = []
+        for charge in charges:
+            lease = self._lease(charge)
+            want = self._waiting.get(charge.bucket, 0) + lease.wanted(charge.amount, now)
+            parts.append(_Part(charge=charge, lease=lease, want=want, back=lease.surrender(now)))
+        return self._take(tenant, parts)
+
+    def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
+        """Ask for more before the lease is used up, which goes on being spent meanwhile."""
+        tenant = _tenant(charges[0].bucket)
+        if tenant in self._turns or self._breaker.state is not BreakerState.CLOSED:
+            return
+        parts = []
+        for charge, lease in zip(charges, leases, strict=True):
+            lease.low = 0
+            kept = lease.usable(now)
+            want = max(0, lease.wanted(0, now) - kept)
+            nothing = Charge(rule=charge.rule, bucket=charge.bucket, amount=0)
+            parts.append(_Part(charge=nothing, lease=lease, want=want, kept=kept))
+        _ = self._take(tenant, parts)
+
+    def _take(self, tenant: str, parts: list[_Part]) -> asyncio.Future[Decision | None]:
+        """Run the script; the future is settled with its decision, `None` where it failed."""
+        turn: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
+        self._turns[tenant] = turn
+        self._tasks.start(self._call(tenant, parts, turn))
+        return turn
+
+    async def _call(
+        self, tenant: str, parts: list[_Part], turn: asyncio.Future[Decision | None]
+    ) -> None:
+        decision: Decision | None = None
+        asked_at = self._monotonic()
+        arguments: list[str | int | float] = [self._holder, LEASE]
+        for part in parts:
+            rule = part.charge.rule
+            arguments += [rule.capacity, rule.window, part.charge.amount]
+            arguments += [part.want, part.kept, part.back]
+        try:
+            self._asked += 1
+            keys = [part.charge.bucket for part in parts]
+            answer = await self._script(keys=keys, args=arguments)
+            now = self._monotonic()
+            self._breaker.succeeded(now=now, duration=now - asked_at)
+            decision = self._decide(parts, answer, asked_at=asked_at, now=now)
+        except _FAILURES:
+            self._failures += 1
+            self._lapsed += sum(part.back for part in parts)
+            self._breaker.failed(now=self._monotonic())
+        finally:
+            del self._turns[tenant]
+            if not turn.done():
+                turn.set_result(decision)
+
+    def _decide(
+        self, parts: list[_Part], answer: list[bytes | int], *, asked_at: float, now: float
+    ) -> Decision:
+        allowed = bool(answer[0])
+        levels = []
+        for index, part in enumerate(parts):
+            units, level = int(answer[1 + 2 * index]), float(answer[2 + 2 * index])
+            amount, lease = part.charge.amount, part.lease
+            levels.append(level)
+            lease.answered(level=level, amount=amount if allowed else 0, now=now)
+            if allowed:
+                lease.granted(units, asked_at=asked_at, now=now)
+            elif amount > level + TOLERANCE:
+                lease.refused(amount, level=level, now=now)
+        if not allowed:
+            self._refused += 1
+            return refusal([part.charge for part in parts], levels)
+        if any(part.charge.amount for part in parts):
+            self._by_redis += 1
+        return Decision(allowed=True, policies=tuple([part.lease.state(now) for part in parts]))
+
+    def _lease(self, charge: Charge) -> Lease:
+        lease = self._leases.get(charge.bucket)
+        if lease is None:
+            lease = self._leases[charge.bucket] = Lease(charge.rule)
+        lease.follow(charge.rule)
+        return lease
+
+    def _forget(self, bucket: str, lease: Lease, now: float) -> None:
+        self._lapsed += lease.available
+        lease.available = 0
+        if now - max(lease.at, lease.used_at) > _FORGET and _tenant(bucket) not in self._turns:
+            del self._leases[bucket]
+
+    def _count_waiting(self, charges: Sequence[Charge], sign: int) -> None:
+        for charge in charges:
+            units = self._waiting.get(charge.bucket, 0) + sign * charge.amount
+            if units:
+                self._waiting[charge.bucket] = units
+            else:
+                self._waiting.pop(charge.bucket, None)
+
+    async def _sweep(self) -> None:
+        """Give idle leases back until closing, then all of them."""
+        while not self._closing.is_set():
+            try:
+                await asyncio.wait_for(self._closing.wait(), _SWEEP)
+            except TimeoutError:
+                await self.give_back(idle=_IDLE)
+        while self._turns:
+            await asyncio.wait(list(self._turns.values()))
+        await self.give_back(idle=0.0)
+
+
+async def _outcome(turn: asyncio.Future[Decision | None]) -> Decision | None:
+    """Wait for a future that others wait for too: cancelling this leaves it alone."""
+    await asyncio.wait((turn,))
+    return turn.result()
+
+
+def _tenant(bucket: str) -> str:
+    """Return the part of a bucket's name that all buckets of its tenant share."""
+    return bucket[: bucket.index("}") + 1]

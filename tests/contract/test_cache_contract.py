@@ -1,0 +1,95 @@
+"""What every result cache promises, whichever tiers it has."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.cache.base import Cache
+from gateway.cache.build import build_cache
+from gateway.cache.key import CacheKey
+from gateway.config.document import CacheEntry
+from tests.support.caching import cache_key, entry
+from tests.support.clock import Clock
+
+TIERS = {
+    "both": (True, True),
+    "memory": (True, False),
+    "redis": (False, True),
+    "none": (False, False),
+}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(1_000.0)
+
+
+@pytest.fixture(params=list(TIERS))
+async def cache(
+    request: pytest.FixtureRequest, valkey: str, clock: Clock, anyio_backend: str
+) -> AsyncIterator[Cache]:
+    memory, redis = TIERS[request.param]
+    document = CacheEntry(memory_enabled=memory, redis_enabled=redis, redis_timeout=5.0)
+    cache = build_cache(document, url=valkey, clock=clock, monotonic=Clock(), random=lambda: 0.0)
+    async with cache:
+        yield cache
+
+
+@pytest.fixture
+def keeps(request: pytest.FixtureRequest) -> bool:
+    """Whether the cache under test keeps anything."""
+    return "none" not in request.node.name
+
+
+@pytest.mark.anyio
+async def test_what_was_stored_is_found_by_its_key(cache: Cache, keeps: bool) -> None:  # noqa: FBT001 - a fixture
+    cache.store(cache_key("a"), entry("A"))
+    cache.store(cache_key("b"), entry("B"))
+
+    found = await cache.lookup([cache_key("b"), cache_key("c"), cache_key("a")])
+
+    payloads = [one.entry.payload if one is not None else None for one in found]
+    assert payloads == ([b"B", None, b"A"] if keeps else [None] * 3)
+
+
+@pytest.mark.anyio
+async def test_nothing_is_found_that_was_not_stored(cache: Cache) -> None:
+    assert await cache.lookup([cache_key(name) for name in range(100)]) == [None] * 100
+    assert cache.peek(cache_key(1), 1_000.0) is None
+
+
+@pytest.mark.anyio
+async def test_no_keys_are_no_answers(cache: Cache) -> None:
+    assert await cache.lookup([]) == []
+
+
+@pytest.mark.anyio
+async def test_a_forced_collision_of_addresses_is_a_miss(cache: Cache) -> None:
+    key = cache_key("a")
+    colliding = CacheKey(key.address, bytes(16))
+    cache.store(key, entry("mine"))
+
+    assert await cache.lookup([colliding]) == [None]
+    assert cache.peek(colliding, 1_000.0) is None
+
+
+@pytest.mark.anyio
+async def test_an_expired_answer_is_not_found(cache: Cache, clock: Clock) -> None:
+    cache.store(cache_key("a"), entry(ttl=10.0))
+    clock.advance(10.0)
+    cache.store(cache_key("b"), entry(at=900.0, ttl=50.0))
+
+    assert await cache.lookup([cache_key("a"), cache_key("b")]) == [None, None]
+    assert cache.peek(cache_key("a"), clock()) is None
+
+
+@pytest.mark.anyio
+async def test_peek_finds_what_lookup_found_if_there_is_memory(
+    cache: Cache, clock: Clock, request: pytest.FixtureRequest
+) -> None:
+    cache.store(cache_key("a"), entry("A"))
+
+    await cache.lookup([cache_key("a")])
+
+    has_memory = cache.statistics().memory.capacity_bytes > 0
+    assert (cache.peek(cache_key("a"), clock()) is not None) == has_memory

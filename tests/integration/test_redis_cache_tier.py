@@ -1,0 +1,263 @@
+"""The Redis tier against a real server: gathered reads, shared answers, every kind of trouble."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.cache.key import CacheKey
+from gateway.cache.memory_tier import MemoryTier
+from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
+from gateway.cache.result_cache import ResultCache
+from gateway.circuit_breaker import CircuitBreaker
+from gateway.redis_connection import connect
+from tests.support.caching import cache_key, entry
+from tests.support.clock import Clock
+from tests.support.delaying_proxy import DelayingProxy
+from tests.support.valkey import Valkey
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+NOW = 1_000.0
+
+
+def make_tier(
+    url: str,
+    *,
+    timeout: float = 5.0,
+    jitter: float = 0.0,
+    monotonic: Clock | None = None,
+    breaker: CircuitBreaker | None = None,
+    connections: int = 16,
+) -> RedisTier:
+    return RedisTier(
+        redis=connect(url, timeout=timeout, connections=connections),
+        timeout=timeout,
+        ttl_jitter=jitter,
+        monotonic=monotonic or Clock(),
+        random=lambda: 1.0,
+        breaker=breaker,
+    )
+
+
+async def written(tier: RedisTier, count: int) -> None:
+    await until(lambda: tier.statistics().written == count, what=f"{count} entries written")
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[Valkey]:
+    """A server the test may kill."""
+    with Valkey() as server:
+        yield server
+
+
+async def test_another_worker_finds_what_one_stored(valkey: str) -> None:
+    async with make_tier(valkey) as first, make_tier(valkey) as second:
+        first.store(cache_key("a"), entry("A"), NOW)
+        await written(first, 1)
+
+        assert await second.fetch([cache_key("a"), cache_key("b")]) == [entry("A"), None]
+        assert (second.statistics().hits, second.statistics().misses) == (1, 1)
+
+
+async def test_all_keys_asked_for_in_one_tick_travel_in_one_call(valkey: str) -> None:
+    async with make_tier(valkey) as tier:
+        asked = [tier.fetch([cache_key(f"{n} a"), cache_key(f"{n} b")]) for n in range(100)]
+        await asyncio.gather(*asked)
+
+        assert tier.statistics().reads == 1
+        assert tier.statistics().misses == 200
+
+
+async def test_a_life_is_shortened_by_the_jitter(valkey: str) -> None:
+    async with make_tier(valkey, jitter=0.1) as tier:
+        tier.store(cache_key("a"), entry(at=NOW, ttl=100.0), NOW)
+        await written(tier, 1)
+
+        redis = connect(valkey, timeout=5.0)
+        left = await redis.pttl(KEY_PREFIX + cache_key("a").address)
+        await redis.aclose()
+
+        assert 80_000 < left <= 90_000
+
+
+async def test_leaving_writes_what_was_queued(valkey: str) -> None:
+    async with make_tier(valkey) as tier:
+        for number in range(1_000):
+            tier.store(cache_key(number), entry(number), NOW)
+
+    async with make_tier(valkey) as other:
+        found = await other.fetch([cache_key(number) for number in range(1_000)])
+    assert found == [entry(number) for number in range(1_000)]
+
+
+async def test_more_than_the_queue_holds_is_dropped_and_counted(valkey: str) -> None:
+    async with make_tier(valkey) as tier:
+        for number in range(10_000):
+            tier.store(cache_key(number), entry(number), NOW)
+
+        assert tier.statistics().dropped == 10_000 - 8_192
+        await written(tier, 8_192)
+
+
+async def test_a_value_that_is_no_entry_is_a_miss_and_counted(valkey: str) -> None:
+    redis = connect(valkey, timeout=5.0)
+    await redis.set(KEY_PREFIX + cache_key("a").address, b"\x01" + cache_key("a").tag + b"\xc1")
+    await redis.set(KEY_PREFIX + cache_key("b").address, b"something else")
+    await redis.aclose()
+
+    async with make_tier(valkey) as tier:
+        assert await tier.fetch([cache_key("a"), cache_key("b")]) == [None, None]
+        assert (tier.statistics().corrupt, tier.statistics().mismatches) == (1, 1)
+
+
+async def test_a_dead_redis_is_a_miss_then_not_asked_then_asked_again(own_valkey: Valkey) -> None:
+    clock = Clock()
+    breaker = CircuitBreaker(failures=3, open_for=1.0)
+    async with make_tier(own_valkey.url, monotonic=clock, breaker=breaker) as tier:
+        tier.store(cache_key("a"), entry("A"), NOW)
+        await written(tier, 1)
+        own_valkey.kill()
+
+        for _ in range(5):
+            assert await tier.fetch([cache_key("a")]) == [None]
+        tier.store(cache_key("b"), entry("B"), NOW)
+        await until(lambda: tier.statistics().queued == 0)
+        down = tier.statistics()
+        own_valkey.start()
+        clock.advance(1.0)
+        up = await tier.fetch([cache_key("a")])
+
+        assert (down.read_errors, down.skipped, down.breaker) == (3, 3, "open")
+        assert up == [None]
+        assert tier.statistics().breaker == "closed"
+        tier.store(cache_key("a"), entry("A"), NOW)
+        await written(tier, 2)
+        assert await tier.fetch([cache_key("a")]) == [entry("A")]
+
+
+async def test_a_redis_that_hangs_costs_the_timeout_and_opens_the_breaker(
+    own_valkey: Valkey,
+) -> None:
+    breaker = CircuitBreaker(failures=2)
+    loop = asyncio.get_running_loop()
+    async with make_tier(own_valkey.url, timeout=0.05, breaker=breaker) as tier:
+        await tier.fetch([cache_key("a")])
+        own_valkey.pause()
+
+        started = loop.time()
+        assert await tier.fetch([cache_key("a")]) == [None]
+        assert await tier.fetch([cache_key("a")]) == [None]
+        took = loop.time() - started
+        await until(lambda: tier.statistics().breaker == "open")
+        assert await tier.fetch([cache_key("a")]) == [None]
+
+        own_valkey.resume()
+    assert took < 1.0
+    assert tier.statistics().timeouts <= 2
+    assert tier.statistics().skipped == 1
+
+
+async def test_a_full_redis_refuses_writes_and_they_are_counted() -> None:
+    with Valkey("--maxmemory", "1", "--maxmemory-policy", "noeviction") as full:
+        async with make_tier(full.url) as tier:
+            tier.store(cache_key("a"), entry("A"), NOW)
+            await until(lambda: tier.statistics().write_errors == 1)
+
+            assert await tier.fetch([cache_key("a")]) == [None]
+
+
+async def test_a_cancelled_lookup_neither_breaks_the_connection_nor_the_other_lookups(
+    valkey: str,
+) -> None:
+    async with make_tier(valkey, connections=1) as tier:
+        tier.store(cache_key("a"), entry("A"), NOW)
+        await written(tier, 1)
+        gone = asyncio.create_task(tier.fetch([cache_key("b")]))
+        stays = asyncio.create_task(tier.fetch([cache_key("a")]))
+        await asyncio.wait({gone}, timeout=0)
+
+        gone.cancel()
+
+        assert await stays == [entry("A")]
+        assert gone.cancelled()
+
+
+async def test_thousands_of_lookups_cancelled_at_random_never_answer_for_another_key(
+    valkey: str, valkey_server: Valkey
+) -> None:
+    chance = random.Random(11)
+    proxy = DelayingProxy(str(valkey_server.socket), delay=lambda: chance.random() * 0.01)
+    async with proxy, make_tier(valkey) as writer:
+        for number in range(0, 400, 2):
+            writer.store(cache_key(number), entry(number), NOW)
+        await written(writer, 200)
+        # No memory to speak of: every look-up goes through the proxy.
+        cache = ResultCache(
+            memory=MemoryTier(capacity_bytes=0),
+            remote=make_tier(proxy.url, timeout=2.0, breaker=CircuitBreaker(failures=10**9)),
+            clock=Clock(NOW),
+        )
+        async with cache:
+            right = wrong = cancelled = 0
+            for _ in range(100):
+                asked = [
+                    [chance.randrange(400) for _ in range(chance.randrange(1, 6))]
+                    for _ in range(40)
+                ]
+                tasks = [asyncio.create_task(ask(cache, numbers)) for numbers in asked]
+                await asyncio.wait(tasks, timeout=chance.random() * 0.01)
+                for task in chance.sample(tasks, 15):
+                    task.cancel()
+                for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                    cancelled += isinstance(outcome, asyncio.CancelledError)
+                    right += outcome is True
+                    wrong += outcome is False
+        assert cache.statistics().remote.mismatches == 0
+        assert cache.statistics().remote.read_errors == 0
+
+    assert wrong == 0
+    assert right > 2_000
+    assert cancelled > 500
+    assert proxy.connections <= 16
+
+
+async def ask(cache: ResultCache, numbers: list[int]) -> bool:
+    """Say whether each found answer is its number's, and each stored one was found."""
+    found = await cache.lookup([cache_key(number) for number in numbers])
+    expected = [b"%d" % number if number % 2 == 0 else None for number in numbers]
+    return [one.entry.payload if one else None for one in found] == expected
+
+
+async def test_what_redis_has_is_kept_in_memory_when_asked_for(valkey: str) -> None:
+    async with make_tier(valkey) as writer:
+        writer.store(cache_key("a"), entry("A"), NOW)
+    cache = ResultCache(
+        memory=MemoryTier(capacity_bytes=100_000), remote=make_tier(valkey), clock=Clock(NOW)
+    )
+
+    async with cache:
+        first = await cache.lookup([cache_key("a")])
+        second = await cache.lookup([cache_key("a")])
+
+    assert [one.tier for one in first + second if one] == ["redis", "memory"]
+
+
+async def test_a_collision_in_redis_is_a_miss_and_counted(valkey: str) -> None:
+    key = cache_key("a")
+    async with make_tier(valkey) as tier:
+        tier.store(key, entry("mine"), NOW)
+        await written(tier, 1)
+
+        assert await tier.fetch([CacheKey(key.address, bytes(16))]) == [None]
+        assert tier.statistics().mismatches == 1
+
+
+async def test_closing_leaves_no_task(valkey: str) -> None:
+    before = asyncio.all_tasks()
+    async with make_tier(valkey) as tier:
+        tier.store(cache_key("a"), entry("A"), NOW)
+        await tier.fetch([cache_key("a")])
+
+    assert asyncio.all_tasks() == before

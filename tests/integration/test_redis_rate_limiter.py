@@ -1,0 +1,293 @@
+"""The fleet's rate limiter against a real server: leases, their return, and Redis in trouble."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from redis.asyncio import Redis
+
+from gateway.rate_limit.base import Charge
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.redis_connection import connect
+from gateway.types import Rule
+from tests.support.limits import Fleet, charge, most_over_the_limit, rule
+from tests.support.valkey import Valkey
+from tests.support.waiting import until
+
+LARGE = rule(10_000, window=60.0)
+
+
+@pytest.fixture
+async def redis(valkey: str, anyio_backend: str) -> AsyncIterator[Redis]:
+    client = connect(valkey, timeout=5.0)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[Valkey]:
+    """A server the test may kill."""
+    with Valkey() as server:
+        yield server
+
+
+async def decide(limiter: RedisRateLimiter, charges: list[Charge]) -> bool:
+    return (limiter.try_admit(charges) or await limiter.admit(charges)).allowed
+
+
+@pytest.mark.anyio
+async def test_most_requests_are_answered_without_a_round_trip(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=1)
+    (worker,) = fleet.workers
+
+    for _ in range(1_000):
+        await fleet.advance(0.001)
+        assert await decide(worker, [charge(of=LARGE)])
+
+    assert worker.statistics().asked < 50
+    assert worker.statistics().admitted_by_lease > 950
+
+
+@pytest.mark.anyio
+async def test_a_lease_is_at_most_two_percent_of_the_capacity(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=1)
+    await fleet.advance(1.0)
+    (worker,) = fleet.workers
+
+    most = 0
+    for _ in range(3_000):
+        assert await decide(worker, [charge(of=LARGE)])
+        most = max(most, worker.statistics().leased)
+
+    assert 0 < most <= 200
+
+
+@pytest.mark.anyio
+async def test_a_lease_is_renewed_before_it_is_used_up(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=1)
+    (worker,) = fleet.workers
+    asked = 0
+
+    for _ in range(1_000):
+        await fleet.advance(0.001)
+        if worker.try_admit([charge(of=LARGE)]) is None:
+            asked += 1
+            assert (await worker.admit([charge(of=LARGE)])).allowed
+        await until(lambda: not worker._turns)
+
+    assert asked <= 3
+
+
+@pytest.mark.anyio
+async def test_what_is_leased_is_given_back_when_idle(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=2)
+    await fleet.advance(1.0)
+    first, second = fleet.workers
+    small = rule(100)
+    assert await decide(first, [charge(10, of=small)])
+    assert first.statistics().leased == 2
+
+    await first.give_back(idle=0.0)
+
+    assert first.statistics().leased == 0
+    assert await decide(second, [charge(90, of=small)])
+    assert not await decide(second, [charge(1, of=small)])
+
+
+@pytest.mark.anyio
+async def test_leaving_gives_back_the_lease(redis: Redis) -> None:
+    small = rule(100)
+
+    async with make_limiter(redis, "first") as first:
+        assert await decide(first, [charge(10, of=small)])
+        assert first.statistics().leased == 2
+    async with make_limiter(redis, "second") as second:
+        assert await decide(second, [charge(90, of=small)])
+
+    assert first.statistics().leased == 0
+    assert first.statistics().lapsed == 0
+
+
+@pytest.mark.anyio
+async def test_an_idle_lease_goes_back_by_itself(redis: Redis) -> None:
+    async with make_limiter(redis, "first") as first:
+        assert await decide(first, [charge(10, of=rule(100))])
+
+        await until(lambda: first.statistics().leased == 0)
+
+        assert first.statistics().lapsed == 0
+
+
+@pytest.mark.anyio
+async def test_the_lease_of_a_worker_that_died_is_refilled_after_its_end(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=2)
+    await fleet.advance(1.0)
+    dead, alive = fleet.workers
+    quick = rule(100, window=1.0)
+    assert await decide(dead, [charge(1, of=quick)])
+    await fleet.advance(1.0)
+    while_leased = await decide(alive, [charge(100, of=quick)])
+
+    await fleet.advance(2.0)
+
+    assert not while_leased
+    assert await decide(alive, [charge(100, of=quick)])
+
+
+@pytest.mark.anyio
+async def test_a_lease_is_not_spent_after_its_end(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=1)
+    await fleet.advance(1.0)
+    (worker,) = fleet.workers
+    assert await decide(worker, [charge(10, of=rule(100))])
+
+    await fleet.advance(1.9)
+
+    assert worker.try_admit([charge(of=rule(100))]) is None
+
+
+@pytest.mark.anyio
+async def test_a_lease_never_adds_to_a_full_bucket(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=2)
+    await fleet.advance(1.0)
+    first, second = fleet.workers
+    quick = rule(100, window=1.0)
+    assert await decide(first, [charge(1, of=quick)])
+    leased = first.statistics().leased
+    await fleet.advance(1.5)
+
+    burst = sum([await decide(w, [charge(of=quick)]) for w in (first, second) for _ in range(150)])
+
+    assert leased > 0
+    assert burst <= 100
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    capacity=st.integers(1, 200),
+    window=st.floats(0.5, 60.0),
+    seed=st.integers(0, 2**32),
+    pace=st.sampled_from([0.001, 0.02, 0.3]),
+)
+def test_no_window_has_more_than_capacity_and_refill(
+    valkey_server: Valkey, capacity: int, window: float, seed: int, pace: float
+) -> None:
+    limit = rule(capacity, window=window)
+
+    admitted = asyncio.run(run_fleet(valkey_server.url, limit, seed, pace))
+
+    assert not admitted or most_over_the_limit(admitted, limit) <= 1e-3
+
+
+async def run_fleet(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[float, int]]:
+    """Let three workers ask as chance has it; return what was admitted and when."""
+    chance = random.Random(seed)
+    redis = connect(url, timeout=5.0)
+    await redis.flushall()
+    fleet = Fleet(redis, workers=3)
+    admitted: list[tuple[float, int]] = []
+    for _ in range(150):
+        await fleet.advance(chance.random() * pace)
+        if chance.random() < 0.05:
+            await fleet.advance(chance.random() * 3.0)
+        worker = chance.choice(fleet.workers)
+        if chance.random() < 0.1:
+            await worker.give_back(idle=chance.random())
+        amount = chance.choice([1, 1, 1, 1, chance.randrange(1, limit.capacity + 1)])
+        if await decide(worker, [charge(amount, of=limit)]):
+            admitted.append((fleet.clock(), amount))
+    await redis.aclose()
+    return admitted
+
+
+@pytest.mark.anyio
+async def test_overloaded_workers_together_admit_nearly_all_that_is_allowed(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=4)
+    chance = random.Random(3)
+    limit = rule(100, window=6.0)
+    admitted = 0
+
+    for _ in range(1_500):
+        await fleet.advance(0.02)
+        admitted += await decide(chance.choice(fleet.workers), [charge(of=limit)])
+
+    bound = 100 + 1_500 * 0.02 * limit.capacity / limit.window
+    assert 0.98 * bound <= admitted <= bound
+
+
+@pytest.mark.anyio
+async def test_refusals_are_repeated_without_asking_again_at_once(redis: Redis) -> None:
+    fleet = Fleet(redis, workers=1)
+    await fleet.advance(1.0)
+    (worker,) = fleet.workers
+    await decide(worker, [charge(100)])
+    before = worker.statistics().asked
+
+    refused = [await decide(worker, [charge()]) for _ in range(100)]
+
+    assert not any(refused)
+    assert worker.statistics().asked == before + 1
+
+
+@pytest.mark.anyio
+async def test_a_caller_that_is_cancelled_breaks_nothing(redis: Redis) -> None:
+    async with make_limiter(redis, "worker") as limiter:
+        callers = [asyncio.create_task(limiter.admit([charge()])) for _ in range(50)]
+        await asyncio.wait(callers[:1], timeout=0)
+        for caller in callers[::2]:
+            caller.cancel()
+        await asyncio.wait(callers)
+
+        rest = sum([await decide(limiter, [charge()]) for _ in range(120)])
+
+    admitted = sum(not caller.cancelled() for caller in callers)
+    assert admitted == 25
+    # The charge of the one that was asking may be lost, never given twice.
+    assert 74 <= rest <= 75
+
+
+@pytest.mark.anyio
+async def test_without_redis_a_worker_admits_its_share_and_no_more(own_valkey: Valkey) -> None:
+    redis = connect(own_valkey.url, timeout=0.5)
+    async with make_limiter(redis, "worker", local_share=0.1) as limiter:
+        assert await decide(limiter, [charge(of=rule(100, window=3_600.0))])
+        leased = limiter.statistics().leased
+        own_valkey.kill()
+
+        admitted = sum([await decide(limiter, [charge()]) for _ in range(100)])
+
+        assert admitted <= leased + 10
+        assert admitted >= 10
+        assert limiter.statistics().admitted_by_share == 10
+        assert limiter.statistics().failures >= 5
+        assert limiter.statistics().breaker == "open"
+    await redis.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_redis_that_hangs_holds_nobody_longer_than_the_timeout(own_valkey: Valkey) -> None:
+    redis = connect(own_valkey.url, timeout=0.1)
+    async with make_limiter(redis, "worker", local_share=0.5) as limiter:
+        assert await decide(limiter, [charge(98)])
+        await until(lambda: limiter.statistics().leased == 0)
+        own_valkey.pause()
+        started = time.monotonic()
+
+        decisions = await asyncio.gather(*[limiter.admit([charge(2)]) for _ in range(20)])
+
+        took = time.monotonic() - started
+        own_valkey.resume()
+    await redis.aclose()
+    assert all(decision.allowed for decision in decisions)
+    assert took < 1.0
+
+
+def make_limiter(redis: Redis, holder: str, *, local_share: float = 0.1) -> RedisRateLimiter:
+    return RedisRateLimiter(
+        redis=redis, holder=holder, local_share=local_share, monotonic=time.monotonic
+    )

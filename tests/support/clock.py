@@ -1,0 +1,15 @@
+"""A clock that tests set."""
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self, now: float = 1_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        self.now += seconds

@@ -1,0 +1,79 @@
+"""Rules, charges and rate limiters for tests."""
+
+from itertools import accumulate
+
+from redis.asyncio import Redis
+
+from gateway.circuit_breaker import CircuitBreaker
+from gateway.rate_limit.base import Charge
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.rate_limit.script import TAKE
+from gateway.types import Rule
+from tests.support.clock import Clock
+
+_CLOCK_KEY = "test:now"
+
+
+def rule(
+    capacity: int = 100, window: float = 3_600.0, *, name: str = "minute", unit: str = "requests"
+) -> Rule:
+    """Return a rule whose bucket hardly refills while a test runs."""
+    return Rule(name=name, unit=unit, capacity=capacity, window=window)
+
+
+def charge(
+    amount: int = 1, *, of: Rule | None = None, bucket: str = "rl:{acme}:t:minute"
+) -> Charge:
+    """Return a charge on a bucket of tenant `acme`'s."""
+    return Charge(rule=of or rule(), bucket=bucket, amount=amount)
+
+
+class Fleet:
+    """Workers on one Redis whose script reads its time from a key, which `advance` sets.
+
+    Not entered, so that leases go back only when a test says so.
+    """
+
+    def __init__(
+        self, redis: Redis, *, workers: int, local_share: float = 0.1, failures: int = 5
+    ) -> None:
+        self.clock = Clock()
+        self._redis = redis
+        self.workers = [
+            RedisRateLimiter(
+                redis=redis,
+                holder=f"worker {number}",
+                local_share=local_share,
+                monotonic=self.clock,
+                breaker=CircuitBreaker(failures=failures),
+            )
+            for number in range(workers)
+        ]
+        told = TAKE.replace("redis.call('TIME')", f"redis.call('LRANGE', '{_CLOCK_KEY}', 0, -1)")
+        assert told != TAKE
+        for worker in self.workers:
+            worker._script = redis.register_script(told)
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, for the workers and for Redis."""
+        self.clock.advance(seconds)
+        whole, fraction = divmod(self.clock(), 1)
+        async with self._redis.pipeline() as pipeline:
+            _ = pipeline.delete(_CLOCK_KEY)
+            _ = pipeline.rpush(_CLOCK_KEY, int(whole), int(fraction * 1_000_000))
+            await pipeline.execute()
+
+
+def most_over_the_limit(admitted: list[tuple[float, int]], of: Rule) -> float:
+    """Return by how many units the worst of all windows is over capacity and refill (or under: <0).
+
+    `admitted` are times and units, in order of time.
+    """
+    totals = [0, *accumulate(units for _, units in admitted)]
+    refill = of.capacity / of.window
+    return max(
+        totals[last + 1] - totals[first] - of.capacity - refill * (end - begin)
+        for first, (begin, _) in enumerate(admitted)
+        for last, (end, _) in enumerate(admitted)
+        if last >= first
+    )

@@ -1,0 +1,25 @@
+"""Waiting in tests: for a condition, with a deadline, never for a length of time."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+_INTERVAL = 0.005
+
+
+def wait_until(holds: Callable[[], bool], *, within: float = 10.0, what: str = "") -> None:
+    """Return once `holds()`; fail when it does not within so many seconds."""
+    deadline = time.monotonic() + within
+    never = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within} s: {what or holds}"
+        never.wait(_INTERVAL)
+
+
+async def until(holds: Callable[[], bool], *, within: float = 10.0, what: str = "") -> None:
+    """Return once `holds()`, leaving the loop to others meanwhile."""
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within} s: {what or holds}"
+        await asyncio.sleep(_INTERVAL)

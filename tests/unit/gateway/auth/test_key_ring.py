@@ -1,0 +1,63 @@
+"""Finding who calls."""
+
+import pytest
+
+from gateway.auth.key_ring import KeyRing
+from gateway.auth.keys import hash_key, new_key
+from gateway.types import KeyId, Principal, TenantId
+
+ACME = Principal(tenant=TenantId("acme"), key=KeyId("k1"))
+GLOBEX = Principal(tenant=TenantId("globex"), key=KeyId("k2"))
+
+
+def test_a_known_key_finds_its_principal_and_no_other_does() -> None:
+    first, second = new_key(), new_key()
+    ring = KeyRing({hash_key(first): ACME, hash_key(second): GLOBEX})
+
+    assert ring.find(first.encode()) is ACME
+    assert ring.find(second.encode()) is GLOBEX
+    assert ring.find(new_key().encode()) is None
+
+
+@pytest.mark.parametrize("sent", [b"", b"short", b"x" * 100_000, b"\xff" * 32, b"\x00" * 32])
+def test_what_cannot_be_a_key_is_nobodys(sent: bytes) -> None:
+    ring = KeyRing({hash_key(new_key()): ACME})
+
+    assert ring.find(sent) is None
+
+
+def test_a_hash_is_not_a_key() -> None:
+    key = new_key()
+    ring = KeyRing({hash_key(key): ACME})
+
+    assert ring.find(hash_key(key).encode()) is None
+
+
+def test_replacing_revokes_what_is_not_there_any_more() -> None:
+    old, new = new_key(), new_key()
+    ring = KeyRing({hash_key(old): ACME})
+
+    ring.replace({hash_key(new): GLOBEX})
+
+    assert ring.find(old.encode()) is None
+    assert ring.find(new.encode()) is GLOBEX
+    assert len(ring) == 1
+
+
+def test_a_broken_list_of_keys_changes_nothing() -> None:
+    key = new_key()
+    ring = KeyRing({hash_key(key): ACME})
+
+    with pytest.raises(ValueError, match="hexadecimal"):
+        ring.replace({"not hexadecimal": GLOBEX})
+
+    assert ring.find(key.encode()) is ACME
+
+
+def test_no_key_is_kept_in_memory() -> None:
+    key = new_key()
+    ring = KeyRing({hash_key(key): ACME})
+
+    ring.find(key.encode())
+
+    assert key.encode() not in repr(vars(ring)).encode()

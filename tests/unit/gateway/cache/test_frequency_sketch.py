@@ -1,0 +1,27 @@
+"""The frequency sketch."""
+
+from gateway.cache.frequency_sketch import FrequencySketch
+from tests.support.caching import cache_key
+
+
+def address(name: int) -> bytes:
+    return cache_key(name).address
+
+
+def test_an_address_is_estimated_as_often_as_it_was_counted_or_more() -> None:
+    sketch = FrequencySketch(1024)
+    for name in range(100):
+        sketch.add(address(name), name % 10)
+
+    assert all(sketch.estimate(address(name)) >= name % 10 for name in range(100))
+    assert sum(sketch.estimate(address(name)) for name in range(10_000, 10_100)) < 20
+
+
+def test_counts_stop_at_fifteen_and_halve_with_time() -> None:
+    sketch = FrequencySketch(16)
+    sketch.add(address(1), 100)
+    assert sketch.estimate(address(1)) == 15
+
+    sketch.add(address(2), 60)
+
+    assert sketch.estimate(address(1)) <= 8

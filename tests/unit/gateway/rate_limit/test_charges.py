@@ -1,0 +1,83 @@
+"""What a request is charged."""
+
+from gateway.rate_limit.base import Charge
+from gateway.rate_limit.charges import charges_for
+from gateway.types import KeyId, Principal, Rule, TenantId
+
+MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
+ITEMS = Rule(name="items", unit="items", capacity=600, window=60.0)
+SLOW = Rule(name="minute", unit="requests", capacity=6, window=60.0)
+ROWS = Rule(name="rows", unit="rows", capacity=6, window=60.0)
+
+
+def charges(principal: Principal, items: int = 3) -> list[tuple[str, str, int]]:
+    return [
+        (one.rule.name, one.bucket, one.amount)
+        for one in charges_for(
+            principal,
+            requests=1,
+            items=items,
+            default_tenant_rules=(MINUTE, ITEMS),
+            default_key_rules=(),
+        )
+    ]
+
+
+def test_the_defaults_are_for_who_has_no_rules() -> None:
+    principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"))
+
+    assert charges(principal) == [
+        ("minute", "rl:{acme}:t:minute", 1),
+        ("items", "rl:{acme}:t:items", 3),
+    ]
+
+
+def test_own_rules_replace_the_defaults_and_keys_have_buckets_of_their_own() -> None:
+    principal = Principal(
+        tenant=TenantId("acme"), key=KeyId("k1"), tenant_rules=(MINUTE,), key_rules=(ITEMS,)
+    )
+
+    assert charges(principal) == [
+        ("minute", "rl:{acme}:t:minute", 1),
+        ("items", "rl:{acme}:k:k1:items", 3),
+    ]
+
+
+def test_a_keys_rule_named_like_its_tenants_is_told_apart() -> None:
+    principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"), key_rules=(SLOW,))
+
+    names = [name for name, _, _ in charges(principal)]
+
+    assert names == ["minute", "items", "key_minute"]
+
+
+def test_no_name_of_a_tenant_or_key_can_reach_anothers_bucket() -> None:
+    principals = [
+        Principal(tenant=TenantId(tenant), key=KeyId(key), key_rules=(SLOW,))
+        for tenant, key in [("a", "b:c"), ("a:k:b", "c"), ("a}", "b"), ("a}:k:b", "c"), ("", "a")]
+    ]
+
+    buckets = [bucket for principal in principals for _, bucket, _ in charges(principal)]
+
+    assert len(set(buckets)) == len(buckets)
+    assert all(bucket.count("{") == bucket.count("}") == 1 for bucket in buckets)
+
+
+def test_a_unit_that_is_not_known_at_admission_is_not_charged() -> None:
+    principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"), tenant_rules=(MINUTE, ROWS))
+
+    assert [name for name, _, _ in charges(principal)] == ["minute"]
+
+
+def test_new_rules_of_a_tenant_count_from_the_next_request() -> None:
+    before = Principal(tenant=TenantId("acme"), key=KeyId("k1"), tenant_rules=(MINUTE,))
+    after = Principal(tenant=TenantId("acme"), key=KeyId("k1"), tenant_rules=(SLOW,))
+
+    assert charges_with(before) == (Charge(rule=MINUTE, bucket="rl:{acme}:t:minute", amount=1),)
+    assert charges_with(after) == (Charge(rule=SLOW, bucket="rl:{acme}:t:minute", amount=1),)
+
+
+def charges_with(principal: Principal) -> tuple[Charge, ...]:
+    return charges_for(
+        principal, requests=1, items=1, default_tenant_rules=(), default_key_rules=()
+    )

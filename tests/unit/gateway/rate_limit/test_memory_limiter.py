@@ -1,0 +1,101 @@
+"""The rate limiter of one process, with time in the test's hand."""
+
+from hypothesis import given, strategies as st
+
+from gateway.rate_limit.memory import MemoryRateLimiter
+from tests.support.clock import Clock
+from tests.support.limits import charge, most_over_the_limit, rule
+
+
+@given(
+    capacity=st.integers(1, 50),
+    window=st.floats(0.1, 100.0),
+    steps=st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 60)), max_size=60),
+)
+def test_no_window_has_more_than_capacity_and_refill(
+    capacity: int, window: float, steps: list[tuple[float, int]]
+) -> None:
+    limit = rule(capacity, window=window)
+    clock = Clock()
+    limiter = MemoryRateLimiter(monotonic=clock)
+    admitted = []
+
+    for pause, amount in steps:
+        clock.advance(pause)
+        if limiter.try_admit([charge(amount, of=limit)]).allowed:
+            admitted.append((clock(), amount))
+
+    assert not admitted or most_over_the_limit(admitted, limit) <= 1e-3
+
+
+@given(st.integers(1, 50), st.floats(0.1, 100.0), st.integers(1, 50))
+def test_whoever_waits_as_told_is_admitted(capacity: int, window: float, amount: int) -> None:
+    limit = rule(capacity, window=window)
+    clock = Clock()
+    limiter = MemoryRateLimiter(monotonic=clock)
+    limiter.try_admit([charge(capacity, of=limit)])
+
+    refused = limiter.try_admit([charge(min(amount, capacity), of=limit)])
+    clock.advance(refused.retry_after)
+
+    assert not refused.allowed
+    assert limiter.try_admit([charge(min(amount, capacity), of=limit)]).allowed
+
+
+def test_an_idle_bucket_fills_up_to_its_capacity_and_no_further() -> None:
+    clock = Clock()
+    limiter = MemoryRateLimiter(monotonic=clock)
+    limit = rule(10, window=10.0)
+    limiter.try_admit([charge(10, of=limit)])
+
+    clock.advance(1_000.0)
+
+    assert [limiter.try_admit([charge(of=limit)]).allowed for _ in range(11)] == [True] * 10 + [
+        False
+    ]
+
+
+def test_a_share_is_that_part_of_capacity_and_refill() -> None:
+    clock = Clock()
+    limiter = MemoryRateLimiter(monotonic=clock, share=0.1)
+    limit = rule(100, window=10.0)
+
+    at_once = sum(limiter.try_admit([charge(of=limit)]).allowed for _ in range(100))
+    clock.advance(5.0)
+    later = sum(limiter.try_admit([charge(of=limit)]).allowed for _ in range(100))
+
+    assert (at_once, later) == (10, 5)
+
+
+def test_a_share_of_a_small_limit_is_one_unit_and_of_nothing_nothing() -> None:
+    limiter = MemoryRateLimiter(monotonic=Clock(), share=0.1)
+
+    small = [limiter.try_admit([charge(of=rule(5))]).allowed for _ in range(2)]
+    none = limiter.try_admit([charge(of=rule(0), bucket="rl:{acme}:t:none")])
+
+    assert small == [True, False]
+    assert not none.allowed
+    assert none.impossible
+
+
+def test_what_only_the_share_cannot_hold_may_be_tried_again() -> None:
+    limiter = MemoryRateLimiter(monotonic=Clock(), share=0.1)
+
+    decision = limiter.try_admit([charge(50, of=rule(100))])
+
+    assert not decision.allowed
+    assert not decision.impossible
+
+
+def test_full_buckets_are_forgotten_and_the_others_are_not() -> None:
+    clock = Clock()
+    limiter = MemoryRateLimiter(monotonic=clock)
+    slow, quick = rule(10, window=10_000.0), rule(10, window=1.0)
+    limiter.try_admit([charge(10, of=slow, bucket="rl:{slow}:t:minute")])
+
+    for number in range(20_000):
+        clock.advance(0.001)
+        limiter.try_admit([charge(of=quick, bucket=f"rl:{{{number}}}:t:minute")])
+
+    assert len(limiter._buckets) < 10_000
+    assert not limiter.try_admit([charge(10, of=slow, bucket="rl:{slow}:t:minute")]).allowed
