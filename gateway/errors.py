@@ -21,7 +21,8 @@ GatewayError
 │   └── DeadlineExceeded       504
 ├── EventLogUnavailable        503   an answer that cannot be billed is not given
 ├── DependencyUnavailable      503   SQL store or Redis, where there is no way around it
-└── ConfigurationError         422   a document is refused: file, line, field
+├── ConfigurationError         422   a document is refused: file, line, field
+└── InternalError              500   a fault of ours
 """
 
 from typing import ClassVar
@@ -39,6 +40,10 @@ class GatewayError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.retry_after = retry_after
+
+
+class InternalError(GatewayError):
+    """A fault of ours; its cause is in the log under the request's id."""
 
 
 class ClientError(GatewayError):

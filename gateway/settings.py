@@ -92,3 +92,17 @@ def environment(settings: Settings) -> dict[str, str]:
     """Return the variables that make a child process load `settings`."""
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}
+
+
+def process_environment() -> Mapping[str, str]:
+    """Return the process's environment, for libraries with variables of their own (`OTEL_*`)."""
+    return os.environ
+
+
+def export_metrics_dir(settings: Settings) -> None:
+    """Make the metrics library write to files that the admin listener adds up.
+
+    The library decides when it is imported, so this comes before.
+    """
+    settings.metrics_dir.mkdir(parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_dir)

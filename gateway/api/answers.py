@@ -1,0 +1,157 @@
+"""From outcomes to the bytes and headers of an answer. Results are sent as they were stored."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.api.schemas import Body, RerankBody
+from gateway.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InvalidItem,
+    Overloaded,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
+from gateway.inference import Answer, CacheDirectives
+from gateway.types import ItemFailure, ItemOutcome, Source, Usage
+
+_encode = msgspec.json.encode
+_UNPROCESSABLE = 422
+
+
+class _Score(msgspec.Struct, frozen=True):
+    score: float
+
+
+_decode_score = msgspec.json.Decoder(_Score).decode
+
+
+def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
+    """Return how the items ended, and the rows and tokens computed for them."""
+    if len(outcomes) == 1 and outcomes[0].source is Source.HIT:
+        return _ONE_HIT
+    counts = dict.fromkeys(Source, 0)
+    rows = tokens = 0
+    for outcome in outcomes:
+        counts[outcome.source] += 1
+        rows += outcome.rows
+        tokens += outcome.tokens
+    return Usage(
+        items=len(outcomes),
+        hit=counts[Source.HIT],
+        collapsed=counts[Source.COLLAPSED],
+        computed=counts[Source.COMPUTED],
+        failed=counts[Source.FAILED],
+        rows=rows,
+        tokens=tokens,
+    )
+
+
+_ONE_HIT = Usage(items=1, hit=1, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
+
+
+def failed_usage(items: int) -> Usage:
+    """Return the usage of a request that failed as a whole: nothing of it is billed."""
+    return Usage(items=items, hit=0, collapsed=0, computed=0, failed=items, rows=0, tokens=0)
+
+
+def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | None:
+    """Return the error that the request as a whole ends with, `None` when it is answered.
+
+    With `continue_on_error` a request fails only when no backend could be asked for any item.
+    """
+    failures = [(i, o.failure) for i, o in enumerate(answer.outcomes) if o.failure is not None]
+    if not failures:
+        return None
+    if continue_on_error:
+        hopeless = all(failure.status != _UNPROCESSABLE for _, failure in failures)
+        if len(failures) < len(answer.outcomes) or not hopeless:
+            return None
+    return _error(*failures[0])
+
+
+def encode_answer(body: Body, answer: Answer, usage: Usage) -> bytes:
+    """Return the JSON body of an answer."""
+    info = answer.model.info
+    results = (
+        _ranked(body, answer.outcomes)
+        if isinstance(body, RerankBody)
+        else [_result(outcome) for outcome in answer.outcomes]
+    )
+    return b'{"model":%b,"revision":%b,"results":[%b],"usage":%b}' % (
+        _encode(info.name),
+        _encode(info.revision),
+        b",".join(results),
+        _encode(usage),
+    )
+
+
+def cache_headers(
+    outcomes: Sequence[ItemOutcome], directives: CacheDirectives
+) -> list[tuple[bytes, bytes]]:
+    """Return `Cache-Status` (RFC 9211) over all items, and `Age` when all were hits."""
+    ages = [outcome.age for outcome in outcomes if outcome.tier]
+    if len(ages) == len(outcomes):
+        tiers = {outcome.tier for outcome in outcomes}
+        tier = tiers.pop() if len(tiers) == 1 else "mixed"
+        return [
+            (b"cache-status", b"sluicegate; hit; detail=" + tier.encode()),
+            (b"age", str(int(max(ages))).encode()),
+        ]
+    if directives.no_cache:
+        status = b"sluicegate; fwd=request"
+    elif ages:
+        status = b"sluicegate; fwd=partial"
+    else:
+        status = b"sluicegate; fwd=uri-miss"
+    if any(outcome.source is Source.COMPUTED for outcome in outcomes):
+        if not directives.no_store:
+            status += b"; stored"
+    elif any(outcome.source is Source.COLLAPSED for outcome in outcomes):
+        status += b"; collapsed"
+    return [(b"cache-status", status)]
+
+
+def _result(outcome: ItemOutcome) -> bytes:
+    if outcome.failure is None:
+        return outcome.result
+    return b'{"error":%b}' % _encode(_shown(outcome.failure))
+
+
+def _ranked(body: RerankBody, outcomes: Sequence[ItemOutcome]) -> list[bytes]:
+    """Return the documents best first; those without a score go last, whatever `top_n`."""
+    scored: list[tuple[float, int]] = []
+    failed: list[bytes] = []
+    for index, outcome in enumerate(outcomes):
+        if outcome.failure is None:
+            scored.append((-_decode_score(outcome.result).score, index))
+        else:
+            failed.append(_encode({"index": index, "error": _shown(outcome.failure)}))
+    scored.sort()
+    entries: list[bytes] = []
+    for negative, index in scored[: body.top_n]:
+        entry: dict[str, object] = {"index": index, "score": -negative}
+        if body.return_documents:
+            entry["document"] = body.documents[index]
+        entries.append(_encode(entry))
+    return entries + failed
+
+
+def _shown(failure: ItemFailure) -> dict[str, str]:
+    return {"code": failure.code, "detail": failure.detail}
+
+
+def _error(index: int, failure: ItemFailure) -> GatewayError:
+    if failure.status == _UNPROCESSABLE:
+        return InvalidItem(f"Item {index}: {failure.detail}", index=index, item_code=failure.code)
+    kinds: dict[str, type[GatewayError]] = {
+        "deadline_exceeded": DeadlineExceeded,
+        "overloaded": Overloaded,
+    }
+    default = UpstreamUnavailable if failure.status == UpstreamUnavailable.status else None
+    kind = kinds.get(failure.code, default or UpstreamFailed)
+    retry_after = failure.retry_after
+    if kind.retryable and retry_after is None:
+        retry_after = 1.0
+    return kind(failure.detail, retry_after=retry_after)

@@ -1,0 +1,80 @@
+"""One request on its way through a door: what is known of it so far, for headers and its event."""
+
+import itertools
+import secrets
+from collections.abc import Callable
+
+from gateway.errors import GatewayError
+from gateway.rate_limit.base import Decision
+from gateway.types import Principal, RequestEvent, RequestId, Usage
+
+_NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
+
+
+class RequestIds:
+    """Makes ids that no other process makes: a random start for each process, then a count."""
+
+    def __init__(self) -> None:
+        self._prefix = "req_" + secrets.token_hex(8)
+        self._counter = itertools.count()
+
+    def new(self) -> RequestId:
+        """Return an id never given before."""
+        return RequestId(f"{self._prefix}{next(self._counter):010x}")
+
+
+class Exchange:
+    """A request's identity and progress. Filled in as it goes; read for the event and headers."""
+
+    __slots__ = (
+        "admitted",
+        "code",
+        "decision",
+        "id",
+        "model",
+        "principal",
+        "revision",
+        "started",
+        "status",
+        "task",
+        "traceparent",
+        "usage",
+    )
+
+    def __init__(self, request_id: RequestId, *, task: str, started: float) -> None:
+        self.id = request_id
+        self.task = task
+        self.started = started
+        self.admitted = started
+        self.principal: Principal | None = None
+        self.decision: Decision | None = None
+        self.model = ""
+        self.revision = ""
+        self.traceparent = ""
+        self.status = 200
+        self.code = ""
+        self.usage = _NOTHING
+
+    def fail(self, error: GatewayError, usage: Usage) -> None:
+        """Note that the request ends with `error`."""
+        self.status = error.status
+        self.code = error.code
+        self.usage = usage
+
+    def event(self, *, wall: Callable[[], int], now: float) -> RequestEvent | None:
+        """Return the event of an exchange with a known caller."""
+        if self.principal is None:
+            return None
+        return RequestEvent(
+            id=self.id,
+            time=wall(),
+            tenant=self.principal.tenant,
+            key=self.principal.key,
+            model=self.model,
+            task=self.task,
+            status=self.status,
+            usage=self.usage,
+            duration=now - self.started,
+            revision=self.revision,
+            code=self.code,
+        )

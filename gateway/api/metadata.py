@@ -1,0 +1,198 @@
+"""What callers ask besides inference: which models there are, and what they used."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from litestar import Controller, Request, get
+from litestar.params import Parameter
+
+from backends.protocol import Task
+from gateway.config.document import Document, ModelEntry
+from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.middleware.admission import PRINCIPAL
+from gateway.types import Principal, RegionName, ServedModel, TenantId
+
+GroupBy = Literal["model", "day", "key", "task"]
+_DEFAULT_ENTRY = ModelEntry()
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model as a caller sees it; `id` and `object` are what OpenAI's clients look for."""
+
+    id: str
+    object: str = "model"
+    name: str
+    tasks: list[Task]
+    revision: str
+    profile: str
+    max_tokens: int
+    labels: list[str] | None = None
+    dimensions: int | None = None
+    description: str = ""
+    demonstration: bool = False
+    regions: list[RegionName]
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The models a key may use."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage of one group; `cost` is in 10^-9 of `currency`."""
+
+    group: dict[str, str]
+    requests: int
+    items: int
+    hit: int
+    collapsed: int
+    computed: int
+    failed: int
+    rows: int
+    tokens: int
+    cost: int
+    currency: str
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's usage from `since` (included) to `until` (not included), RFC 3339 in UTC."""
+
+    since: str
+    until: str
+    data: list[UsageLine]
+
+
+class ModelCatalog(Protocol):
+    """Which models are served, as the backends say."""
+
+    def model(self, name: str) -> ServedModel | None:
+        """Return the model of that name."""
+        ...
+
+    def models(self) -> Sequence[ServedModel]:
+        """Return every model."""
+        ...
+
+
+class UsageSource(Protocol):
+    """Where usage is counted. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
+
+    def report(
+        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+    ) -> list[UsageLine]:
+        """Return the tenant's usage, a line per group."""
+        ...
+
+
+class Documents(Protocol):
+    """Gives the current configuration document."""
+
+    def document(self) -> Document:
+        """Return it."""
+        ...
+
+
+class MetadataController(Controller):
+    """Models and usage."""
+
+    path = "/v1"
+    tags = ("metadata",)
+
+    @get("/models", summary="The models this key may use")
+    async def list_models(
+        self, request: Request[Any, Any, Any], models: ModelCatalog, documents: Documents
+    ) -> ModelList:
+        """Return every model that is served and that the key may use."""
+        document = documents.document()
+        return ModelList(
+            data=[
+                _card(model)
+                for model in models.models()
+                if _visible(model, document, _principal(request))
+            ]
+        )
+
+    @get("/models/{model:str}", summary="One model")
+    async def get_model(
+        self,
+        model: str,
+        request: Request[Any, Any, Any],
+        models: ModelCatalog,
+        documents: Documents,
+    ) -> ModelCard:
+        """Return one model, 404 when there is none of that name."""
+        found = models.model(model)
+        if found is None or not _visible(found, documents.document(), _principal(request)):
+            raise ModelNotFound(
+                f"No model `{model}` is served; GET /v1/models lists those that are."
+            )
+        return _card(found)
+
+    @get("/usage", summary="The calling tenant's usage and cost")
+    async def get_usage(
+        self,
+        request: Request[Any, Any, Any],
+        usage: UsageSource,
+        since: Annotated[str | None, Parameter(query="from", description="Date or time")] = None,
+        until: Annotated[str | None, Parameter(query="to", description="Date or time")] = None,
+        group_by: list[GroupBy] | None = None,
+    ) -> UsageReport:
+        """Return usage between two moments (this month so far by default), grouped by model."""
+        now = datetime.now(UTC)
+        start = _moment("from", since) or now.replace(
+            day=1, hour=0, minute=0, second=0, microsecond=0
+        )
+        end = _moment("to", until) or now + timedelta(seconds=1)
+        if end <= start:
+            raise InvalidRequest("`to` must be later than `from`.")
+        groups = group_by or ["model"]
+        tenant = _principal(request).tenant
+        lines = await asyncio.to_thread(usage.report, tenant, start, end, groups)
+        return UsageReport(since=_shown(start), until=_shown(end), data=lines)
+
+
+def _principal(request: Request[Any, Any, Any]) -> Principal:
+    principal: Principal = request.scope["state"][PRINCIPAL]
+    return principal
+
+
+def _visible(model: ServedModel, document: Document, principal: Principal) -> bool:
+    name = model.info.name
+    allowed = principal.models is None or name in principal.models
+    return allowed and document.models.get(name, _DEFAULT_ENTRY).enabled
+
+
+def _card(model: ServedModel) -> ModelCard:
+    info = model.info
+    return ModelCard(
+        id=info.name,
+        name=info.name,
+        tasks=info.tasks,
+        revision=info.revision,
+        profile=info.profile,
+        max_tokens=info.max_tokens,
+        labels=info.labels,
+        dimensions=info.dimensions,
+        description=info.description,
+        demonstration=info.demonstration,
+        regions=list(model.regions),
+    )
+
+
+def _moment(name: str, value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise InvalidRequest(f"`{name}` must be a date or time, as 2026-11-21.") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _shown(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds")

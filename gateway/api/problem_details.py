@@ -1,0 +1,63 @@
+"""Errors as RFC 9457 `application/problem+json`, with a stable `code` and the request's id."""
+
+import math
+from typing import Final
+
+import msgspec
+
+from gateway.errors import AuthenticationFailed, ConfigurationError, GatewayError, InvalidItem
+
+MEDIA_TYPE: Final = b"application/problem+json"
+Headers = list[tuple[bytes, bytes]]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A problem's body; fields beyond RFC 9457's are only sent where they say something."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    request_id: str = ""
+    index: int | None = None
+    item_code: str = ""
+    file: str | None = None
+    line: int | None = None
+    field: str = ""
+
+
+def problem(error: GatewayError, request_id: str) -> Problem:
+    """Return what a caller is told of `error`."""
+    item = error if isinstance(error, InvalidItem) else None
+    document = error if isinstance(error, ConfigurationError) else None
+    return Problem(
+        type=f"urn:sluicegate:error:{error.code}",
+        title=error.title,
+        status=error.status,
+        code=error.code,
+        detail=error.detail,
+        request_id=request_id,
+        index=item.index if item else None,
+        item_code=item.item_code if item else "",
+        file=document.file if document else None,
+        line=document.line if document else None,
+        field=document.field if document else "",
+    )
+
+
+def problem_headers(error: GatewayError) -> Headers:
+    """Return the headers that go with `error`: when to come back, how to authenticate."""
+    headers: Headers = []
+    if error.retry_after is not None:
+        seconds = max(0.0, error.retry_after)
+        headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
+        headers.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
+    if isinstance(error, AuthenticationFailed):
+        headers.append((b"www-authenticate", b'Bearer realm="sluicegate"'))
+    return headers
+
+
+def encode_problem(error: GatewayError, request_id: str) -> bytes:
+    """Return the body of the response to a request that failed with `error`."""
+    return msgspec.json.encode(problem(error, request_id))

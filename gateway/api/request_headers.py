@@ -1,0 +1,55 @@
+"""What a caller asks for in headers: a deadline, how the cache may be used, timings."""
+
+import math
+
+from gateway.config.document import DeadlineEntry
+from gateway.errors import InvalidRequest
+from gateway.inference import CacheDirectives
+
+_NO_DIRECTIVES = CacheDirectives()
+_BEARER = b"bearer "
+
+
+def bearer_token(value: bytes) -> bytes:
+    """Return the key of an `Authorization` header, empty when it holds none."""
+    return value[7:].strip() if value[:7].lower() == _BEARER else b""
+
+
+def time_allowed(value: bytes, deadline: DeadlineEntry) -> float:
+    """Return the seconds a request may take: what `X-Request-Timeout` asks, up to the maximum.
+
+    Raises:
+        InvalidRequest: the header is no positive number of seconds.
+    """
+    if not value:
+        return deadline.default
+    try:
+        asked = float(value)
+    except ValueError:
+        asked = math.nan
+    if not 0 < asked < math.inf:
+        raise InvalidRequest("`X-Request-Timeout` must be a positive number of seconds.")
+    return min(asked, deadline.maximum)
+
+
+def cache_directives(value: bytes) -> CacheDirectives:
+    """Return what `Cache-Control` asks; unknown directives are ignored, as RFC 9111 demands.
+
+    Raises:
+        InvalidRequest: `max-age` is no number of seconds.
+    """
+    if not value:
+        return _NO_DIRECTIVES
+    names: dict[str, str] = {}
+    for part in value.decode("latin-1").lower().split(","):
+        name, _, argument = part.partition("=")
+        names[name.strip()] = argument.strip().strip('"')
+    max_age = names.get("max-age")
+    if max_age is not None and not max_age.isdigit():
+        raise InvalidRequest("`max-age` in `Cache-Control` must be a number of seconds.")
+    return CacheDirectives(
+        no_cache="no-cache" in names,
+        no_store="no-store" in names,
+        only_if_cached="only-if-cached" in names,
+        max_age=None if max_age is None else float(max_age),
+    )

@@ -1,0 +1,175 @@
+"""Bodies of the inference routes, and how each becomes an `InferenceRequest`.
+
+A body says what the caller wrote; `request()` takes it apart into parameters (which all items
+share, and which are part of the cache key) and items. What only shapes the answer (`top_n`,
+`return_documents`, `on_error`) stays with the body and reaches neither key nor backend.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from backends.protocol import (
+    ChooseItem,
+    ChooseParameters,
+    ClassifyParameters,
+    EmbedParameters,
+    EntitiesParameters,
+    InferParameters,
+    Parameters,
+    RerankParameters,
+    Task,
+    ZeroShotParameters,
+)
+from gateway.types import InferenceRequest, ModelName
+
+OnError = Literal["fail", "continue"]
+Text = str
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+# Maps of free-form values are put in order, so that equal parameters have equal bytes.
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+_NO_CHOOSE_PARAMETERS = ChooseParameters()
+
+
+class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Label texts, or pairs of texts, with a trained classifier."""
+
+    task: ClassVar = Task.CLASSIFY
+    model: str
+    input: Text | list[Text | tuple[Text, Text]]
+    top_k: Positive | None = None
+    function: Literal["softmax", "sigmoid", "none"] | None = None
+    on_error: OnError = "fail"
+
+    def request(self) -> InferenceRequest:
+        """Return the request in the gateway's terms."""
+        parameters = ClassifyParameters(top_k=self.top_k, function=self.function)
+        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+
+
+class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Label texts with labels of the caller's own."""
+
+    task: ClassVar = Task.ZERO_SHOT
+    model: str
+    input: Text | list[Text]
+    labels: list[str]
+    multi_label: bool = False
+    hypothesis_template: str = "This text is about {}."
+    on_error: OnError = "fail"
+
+    def request(self) -> InferenceRequest:
+        """Return the request in the gateway's terms."""
+        parameters = ZeroShotParameters(
+            labels=self.labels,
+            multi_label=self.multi_label,
+            hypothesis_template=self.hypothesis_template,
+        )
+        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+
+
+class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Choose the best of some options for a prompt."""
+
+    task: ClassVar = Task.CHOOSE
+    model: str
+    input: ChooseItem | list[ChooseItem]
+    on_error: OnError = "fail"
+
+    def request(self) -> InferenceRequest:
+        """Return the request in the gateway's terms."""
+        return _request(
+            self.task, self.model, _NO_CHOOSE_PARAMETERS, _listed(self.input), self.on_error
+        )
+
+
+class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Order documents by how well they answer a query; each document is an item."""
+
+    task: ClassVar = Task.RERANK
+    model: str
+    query: str
+    documents: list[Text]
+    top_n: Positive | None = None
+    return_documents: bool = False
+    on_error: OnError = "fail"
+
+    def request(self) -> InferenceRequest:
+        """Return the request in the gateway's terms."""
+        parameters = RerankParameters(query=self.query)
+        return _request(self.task, self.model, parameters, self.documents, self.on_error)
+
+
+class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Find named entities in texts."""
+
+    task: ClassVar = Task.ENTITIES
+    model: str
+    input: Text | list[Text]
+    aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
+    on_error: OnError = "fail"
+
+    def request(self) -> InferenceRequest:
+        """Return the request in the gateway's terms."""
+        parameters = EntitiesParameters(aggregation=self.aggregation)
+        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+
+
+class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Turn texts into vectors."""
+
+    task: ClassVar = Task.EMBED
+    model: str
+    input: Text | list[Text]
+    normalize: bool = True
+    dimensions: Positive | None = None
+    on_error: OnError = "fail"
+
+    def request(self) -> InferenceRequest:
+        """Return the request in the gateway's terms."""
+        parameters = EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
+        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+
+
+class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Run a model's own algorithm over JSON items; the model is named in the path."""
+
+    task: ClassVar = Task.INFER
+    inputs: list[Any]
+    parameters: dict[str, Any] = {}
+    on_error: OnError = "fail"
+
+    def request_for(self, model: str) -> InferenceRequest:
+        """Return the request in the gateway's terms."""
+        parameters = InferParameters(parameters=self.parameters)
+        return _request(self.task, model, parameters, self.inputs, self.on_error)
+
+
+TaskBody = ClassifyBody | ZeroShotBody | ChooseBody | RerankBody | EntitiesBody | EmbedBody
+Body = TaskBody | InferBody
+
+TASK_BODIES: tuple[type[TaskBody], ...] = (
+    ClassifyBody,
+    ZeroShotBody,
+    ChooseBody,
+    RerankBody,
+    EntitiesBody,
+    EmbedBody,
+)
+
+
+def _listed(value: object) -> list[Any]:
+    """Return `value` as a list: a single input and a list of one are shapes of the same request."""
+    return value if isinstance(value, list) else [value]
+
+
+def _request(
+    task: Task, model: str, parameters: Parameters, items: list[Any], on_error: OnError
+) -> InferenceRequest:
+    return InferenceRequest(
+        task=task,
+        model=ModelName(model),
+        parameters=_encode(parameters),
+        items=tuple([_encode(item) for item in items]),
+        continue_on_error=on_error == "continue",
+    )

@@ -1,0 +1,75 @@
+"""Serves an ASGI application on one socket until told to stop, then lets requests in flight end."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from litestar.types import ASGIApp
+from typing_extensions import override
+
+from gateway.errors import ConfigurationError
+from gateway.settings import Settings
+
+_BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are its owner's business."""
+
+    @contextlib.contextmanager
+    @override
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    app: ASGIApp, listener: socket.socket, *, drain: float, stop: asyncio.Event
+) -> None:
+    """Serve `app` on `listener`; after `stop` is set, wait up to `drain` for open requests."""
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=max(1, round(drain)),
+        proxy_headers=False,
+    )
+    server = _Server(config)
+
+    async def watch() -> None:
+        await stop.wait()
+        server.should_exit = True
+
+    async with asyncio.TaskGroup() as tasks:
+        watcher = tasks.create_task(watch())
+        await server.serve(sockets=[listener])
+        watcher.cancel()
+
+
+def listener_of(settings: Settings) -> socket.socket:
+    """Return the inherited listening socket, or a new one on the settings' address.
+
+    Raises:
+        ConfigurationError: the address cannot be had.
+    """
+    if settings.listen_fd is not None:
+        return socket.socket(fileno=settings.listen_fd)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"{settings.host}:{settings.port} cannot be listened on ({error.strerror});"
+            " choose another `SLUICEGATE_PORT`"
+        ) from error
+    listener.listen(_BACKLOG)
+    return listener

@@ -1,0 +1,194 @@
+"""The composition root of a gateway worker: every object is made and handed on here."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+
+from litestar import Litestar
+from prometheus_client import REGISTRY
+from redis.asyncio import Redis
+
+from gateway.api.exchange import RequestIds
+from gateway.api.inference import InferenceDoor
+from gateway.api.routes import build_api
+from gateway.app.call_spans import CallSpans
+from gateway.app.figures import Figures
+from gateway.app.principals import PrincipalsFollower
+from gateway.app.secret import secret_of
+from gateway.app.server import listener_of, serve
+from gateway.app.views import CurrentDocument, LedgerUsage, WorkerReadiness
+from gateway.auth.key_ring import KeyRing
+from gateway.cache.build import build_cache
+from gateway.cache.coalescing import Flights
+from gateway.cache.key import KeyMaker
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.prober import Prober
+from gateway.events.log import EventLog
+from gateway.inference import Inference
+from gateway.ledger.ledger import Ledger
+from gateway.middleware.admission import AdmissionMiddleware
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.redis_connection import connect
+from gateway.routing.fleet import Fleet
+from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
+from gateway.runtime.runtime import Runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings, process_environment
+from gateway.tasks import TaskOwner
+from gateway.telemetry.logs import configure_logging
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.tracing import tracer_from
+from gateway.upstream.http import HttpBackendClient
+
+_STATE_TIMEOUT = 1.0
+
+
+async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
+    """Serve requests until `stop` is set, then finish those in flight and let go of everything.
+
+    Raises:
+        ConfigurationError: the document, or an address, cannot be used.
+    """
+    configure_logging(settings.log_level)
+    listener = listener_of(settings)
+    async with build_worker(settings) as app:
+        await serve(app, listener, drain=settings.drain, stop=stop)
+
+
+@asynccontextmanager
+async def build_worker(settings: Settings) -> AsyncIterator[Litestar]:
+    """Make a worker and enter its parts, each before those that use it."""
+    async with AsyncExitStack() as stack:
+        state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
+        stack.push_async_callback(state.aclose)
+        runtimes = RuntimeStore(await first_runtime(state, settings))
+        worker = _Worker(settings, state, runtimes)
+        yield await worker.enter(stack)
+
+
+class _Worker:
+    """The parts of a worker, made in the order of use: what is below comes first."""
+
+    def __init__(self, settings: Settings, state: Redis, runtimes: RuntimeStore) -> None:
+        self.settings = settings
+        self.state = state
+        self.runtimes = runtimes
+        self.loop_time = asyncio.get_running_loop().time
+        self.tracer = tracer_from(process_environment(), service="sluicegate-gateway")
+        self.metrics = GatewayMetrics(REGISTRY)
+        self.keys = KeyRing()
+        self.ledger = Ledger(settings.ledger)
+        self.principals = PrincipalsFollower(ring=self.keys, ledger=self.ledger)
+        self.tasks = TaskOwner(drain=settings.drain)
+        self._make_storage()
+        self._make_routing()
+
+    def _make_storage(self) -> None:
+        document = self.runtimes.current.document
+        self.cache = build_cache(
+            document.cache,
+            url=self.settings.cache_url,
+            clock=time.time,  # noqa: TID251 - entries travel between machines
+            monotonic=self.loop_time,
+            random=random.random,
+        )
+        self.flights = Flights()
+        self.limiter = RedisRateLimiter(
+            redis=self.state,
+            holder=identity(self.settings),
+            monotonic=self.loop_time,
+            local_share=document.limits.local_share,
+        )
+        self.events = EventLog(self.settings.events_dir, name=f"gateway-{self.settings.worker}")
+
+    def _make_routing(self) -> None:
+        chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
+        self.fleet = Fleet(clock=self.loop_time, random=chooser)
+        self.client = HttpBackendClient(token=self.settings.backend_token)
+        self._configure(self.runtimes.current)
+        self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
+        self.runtimes.on_swap(self._configure)
+        self.runtimes.on_swap(lambda _: self.prober.refresh())
+        self.dispatcher = Dispatcher(
+            fleet=self.fleet,
+            client=self.client,
+            reprobe=self.prober.probe_soon,
+            clock=self.loop_time,
+            tracer=CallSpans(self.tracer),
+        )
+
+    def _configure(self, runtime: Runtime) -> None:
+        self.fleet.configure(runtime.endpoints, runtime.document.routing)
+        self.client.configure(runtime.endpoints, runtime.document.routing)
+
+    async def enter(self, stack: AsyncExitStack) -> Litestar:
+        """Start every part, and return the application once backends were asked for their state."""
+        figures = self._figures()
+        follower = RuntimeFollower(
+            store=self.runtimes,
+            redis=self.state,
+            settings=self.settings,
+            report=figures.report,
+            accounts_changed=self.principals.refresh,
+        )
+        stack.push_async_callback(asyncio.to_thread, self.tracer.close)
+        stack.enter_context(self.ledger)
+        stack.enter_context(self.events)
+        storage = (self.cache, self.limiter, self.principals, follower, figures)
+        calling = (self.client, self.prober, self.dispatcher, self.tasks)
+        parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
+        for part in parts:
+            await stack.enter_async_context(part)
+        await self.prober.first_round()
+        return self._api()
+
+    def _figures(self) -> Figures:
+        return Figures(
+            metrics=self.metrics,
+            sources={
+                "cache": self.cache.statistics,
+                "coalescing": self.flights.statistics,
+                "limits": self.limiter.statistics,
+                "dispatch": self.dispatcher.statistics,
+                "events": self.events.statistics,
+            },
+            details={"fleet": self.fleet.statistics},
+        )
+
+    def _api(self) -> Litestar:
+        ids = RequestIds()
+        inference = Inference(
+            models=self.fleet,
+            keys=KeyMaker(secret=secret_of(self.settings)),
+            cache=self.cache,
+            flights=self.flights,
+            runner=self.dispatcher,
+            tasks=self.tasks,
+            tracer=self.tracer,
+        )
+        door = InferenceDoor(
+            runtimes=self.runtimes,
+            keys=self.keys,
+            limiter=self.limiter,
+            inference=inference,
+            events=self.events,
+            metrics=self.metrics,
+            tracer=self.tracer,
+            ids=ids,
+            loop_time=self.loop_time,
+        )
+        return build_api(
+            version=version("sluicegate"),
+            door=door,
+            admission=AdmissionMiddleware(
+                keys=self.keys, limiter=self.limiter, runtimes=self.runtimes, ids=ids
+            ),
+            ids=ids,
+            models=self.fleet,
+            documents=CurrentDocument(self.runtimes),
+            usage=LedgerUsage(self.ledger, self.runtimes),
+            health=WorkerReadiness(principals=self.principals, fleet=self.fleet),
+        )

@@ -1,0 +1,371 @@
+"""The use case: answer the items of a request from the cache, from work in flight, or by work.
+
+`Inference.infer` is the whole of it. Each miss is computed by a task that belongs to the gateway
+and not to the request, so that a caller who leaves harms nobody who joined.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Protocol
+
+import msgspec
+
+from backends.protocol import Task
+from gateway.cache.coalescing import Flights
+from gateway.cache.entry import Entry
+from gateway.cache.key import CacheKey, KeyMaker
+from gateway.cache.result_cache import Found
+from gateway.config.document import ModelEntry
+from gateway.dispatch.work import Work, WorkItem
+from gateway.errors import ModelNotFound, NotCached, TaskNotSupported
+from gateway.runtime.runtime import Runtime
+from gateway.telemetry.tracing import Span, Tracer
+from gateway.types import (
+    InferenceRequest,
+    ItemFailure,
+    ItemOutcome,
+    Principal,
+    ServedModel,
+    Source,
+)
+
+# What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
+_GRACE = 0.05
+_DEFAULT_ENTRY = ModelEntry()
+_LATE = ItemOutcome(
+    source=Source.FAILED,
+    failure=ItemFailure(
+        status=504,
+        code="deadline_exceeded",
+        detail="The request's time ran out; send fewer items, or ask for more with"
+        " `X-Request-Timeout`.",
+    ),
+)
+# Failures of a leader that say nothing about whoever joined it.
+_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled"})
+
+
+class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller's `Cache-Control` asks for; `max_age` in seconds."""
+
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
+    max_age: float | None = None
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, until when (loop time), and how the cache may be used."""
+
+    principal: Principal
+    deadline: float
+    directives: CacheDirectives = CacheDirectives()
+    traceparent: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An outcome for each item of the request, in its order."""
+
+    model: ServedModel
+    outcomes: list[ItemOutcome]
+
+
+class ResultStore(Protocol):
+    """The result cache as inference uses it: it may forget, it must not lie, it does not raise."""
+
+    def peek(self, key: CacheKey, now: float) -> Entry | None:
+        """Return what memory holds."""
+        ...
+
+    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+        """Return what any tier holds."""
+        ...
+
+    def store(self, key: CacheKey, entry: Entry) -> None:
+        """Keep `entry`, best effort, without waiting."""
+        ...
+
+
+class ModelTable(Protocol):
+    """Which models are served, as the backends say."""
+
+    def model(self, name: str) -> ServedModel | None:
+        """Return the model of that name."""
+        ...
+
+
+class WorkRunner(Protocol):
+    """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
+
+    async def run(
+        self,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Callable[[int, ItemOutcome], None],
+        traceparent: str = "",
+    ) -> None:
+        """Settle all of `work`."""
+        ...
+
+
+class TaskStarter(Protocol):
+    """Owns tasks that outlive the request which started them."""
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run `work` to its end."""
+        ...
+
+
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with all that was decided about it at its start."""
+
+    request: InferenceRequest
+    caller: Caller
+    model: ServedModel
+    keys: list[CacheKey]
+    scope: str
+    entry: ModelEntry
+    refusal_ttl: float
+
+
+class Inference:
+    """Answers requests. Shared by every door of a worker."""
+
+    def __init__(
+        self,
+        *,
+        models: ModelTable,
+        keys: KeyMaker,
+        cache: ResultStore,
+        flights: Flights,
+        runner: WorkRunner,
+        tasks: TaskStarter,
+        tracer: Tracer,
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
+    ) -> None:
+        self._models = models
+        self._keys = keys
+        self._cache = cache
+        self._flights = flights
+        self._runner = runner
+        self._tasks = tasks
+        self._tracer = tracer
+        self._wall = wall
+
+    async def infer(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> Answer:
+        """Answer every item, as a result or a failure of its own, by the caller's deadline.
+
+        Raises:
+            ModelNotFound: no backend serves the model, or the document switched it off.
+            TaskNotSupported: the model answers other tasks.
+            NotCached: the caller wanted cached answers only and one is missing.
+        """
+        job = self._prepare(request, caller, runtime)
+        outcomes = await self._look_up(job)
+        missing = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        if missing and caller.directives.only_if_cached:
+            raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
+        while missing:
+            waiting = self._join_or_lead(job, missing)
+            await _settled([future for future, _ in waiting.values()], caller.deadline)
+            for index, (future, leads) in waiting.items():
+                outcomes[index] = _outcome(future, leads=leads)
+            missing = self._still_open(missing, outcomes, waiting, caller.deadline)
+        return Answer(model=job.model, outcomes=[o for o in outcomes if o is not None])
+
+    def _prepare(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> _Job:
+        entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
+        model = self._models.model(request.model) if entry.enabled else None
+        if model is None:
+            raise ModelNotFound(
+                f"No model `{request.model}` is served; GET /v1/models lists those that are."
+            )
+        info = model.info
+        if request.task not in info.tasks:
+            raise TaskNotSupported(
+                f"`{request.model}` answers {_routes(info.tasks)}, not `{request.task}`."
+            )
+        tenant = caller.principal.tenant
+        scope = "shared" if entry.scope == "shared" else f"tenant:{tenant}"
+        epochs = runtime.epochs
+        epoch = f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}"
+        keys = self._keys.keys(
+            scope=scope,
+            epoch=epoch,
+            revision=info.revision,
+            profile=info.profile,
+            algorithm=info.algorithm,
+            algorithm_version=info.algorithm_version,
+            model=info.name,
+            task=request.task,
+            parameters=request.parameters,
+            items=request.items,
+        )
+        return _Job(
+            request=request,
+            caller=caller,
+            model=model,
+            keys=keys,
+            scope=scope,
+            entry=entry,
+            refusal_ttl=runtime.document.cache.refusal_ttl,
+        )
+
+    async def _look_up(self, job: _Job) -> list[ItemOutcome | None]:
+        directives = job.caller.directives
+        if not _may_read(job):
+            return [None] * len(job.keys)
+        if len(job.keys) == 1:  # the commonest request: one text, in memory
+            outcome = self._from_memory(job, job.keys[0])
+            if outcome is not None:
+                return [outcome]
+        now = self._wall()
+        with self._tracer.span("cache lookup", parent=job.caller.traceparent) as span:
+            found = await self._cache.lookup(job.keys)
+            outcomes = [
+                _hit(f.entry, f.tier, now, directives.max_age) if f is not None else None
+                for f in found
+            ]
+            _note_lookup(span, outcomes)
+        return outcomes
+
+    def _from_memory(self, job: _Job, key: CacheKey) -> ItemOutcome | None:
+        if not _may_read(job):
+            return None
+        now = self._wall()
+        entry = self._cache.peek(key, now)
+        return _hit(entry, "memory", now, job.caller.directives.max_age) if entry else None
+
+    def _join_or_lead(
+        self, job: _Job, missing: Sequence[int]
+    ) -> dict[int, tuple[asyncio.Future[ItemOutcome], bool]]:
+        waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]] = {}
+        led: list[int] = []
+        for index in missing:
+            key = job.keys[index]
+            future, leads = self._flights.join(key)
+            waiting[index] = (future, leads)
+            if not leads:
+                continue
+            # Its flight may have landed while Redis was asked.
+            landed = self._from_memory(job, key)
+            if landed is not None:
+                self._flights.settle(key, landed)
+            else:
+                led.append(index)
+        if led:
+            self._tasks.start(self._compute(job, led))
+        return waiting
+
+    async def _compute(self, job: _Job, led: Sequence[int]) -> None:
+        work = Work(
+            model=job.model,
+            task=job.request.task,
+            parameters=job.request.parameters,
+            items=tuple(
+                WorkItem(
+                    index=index,
+                    body=job.request.items[index],
+                    scope=job.scope,
+                    affinity=job.keys[index].address,
+                )
+                for index in led
+            ),
+        )
+
+        def settle(index: int, outcome: ItemOutcome) -> None:
+            self._keep(job, index, outcome)
+            self._flights.settle(job.keys[index], outcome)
+
+        with self._tracer.span(
+            "dispatch", parent=job.caller.traceparent, attributes={"sluicegate.items": len(led)}
+        ) as span:
+            await self._runner.run(
+                work, deadline=job.caller.deadline, settle=settle, traceparent=span.traceparent
+            )
+
+    def _keep(self, job: _Job, index: int, outcome: ItemOutcome) -> None:
+        """Store an answer, or for a short while a refusal that would only be repeated."""
+        if job.caller.directives.no_store or job.entry.cache_ttl <= 0:
+            return
+        failure = outcome.failure
+        if failure is not None and (failure.status != 422 or failure.retryable):  # noqa: PLR2004
+            return
+        now = self._wall()
+        ttl = job.entry.cache_ttl if failure is None else job.refusal_ttl
+        if ttl <= 0:
+            return
+        self._cache.store(
+            job.keys[index],
+            Entry(
+                payload=outcome.result,
+                status=200 if failure is None else failure.status,
+                code="" if failure is None else failure.code,
+                detail="" if failure is None else failure.detail,
+                rows=outcome.rows,
+                tokens=outcome.tokens,
+                stored_at=now,
+                expires_at=now + ttl,
+            ),
+        )
+
+    def _still_open(
+        self,
+        missing: Sequence[int],
+        outcomes: Sequence[ItemOutcome | None],
+        waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]],
+        deadline: float,
+    ) -> list[int]:
+        """Return the items that joined a leader which failed for reasons of its own."""
+        if asyncio.get_running_loop().time() >= deadline:
+            return []
+        return [
+            index
+            for index in missing
+            if not waiting[index][1]
+            and (outcome := outcomes[index]) is not None
+            and outcome.failure is not None
+            and outcome.failure.code in _LEADERS_OWN
+        ]
+
+
+def _may_read(job: _Job) -> bool:
+    return not job.caller.directives.no_cache and job.entry.cache_ttl > 0
+
+
+def _hit(entry: Entry, tier: str, now: float, max_age: float | None) -> ItemOutcome | None:
+    """Return a stored answer as an outcome, unless it is older than the caller accepts."""
+    age = max(0.0, now - entry.stored_at)
+    if max_age is not None and age > max_age:
+        return None
+    if entry.status != 200:  # noqa: PLR2004
+        failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
+        return ItemOutcome(source=Source.FAILED, failure=failure, age=age, tier=tier)
+    return ItemOutcome(source=Source.HIT, result=entry.payload, age=age, tier=tier)
+
+
+def _outcome(future: asyncio.Future[ItemOutcome], *, leads: bool) -> ItemOutcome:
+    """Return what a flight ended with; to those who joined it cost nothing."""
+    if not future.done():
+        return _LATE
+    outcome = future.result()
+    if leads or outcome.failure is not None:
+        return outcome
+    return ItemOutcome(source=Source.COLLAPSED, result=outcome.result)
+
+
+def _settled(futures: list[asyncio.Future[ItemOutcome]], deadline: float) -> Awaitable[object]:
+    """Wait for shared futures without ever cancelling them."""
+    left = deadline - asyncio.get_running_loop().time()
+    return asyncio.wait(futures, timeout=max(0.0, left) + _GRACE)
+
+
+def _note_lookup(span: Span, outcomes: Sequence[ItemOutcome | None]) -> None:
+    span.set("sluicegate.cache.items", len(outcomes))
+    span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
+
+
+def _routes(tasks: Sequence[Task]) -> str:
+    return ", ".join(f"`{task}`" for task in tasks)

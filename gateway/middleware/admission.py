@@ -1,0 +1,116 @@
+"""Names every request, and lets only callers with a key and within limits reach a Litestar route.
+
+The inference routes are `public` here: they are hot and do the same themselves, with the same
+objects.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from litestar.datastructures import MutableScopeHeaders
+from litestar.enums import ScopeType
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import override
+
+from gateway.auth.key_ring import KeyRing
+from gateway.errors import AuthenticationFailed, RateLimited
+from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.charges import charges_for
+from gateway.rate_limit.headers import rate_limit_headers
+from gateway.runtime.store import RuntimeStore
+from gateway.types import Principal, RequestId
+
+REQUEST_ID = "sluicegate_request_id"
+PRINCIPAL = "sluicegate_principal"
+DECISION = "sluicegate_decision"
+
+
+class Limiter(Protocol):
+    """Decides whether a request is within its limits; see `gateway.rate_limit.base`."""
+
+    async def admit(self, charges: Sequence[Charge]) -> Decision:
+        """Decide, asking the shared state when needed."""
+        ...
+
+
+class Ids(Protocol):
+    """Makes request ids."""
+
+    def new(self) -> RequestId:
+        """Return an id never given before."""
+        ...
+
+
+def bearer(scope: Scope) -> bytes:
+    """Return the key that a request came with, empty when with none."""
+    for name, value in scope["headers"]:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip()
+    return b""
+
+
+class AdmissionMiddleware(ASGIMiddleware):
+    """Sets the principal and the request's id in the scope's state, or refuses."""
+
+    scopes = (ScopeType.HTTP,)
+
+    def __init__(
+        self, *, keys: KeyRing, limiter: Limiter, runtimes: RuntimeStore, ids: Ids
+    ) -> None:
+        self._keys = keys
+        self._limiter = limiter
+        self._runtimes = runtimes
+        self._ids = ids
+
+    @override
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Admit the request and pass it on; `public` routes are only given an id."""
+        if scope["route_handler"].opt.get("raw"):
+            await next_app(scope, receive, send)
+            return
+        state = scope["state"]
+        state[REQUEST_ID] = self._ids.new()
+        if not scope["route_handler"].opt.get("public"):
+            state[PRINCIPAL] = principal = self._authenticate(scope)
+            state[DECISION] = decision = await self._limiter.admit(self._charges(principal))
+            if not decision.allowed:
+                raise RateLimited("A limit on requests is used up; wait as `Retry-After` says.")
+        await next_app(scope, receive, _with_headers(scope, send))
+
+    def _authenticate(self, scope: Scope) -> Principal:
+        principal = self._keys.find(bearer(scope))
+        if principal is None:
+            raise AuthenticationFailed("Send a valid API key as `Authorization: Bearer <key>`.")
+        return principal
+
+    def _charges(self, principal: Principal) -> Sequence[Charge]:
+        limits = self._runtimes.current.document.limits
+        return charges_for(
+            principal,
+            requests=1,
+            items=0,
+            default_tenant_rules=limits.tenant,
+            default_key_rules=limits.key,
+        )
+
+
+def response_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return what every answer carries: the request's id, and limits where there is a caller."""
+    state = scope["state"]
+    headers = [(b"x-request-id", str(state.get(REQUEST_ID, "")).encode())]
+    decision = state.get(DECISION)
+    if decision is not None:
+        headers += rate_limit_headers(decision)
+    return headers
+
+
+def _with_headers(scope: Scope, send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableScopeHeaders.from_message(message)
+            for name, value in response_headers(scope):
+                headers[name.decode()] = value.decode()
+        await send(message)
+
+    return send_with_headers

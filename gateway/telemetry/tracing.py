@@ -1,0 +1,159 @@
+"""Spans from the gateway to the backend, by W3C `traceparent`; a no-op object when tracing is off.
+
+A parent is passed as the `traceparent` text, never through context variables: work that outlives
+its request (a detached computation, a probe) then needs no special care.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, Protocol
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+Attributes = Mapping[str, str | int | float | bool]
+_NONE: Final[Attributes] = {}
+_KINDS = {
+    "internal": trace.SpanKind.INTERNAL,
+    "server": trace.SpanKind.SERVER,
+    "client": trace.SpanKind.CLIENT,
+}
+
+
+class Span(Protocol):
+    """A timed step. `traceparent` names it to children and is empty when nothing is recorded."""
+
+    @property
+    def traceparent(self) -> str:
+        """The span as a W3C `traceparent` value."""
+        ...
+
+    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001 - a value, no flag
+        """Attach an attribute, which never holds text of a caller."""
+        ...
+
+    def fail(self, code: str) -> None:
+        """Mark the step as failed for the reason `code`."""
+        ...
+
+
+class Tracer(Protocol):
+    """Opens spans; does not raise, and loses spans rather than wait."""
+
+    def span(
+        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
+    ) -> AbstractContextManager[Span]:
+        """Return a span under `parent`, a new trace when that is empty."""
+        ...
+
+    def close(self) -> None:
+        """Send what is waiting; blocks for a few seconds at most."""
+        ...
+
+
+class NullSpan:
+    """The span of a tracer that is off. Passes an incoming `traceparent` on."""
+
+    def __init__(self, traceparent: str = "") -> None:
+        self._traceparent = traceparent
+
+    @property
+    def traceparent(self) -> str:
+        """The parent's, so that a caller's trace does not end at the gateway."""
+        return self._traceparent
+
+    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
+        """Do nothing."""
+
+    def fail(self, code: str) -> None:
+        """Do nothing."""
+
+
+class NullTracer:
+    """Tracing that is off: no clock is read, nothing is kept."""
+
+    _nothing = nullcontext(NullSpan())
+
+    def span(
+        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
+    ) -> AbstractContextManager[Span]:
+        """Return a span that records nothing."""
+        return nullcontext(NullSpan(parent)) if parent else self._nothing
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class OtelSpan:
+    """A span of OpenTelemetry's SDK."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def traceparent(self) -> str:
+        """The span as a W3C `traceparent` value."""
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
+        """Attach an attribute."""
+        self._span.set_attribute(name, value)
+
+    def fail(self, code: str) -> None:
+        """Mark the step as failed."""
+        self._span.set_attribute("error.type", code)
+        self._span.set_status(trace.StatusCode.ERROR, code)
+
+
+class OtelTracer:
+    """Spans sent by OpenTelemetry's batch processor, which drops rather than wait."""
+
+    def __init__(self, exporter: SpanExporter, *, service: str) -> None:
+        resource = Resource.create({"service.name": service})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("sluicegate")
+        self._propagator = TraceContextTextMapPropagator()
+
+    @contextmanager
+    def span(
+        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
+    ) -> Iterator[Span]:
+        """Record a span under `parent`."""
+        context = self._propagator.extract({"traceparent": parent})
+        span = self._tracer.start_span(
+            name, context=context, kind=_KINDS[kind], attributes=dict(attributes)
+        )
+        try:
+            yield OtelSpan(span)
+        except BaseException as error:
+            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
+            raise
+        finally:
+            span.end()
+
+    def close(self) -> None:
+        """Send what is waiting."""
+        self._provider.shutdown()
+
+
+def tracer_from(environ: Mapping[str, str], *, service: str) -> Tracer:
+    """Return the tracer that the standard `OTEL_*` variables in `environ` ask for.
+
+    Off unless an OTLP endpoint or exporter is named: the SDK's default of a collector on this
+    machine would log errors on every installation that has none.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return NullTracer()
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    if exporter == "none" or not (exporter or endpoint):
+        return NullTracer()
+    return OtelTracer(OTLPSpanExporter(), service=environ.get("OTEL_SERVICE_NAME", service))

@@ -1,0 +1,254 @@
+"""What a customer sees: every demo model answers, the cache tells, bad input is explained."""
+
+import asyncio
+import math
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.system import System, pretty
+
+pytestmark = pytest.mark.e2e
+
+
+def answer(system: System, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    with system.client() as client:
+        return client.post(path, json=body, headers=headers)
+
+
+def results(system: System, path: str, body: dict[str, Any]) -> Any:
+    response = answer(system, path, body)
+    assert response.status_code == 200, pretty(response)
+    return response.json()["results"]
+
+
+def test_sentiment_tells_praise_from_blame(system: System) -> None:
+    body = {"model": "sentiment", "input": ["a gorgeous, witty, seductive movie", "labored gags"]}
+
+    first, second = results(system, "/v1/classify", body)
+
+    assert first["labels"][0]["label"] == "positive"
+    assert second["labels"][0]["label"] == "negative"
+    assert math.isclose(sum(label["score"] for label in first["labels"]), 1.0, abs_tol=1e-4)
+
+
+def test_banking_intents_names_the_intent(system: System) -> None:
+    body = {"model": "banking-intents", "input": "I lost my card yesterday", "top_k": 3}
+
+    (result,) = results(system, "/v1/classify", body)
+
+    assert len(result["labels"]) == 3
+    assert "card" in result["labels"][0]["label"]
+
+
+def test_topics_uses_the_callers_labels(system: System) -> None:
+    body = {
+        "model": "topics",
+        "input": "The striker scored twice in the final minutes of the match.",
+        "labels": ["sports", "business", "science and technology"],
+    }
+
+    (result,) = results(system, "/v1/zero-shot", body)
+
+    assert result["labels"][0]["label"] == "sports"
+
+
+def test_topics_chooses_an_option(system: System) -> None:
+    item = {"prompt": "I cannot log in to my account.", "choices": ["cooking", "signing in"]}
+
+    (result,) = results(system, "/v1/choose", {"model": "topics", "input": item})
+
+    assert result["choice"] == 1
+    assert len(result["scores"]) == 2
+
+
+def test_minilm_embeds_with_unit_length(system: System) -> None:
+    (result,) = results(system, "/v1/embed", {"model": "minilm", "input": "a sentence"})
+
+    assert len(result["embedding"]) == 384
+    assert math.isclose(sum(x * x for x in result["embedding"]), 1.0, abs_tol=1e-4)
+
+
+def test_minilm_puts_the_relevant_document_first(system: System) -> None:
+    body = {
+        "model": "minilm",
+        "query": "How do I reset my card PIN?",
+        "documents": ["We are hiring engineers.", "Change your PIN at any cash machine."],
+        "return_documents": True,
+        "top_n": 1,
+    }
+
+    (result,) = results(system, "/v1/rerank", body)
+
+    assert result["index"] == 1
+    assert result["document"] == "Change your PIN at any cash machine."
+
+
+def test_entities_have_offsets_into_the_text(system: System) -> None:
+    text = "Angela Merkel visited Paris with Siemens."
+
+    (result,) = results(system, "/v1/entities", {"model": "entities-demo", "input": text})
+
+    assert result["entities"]
+    for entity in result["entities"]:
+        assert text[entity["start"] : entity["end"]] == entity["text"]
+
+
+def test_reviewer_runs_its_own_algorithm(system: System) -> None:
+    body = {"inputs": ["My card was charged twice and nobody answers, terrible service!"]}
+
+    (result,) = results(system, "/v1/infer/reviewer", body)
+
+    assert result["sentiment"]["label"] == "negative"
+    assert result["needs_attention"] is True
+
+
+def test_the_same_request_is_a_miss_and_then_a_hit(system: System) -> None:
+    body = {"model": "sentiment", "input": "the same request, twice"}
+
+    first = answer(system, "/v1/classify", body)
+    second = answer(system, "/v1/classify", body)
+
+    assert "miss" in first.headers["cache-status"]
+    assert first.json()["usage"]["computed"] == 1
+    assert "hit" in second.headers["cache-status"]
+    assert second.json()["usage"]["hit"] == 1
+    assert second.json()["results"] == first.json()["results"]
+    assert int(second.headers["age"]) >= 0
+
+
+async def _many(system: System, body: dict[str, Any], count: int) -> list[httpx.Response]:
+    async with system.async_client(limits=httpx.Limits(max_connections=count)) as client:
+        return await asyncio.gather(*(client.post("/v1/classify", json=body) for _ in range(count)))
+
+
+@pytest.mark.anyio
+async def test_identical_requests_at_once_compute_one_row(system: System) -> None:
+    body = {"model": "sentiment", "input": "two hundred people asked the very same thing"}
+
+    responses = await _many(system, body, 200)
+
+    assert {response.status_code for response in responses} == {200}
+    assert len({response.text.partition('"usage"')[0] for response in responses}) == 1
+    assert sum(response.json()["usage"]["rows"] for response in responses) == 1
+    assert sum(response.json()["usage"]["computed"] for response in responses) == 1
+
+
+def test_only_misses_of_a_list_are_computed(system: System) -> None:
+    texts = [f"list item {number}" for number in range(5)]
+    answer(system, "/v1/classify", {"model": "sentiment", "input": texts[:3]})
+
+    response = answer(system, "/v1/classify", {"model": "sentiment", "input": texts})
+
+    usage = response.json()["usage"]
+    assert (usage["hit"], usage["computed"]) == (3, 2)
+    assert "fwd=partial" in response.headers["cache-status"]
+
+
+def test_only_if_cached_does_not_compute(system: System) -> None:
+    body = {"model": "sentiment", "input": "never asked before"}
+    control = {"cache-control": "only-if-cached"}
+
+    response = answer(system, "/v1/classify", body, **control)
+
+    assert response.status_code == 504
+    assert response.json()["code"] == "not_cached"
+
+
+def test_one_bad_item_fails_alone_when_asked_to_continue(system: System) -> None:
+    body = {"model": "sentiment", "input": ["fine text", ""], "on_error": "continue"}
+
+    response = answer(system, "/v1/classify", body)
+
+    fine, bad = response.json()["results"]
+    assert fine["labels"]
+    assert bad["error"]["code"] == "empty_input"
+    assert response.json()["usage"]["failed"] == 1
+
+
+CLASSIFY = "/v1/classify"
+BAD: list[tuple[str, bytes, int, str]] = [
+    (CLASSIFY, b"{", 400, "invalid_request"),
+    (CLASSIFY, b"[]", 400, "invalid_request"),
+    (CLASSIFY, b"\xff\xfe", 400, "invalid_request"),
+    (CLASSIFY, b"[" * 100_000, 400, "invalid_request"),
+    (CLASSIFY, b'{"model":"sentiment"}', 400, "invalid_request"),
+    (CLASSIFY, b'{"model":"sentiment","input":[]}', 400, "invalid_request"),
+    (CLASSIFY, b'{"model":"sentiment","input":"x","temperature":1}', 400, "invalid_request"),
+    (CLASSIFY, b'{"model":"sentiment","input":"x","top_k":0}', 400, "invalid_request"),
+    (CLASSIFY, b'{"model":"nobody","input":"x"}', 404, "model_not_found"),
+    (CLASSIFY, b'{"model":"minilm","input":"x"}', 400, "task_not_supported"),
+    (CLASSIFY, b'{"model":"sentiment","input":["ok",""]}', 422, "invalid_item"),
+    (CLASSIFY, b'{"model":"sentiment","input":"\\ud800"}', 400, "invalid_request"),
+    ("/v1/zero-shot", b'{"model":"topics","input":"x","labels":[]}', 422, "invalid_item"),
+    ("/v1/zero-shot", b'{"model":"topics","input":"x","labels":["a","a"]}', 422, "invalid_item"),
+    ("/v1/embed", b'{"model":"minilm","input":"x","dimensions":385}', 422, "invalid_item"),
+    ("/v1/nothing", b"{}", 404, "not_found"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code"), BAD)
+def test_bad_input_is_told_what_is_wrong(
+    system: System, path: str, body: bytes, status: int, code: str
+) -> None:
+    with system.client() as client:
+        response = client.post(path, content=body)
+
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (status, code), pretty(response)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["x-request-id"]
+    assert len(problem["detail"]) > 10
+
+
+def test_an_item_longer_than_the_model_is_refused_with_its_length(system: System) -> None:
+    response = answer(system, CLASSIFY, {"model": "sentiment", "input": "word " * 3000})
+
+    assert response.status_code == 422
+    assert response.json()["item_code"] == "input_too_long"
+
+
+def test_a_wrong_key_is_refused(system: System) -> None:
+    response = httpx.post(
+        system.url + CLASSIFY, json={}, headers={"authorization": "Bearer sk-wrong-wrong-wrong"}
+    )
+
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_another_method_is_refused(system: System) -> None:
+    with system.client() as client:
+        response = client.get(CLASSIFY)
+
+    assert response.status_code == 405
+
+
+def test_answers_carry_limits_and_an_id(system: System) -> None:
+    response = answer(system, CLASSIFY, {"model": "sentiment", "input": "headers"})
+
+    assert response.headers["ratelimit-policy"]
+    assert response.headers["ratelimit"]
+    assert response.headers["x-request-id"].startswith("req_")
+    assert "no-store" in response.headers["cache-control"]
+
+
+def test_models_are_listed_with_their_regions(system: System) -> None:
+    with system.client() as client:
+        listed = client.get("/v1/models").json()["data"]
+        one = client.get("/v1/models/banking-intents").json()
+
+    names = {model["name"] for model in listed}
+    assert {"sentiment", "banking-intents", "minilm", "topics", "reviewer"} <= names
+    assert len(one["labels"]) == 77
+    assert one["regions"] == ["eu", "us"]
+
+
+def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
+    body = {"model": "sentiment", "input": "no time at all"}
+
+    response = answer(system, CLASSIFY, body, **{"x-request-timeout": "0.0001"})
+
+    assert response.status_code == 504
+    assert response.json()["code"] == "deadline_exceeded"

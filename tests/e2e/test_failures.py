@@ -1,0 +1,134 @@
+"""Parts are killed under load: no wrong answer, nothing answered lost or billed twice."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.system import System, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
+
+# Each text has an answer that is known beforehand, so that a mix-up would show.
+_PRAISE = "a truly wonderful and moving film, number {}"
+_BLAME = "a dull, lifeless and terrible film, number {}"
+_IN_FLIGHT = 32
+
+
+@pytest.fixture
+def system(demo_models: Path, tmp_path: Path) -> Iterator[System]:
+    with System(tmp_path / "data", models=demo_models, workers=2) as running:
+        yield running
+
+
+class Load:
+    """Distinct requests, so many at a time; remembers what was answered, and to whom."""
+
+    def __init__(self, system: System, *, count: int) -> None:
+        self._system = system
+        self._numbers = iter(range(count))
+        self.answered: list[str] = []
+        self.wrong: list[str] = []
+        self.broken = 0
+        self.statuses: Counter[int] = Counter()
+
+    async def run(self, *, then: Callable[[], object], after: int) -> None:
+        """Send everything; call `then` once, when `after` requests were answered."""
+        pending = [then]
+
+        async def send(client: httpx.AsyncClient) -> None:
+            for number in self._numbers:
+                await self._one(client, number)
+                if pending and len(self.answered) >= after:
+                    pending.pop()()
+
+        limits = httpx.Limits(max_connections=_IN_FLIGHT)
+        async with self._system.async_client(limits=limits) as client:
+            await asyncio.gather(*(send(client) for _ in range(_IN_FLIGHT)))
+
+    async def _one(self, client: httpx.AsyncClient, number: int) -> None:
+        expected, text = ("positive", _PRAISE) if number % 2 else ("negative", _BLAME)
+        body = {"model": "sentiment", "input": text.format(number)}
+        try:
+            response = await client.post("/v1/classify", json=body)
+        except httpx.TransportError:
+            self.broken += 1
+            return
+        self.statuses[response.status_code] += 1
+        self.answered.append(response.headers["x-request-id"])
+        if response.status_code == 200:
+            label = response.json()["results"][0]["labels"][0]["label"]
+            if label != expected:
+                self.wrong.append(text.format(number))
+
+
+async def test_a_killed_backend_of_the_preferred_region_is_not_noticed(system: System) -> None:
+    load = Load(system, count=1000)
+
+    await load.run(then=lambda: system.kill("backend", region="eu"), after=200)
+
+    assert load.statuses == {200: 1000}
+    assert load.broken == 0
+    assert load.wrong == []
+
+
+async def test_every_answer_is_billed_once_though_workers_are_killed(system: System) -> None:
+    load = Load(system, count=1000)
+    killed: list[int] = []
+
+    def kill() -> None:
+        killed.append(system.kill("gateway"))
+        killed.append(system.kill("billing"))
+
+    await load.run(then=kill, after=300)
+    until(
+        lambda: system.replaced("gateway", killed[0]) and system.replaced("billing", killed[1]),
+        within=20,
+        what="the killed workers are replaced",
+    )
+    answered = set(load.answered)
+    until(lambda: answered <= set(events(system)), within=20, what="every answer is in the ledger")
+
+    counted = Counter(events(system))
+    assert load.statuses[200] == len(load.answered)
+    assert len(answered) == len(load.answered)
+    assert max(counted.values()) == 1
+    assert len(set(counted) - answered) <= _IN_FLIGHT
+    assert load.broken <= _IN_FLIGHT
+    assert load.wrong == []
+
+
+async def test_answers_go_on_without_either_valkey(system: System) -> None:
+    """The cache is then a miss, limits a local share; nothing hangs and nothing is a 500."""
+    load = Load(system, count=200)
+
+    def freeze() -> None:
+        for role in ("valkey-cache", "valkey-state"):
+            os.kill(system.processes(role)[0].pid, signal.SIGSTOP)
+
+    try:
+        await load.run(then=freeze, after=50)
+    finally:
+        for role in ("valkey-cache", "valkey-state"):
+            os.kill(system.processes(role)[0].pid, signal.SIGCONT)
+
+    assert set(load.statuses) <= {200, 429}
+    assert load.statuses[200] > 100
+    assert load.broken == 0
+    answered = set(load.answered)
+    until(lambda: answered <= set(events(system)), within=30, what="answers are in the ledger")
+
+
+def events(system: System) -> list[str]:
+    """Return the ids of all events in the ledger, one for each time it was counted."""
+    ledger = sqlite3.connect(f"file:{system.data_dir / 'ledger.db'}?mode=ro", uri=True)
+    try:
+        return [row[0] for row in ledger.execute("select id from usage_events")]
+    finally:
+        ledger.close()

@@ -1,0 +1,156 @@
+"""What an operator does: reloads the document, restarts, runs two systems, meets a busy port."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.system import System, free_port, pretty, until
+
+pytestmark = pytest.mark.e2e
+_CONFIG = Path(__file__).parents[2] / "config"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A copy of the default document, to be changed."""
+    return Path(shutil.copytree(_CONFIG, tmp_path / "config"))
+
+
+@pytest.fixture
+def system(demo_models: Path, tmp_path: Path, config: Path) -> Iterator[System]:
+    with System(tmp_path / "data", models=demo_models, workers=2, config=config) as running:
+        yield running
+
+
+async def _statuses_during(system: System, change: asyncio.Event) -> list[int]:
+    """Ask again and again until `change` is set, and a little longer."""
+    statuses: list[int] = []
+    async with system.async_client() as client:
+        while not change.is_set() or len(statuses) < 50:
+            response = await client.post(
+                "/v1/classify", json={"model": "sentiment", "input": f"text {len(statuses)}"}
+            )
+            statuses.append(response.status_code)
+    return statuses
+
+
+@pytest.mark.anyio
+async def test_a_changed_document_is_live_after_reload_and_no_request_fails(
+    system: System, config: Path
+) -> None:
+    (config / "more.yaml").write_text("request:\n  max_items: 3\n")
+    changed = asyncio.Event()
+    asking = asyncio.create_task(_statuses_during(system, changed))
+
+    with system.admin() as admin:
+        reloaded = await asyncio.to_thread(admin.post, "/admin/config/reload")
+    changed.set()
+
+    assert reloaded.status_code == 200, pretty(reloaded)
+    assert set(await asking) == {200}
+    for _ in range(8):  # both workers have it
+        with system.client() as client:
+            body = {"model": "sentiment", "input": ["a", "b", "c", "d"]}
+            assert client.post("/v1/classify", json=body).status_code == 413
+
+
+def test_a_broken_document_is_refused_with_its_line_and_changes_nothing(
+    system: System, config: Path
+) -> None:
+    (config / "broken.yaml").write_text("request:\n  max_items: 3\n  max_itemz: 4\n")
+
+    with system.admin() as admin:
+        before = admin.get("/admin/config").json()["generation"]
+        refused = admin.post("/admin/config/reload")
+        after = admin.get("/admin/config").json()["generation"]
+
+    problem = refused.json()
+    assert refused.status_code == 422
+    assert problem["file"].endswith("broken.yaml")
+    assert problem["line"] == 3
+    assert "max_itemz" in problem["field"] + problem["detail"]
+    assert after == before
+    with system.client() as client:
+        body = {"model": "sentiment", "input": ["a", "b", "c", "d"]}
+        assert client.post("/v1/classify", json=body).status_code == 200
+
+
+def test_usage_survives_a_restart_and_the_second_start_is_quick(system: System) -> None:
+    with system.client() as client:
+        assert client.post("/v1/classify", json={"model": "sentiment", "input": "kept"}).is_success
+    assert system.stop() == 0
+
+    took = system.start()
+
+    assert took < 30  # seconds; the figure to beat is in docs/performance.md
+    until(lambda: _requests(system) == 1, within=10, what="the request is in the usage")
+
+
+def _requests(system: System) -> int:
+    with system.client() as client:
+        lines = client.get("/v1/usage").json()["data"]
+        return sum(line["requests"] for line in lines if line["group"]["model"] == "sentiment")
+
+
+def test_a_revoked_key_is_refused_at_once(system: System) -> None:
+    with system.admin() as admin:
+        made = admin.post("/admin/keys", json={"tenant": "demo", "name": "short-lived"})
+        assert made.is_success, pretty(made)
+        key = made.json()["key"]
+        headers = {"authorization": f"Bearer {key}"}
+        allowed = httpx.get(f"{system.url}/v1/models", headers=headers)
+        admin.delete(f"/admin/keys/{made.json()['id']}")
+
+    refused = httpx.get(f"{system.url}/v1/models", headers=headers)
+
+    assert allowed.status_code == 200
+    assert refused.status_code == 401
+
+
+def test_a_second_up_on_a_busy_port_is_refused_in_one_line(
+    system: System, demo_models: Path, tmp_path: Path
+) -> None:
+    finished = _up(
+        *("--port", str(system.port), "--admin-port", str(free_port())),
+        *("--data-dir", str(tmp_path / "other"), "--models", str(demo_models)),
+    )
+
+    assert finished.returncode == 2
+    assert str(system.port) in finished.stderr
+    assert len(finished.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_that_another_program_took_is_refused(demo_models: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        finished = _up(
+            *("--port", str(port), "--admin-port", str(free_port())),
+            *("--data-dir", str(tmp_path / "data"), "--models", str(demo_models)),
+        )
+
+    assert finished.returncode == 2
+    assert str(port) in finished.stderr
+
+
+def test_two_systems_run_side_by_side(system: System, demo_models: Path, tmp_path: Path) -> None:
+    with System(tmp_path / "second", models=demo_models) as second:
+        for one in (system, second):
+            with one.client() as client:
+                body = {"model": "sentiment", "input": "side by side"}
+                response = client.post("/v1/classify", json=body)
+                assert response.json()["usage"]["computed"] == 1
+
+
+def _up(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway", "up", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
