@@ -1,0 +1,81 @@
+# The one door: `make` lists what there is. Only Python 3.11+ and make are needed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+CHECKED := gateway backends loadtests tools tests
+ARGS ?=
+PYTEST_ARGS ?=
+UPGRADE ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install install-dev install-system run test lint format types imports shape lock \
+	bench-hit bench-miss clean
+
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## Install what `make run` needs into .venv
+
+install-dev: $(VENV)/.installed-dev ## Install what `make test` needs into .venv
+
+run: install ## Start everything on this machine; options in ARGS="--port 9090 ..."
+	@exec $(BIN)/sluicegate up $(ARGS)
+
+test: lint types imports ## Run every check and every test; options in PYTEST_ARGS
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: install-dev ## Check style, format and shape
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.check_shape
+
+shape: install-dev ## Print the shape of the code: sizes, typed share, broad handlers
+	$(BIN)/python -m tools.check_shape
+
+format: install-dev ## Rewrite the code as the formatter wants it
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+types: install-dev ## Check types
+	$(BIN)/mypy $(CHECKED)
+
+imports: install-dev ## Check the directions of imports
+	$(BIN)/lint-imports --no-logo
+
+bench-hit: install-dev ## Measure requests a second answered from the cache
+	$(BIN)/python -m loadtests hit $(ARGS)
+
+bench-miss: install-dev ## Measure requests a second that run the model
+	$(BIN)/python -m loadtests miss $(ARGS)
+
+install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
+	@tools/install_system.sh
+
+lock: ## Compile requirements/*.txt anew; UPGRADE=--upgrade moves the versions
+	@tools/compile_requirements.sh $(UPGRADE)
+
+clean: ## Remove what builds and checks leave behind (keeps .venv and data)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The virtual environment. A stamp per set of requirements, so that an unchanged set asks pip nothing.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'Python 3.11 or newer is needed; name one with `make PYTHON=python3.12 ...`' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
+	@echo 'Installing packages into $(VENV) (once, about 200 MB)'
+	@$(PIP) install --no-deps --require-hashes -r requirements/demo.txt
+	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
+	@touch $@
+
+# All of demo.txt is in dev.txt at the same versions: after this `make run` installs nothing.
+$(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+	@echo 'Installing packages and tools into $(VENV) (once, about 250 MB)'
+	@$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,69 @@
+"""docs/api.md tells of every error, item code, route and field."""
+
+import ast
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from gateway.api.schemas import TASK_BODIES, Body, InferBody
+from gateway.errors import GatewayError
+from gateway.types import Usage
+from tests.docs.tables import ROOT, first_cells, page, rows
+
+PAGE = page("docs/api.md")
+
+
+def errors(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from errors(below)
+
+
+def item_codes() -> set[str]:
+    """Return every code that a backend refuses an item with."""
+    found = set()
+    for path in (ROOT / "backends").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "ItemRefused":
+                first = node.args[0]
+                if isinstance(first, ast.Constant):
+                    found.add(str(first.value))
+    return found
+
+
+CODES = {
+    error.code: error.status
+    for error in errors(GatewayError)
+    if error.__module__ == GatewayError.__module__
+}
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_an_error_is_told_with_its_status(code: str) -> None:
+    told = {row[0].strip("`"): row[1] for row in rows(PAGE) if len(row) == 3}
+
+    assert told[code] == str(CODES[code])
+
+
+def test_every_code_of_an_item_is_told() -> None:
+    codes = item_codes()
+
+    assert "input_too_long" in codes
+    assert codes <= first_cells(PAGE)
+
+
+@pytest.mark.parametrize("body", [*TASK_BODIES, InferBody])
+def test_every_field_of_a_request_is_told_beside_its_route(body: type[Body]) -> None:
+    suffix = "/{model}" if body is InferBody else ""
+    route = f"`POST /v1/{body.task}{suffix}`"
+
+    (row,) = [row for row in rows(PAGE) if row[0] == route]
+
+    shared = {"on_error"}
+    for field in msgspec.structs.fields(body):
+        assert f"`{field.name}`" in (PAGE if field.name in shared else row[1])
+
+
+def test_every_number_of_the_usage_is_told() -> None:
+    assert set(Usage.__struct_fields__) <= first_cells(PAGE)

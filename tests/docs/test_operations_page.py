@@ -1,0 +1,121 @@
+"""docs/operations.md tells of every metric, command and exit code."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+import click
+import pytest
+from prometheus_client import CollectorRegistry, Metric
+
+from backends.telemetry.metrics import BackendMetrics
+from backends.types import CacheStatistics, EncoderStatistics, QueueStatistics, Snapshot
+from gateway.cli.root import main
+from gateway.supervisor.errors import ExitCode
+from gateway.telemetry.metrics import GatewayMetrics
+from tests.docs.tables import ROOT, first_cells, page, rows
+
+PAGE = page("docs/operations.md")
+_ENCODER = EncoderStatistics(name="minilm", queue=QueueStatistics(), rows=CacheStatistics())
+
+
+def labels(metric: Metric) -> set[str]:
+    return {name for sample in metric.samples for name in sample.labels}
+
+
+def commands(group: click.Group, path: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
+def routes(folder: str) -> Iterator[str]:
+    """Yield the routes that the decorators in `folder` declare, as `GET /path/{name}`."""
+    for path in sorted((ROOT / folder).glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        yield from _routes(tree, "")
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                yield from _routes(node, _prefix(node))
+
+
+def _prefix(controller: ast.ClassDef) -> str:
+    values = (n.value for n in controller.body if isinstance(n, ast.Assign) and _name(n) == "path")
+    return str(next((v.value for v in values if isinstance(v, ast.Constant)), ""))
+
+
+def _name(assignment: ast.Assign) -> str:
+    return ast.unparse(assignment.targets[0])
+
+
+def _routes(body: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
+    for node in body.body:
+        for made in getattr(node, "decorator_list", []):
+            if isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.Constant):
+                verb, path = ast.unparse(made.func), f"{prefix}{made.args[0].value!s}"
+                if verb in {"get", "post", "put", "delete"}:
+                    plain = re.sub(r":\w+}", "}", path)
+                    yield f"{verb.upper()} {plain.rstrip('/')}"
+
+
+def told(metrics: Iterable[Metric]) -> None:
+    rows_by_name = {row[0].strip("`"): row for row in rows(PAGE) if len(row) == 3}
+    for metric in metrics:
+        written = rows_by_name[metric.name][1]
+        assert labels(metric) <= {label.strip() for label in written.split(",")} | {"le"}
+
+
+def test_every_metric_of_a_backend_is_told_with_its_labels() -> None:
+    items = {("sentiment", "classify", "done"): 1}
+    snapshot = Snapshot(ready=True, calls_in_flight=0, items=items, encoders=[_ENCODER])
+
+    metrics = list(BackendMetrics(lambda: snapshot).collect())
+
+    assert len(metrics) > 10
+    told(metrics)
+
+
+def test_every_metric_of_a_gateway_is_told() -> None:
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+
+    names = {metric.name for metric in registry.collect()}
+
+    assert names <= first_cells(PAGE)
+
+
+@pytest.mark.parametrize("command", sorted(commands(main, "sluicegate")))
+def test_every_command_is_told(command: str) -> None:
+    words = [cell for row in rows(PAGE) for cell in re.findall(r"`(.+?)`", row[0])]
+    head, _, last = command.rpartition(" ")
+
+    # A row tells of `sluicegate config check`, and then of `show` alone.
+    beside = any(word.startswith(f"{head} ") for word in words) and last in words
+    assert any(word.startswith(command) for word in words) or beside
+
+
+def test_every_exit_code_is_told() -> None:
+    codes = {row[0] for row in rows(PAGE)}
+
+    assert {str(code.value) for code in ExitCode} <= codes
+
+
+@pytest.mark.parametrize("route", sorted(routes("gateway/admin")))
+def test_every_route_of_operators_is_told(route: str) -> None:
+    assert route in {word for row in rows(PAGE) for word in re.findall(r"`(.+?)`", row[0])}
+
+
+def test_the_page_tells_of_no_route_that_does_not_exist() -> None:
+    words = {word for row in rows(PAGE) for word in re.findall(r"`(.+?)`", row[0])}
+
+    assert {w for w in words if " /" in w} == set(routes("gateway/admin"))
+
+
+@pytest.mark.parametrize("route", sorted(routes("gateway/api")))
+def test_every_route_of_customers_is_told_somewhere(route: str) -> None:
+    path = route.partition(" ")[2]
+
+    part_of_the_page = path.startswith("/docs/")
+    assert part_of_the_page or path in page("docs/api.md") + PAGE

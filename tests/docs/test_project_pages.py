@@ -1,0 +1,124 @@
+"""The pages at the root and in docs/ keep their promises to a reader."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.docs.tables import ROOT, page
+
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+)
+SECTIONS = ["Security", "Removed", "Deprecated", "Added", "Changed", "Fixed"]
+LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
+
+
+def make_targets() -> set[str]:
+    printed = subprocess.run(
+        ["make", "--no-print-directory", "help"],  # noqa: S607 - the reader's own make
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return {line.split()[0] for line in printed.splitlines()}
+
+
+def commands(text: str) -> list[str]:
+    """Return the lines of every fenced block."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line.strip() for block in blocks for line in block.splitlines()]
+
+
+def test_the_readme_says_how_to_run_and_how_to_test() -> None:
+    lines = commands(page("README.md"))
+
+    assert "make run" in lines
+    assert "make test" in lines
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_make_target_that_a_page_names_exists(name: str) -> None:
+    named = set(re.findall(r"`make ([a-z][a-z-]*)", page(name)))
+    named |= {line.split()[1] for line in commands(page(name)) if re.match(r"make [a-z]", line)}
+
+    assert named <= make_targets()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_to_a_file_leads_somewhere(name: str) -> None:
+    targets = [match.group(1) for match in LINK.finditer(page(name))]
+
+    missing = [target for target in targets if not ((ROOT / name).parent / target).exists()]
+
+    assert missing == []
+
+
+def test_the_readme_lists_every_page_of_the_docs() -> None:
+    linked = {match.group(1) for match in LINK.finditer(page("README.md"))}
+
+    assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")} <= linked
+
+
+def test_every_decision_is_numbered_listed_and_complete() -> None:
+    index = page("docs/decisions/README.md")
+    pages = sorted(ROOT.glob("docs/decisions/[0-9]*.md"))
+
+    for number, path in enumerate(pages, 1):
+        text = path.read_text(encoding="utf-8")
+        title = text.splitlines()[0].removeprefix(f"# {number:04}. ")
+        assert f"| [{number:04}]({path.name}) | {title} |" in index
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
+            "Context",
+            "Decision",
+            "Consequences",
+            "Refused",
+        ]
+
+
+def test_the_changelog_keeps_its_format() -> None:
+    project = tomllib.loads(page("pyproject.toml"))["project"]
+    versions = re.split(r"^## ", page("CHANGELOG.md"), flags=re.MULTILINE)[1:]
+
+    assert versions[0].startswith("[Unreleased]\n")
+    assert versions[1].startswith(f"[{project['version']}] - ")
+    for version in versions:
+        head, *rest = version.splitlines()
+        assert re.fullmatch(r"\[(Unreleased|\d+\.\d+\.\d+)\]( - \d{4}-\d\d-\d\d)?", head)
+        sections = [line.removeprefix("### ") for line in rest if line.startswith("### ")]
+        assert sections == [section for section in SECTIONS if section in sections]
+
+
+def test_every_locked_file_has_hashes_and_no_address() -> None:
+    for path in sorted(Path(ROOT, "requirements").glob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        assert "://" not in text
+        for block in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]:
+            assert "--hash=sha256:" in block, block.splitlines()[0]
+
+
+def test_the_demo_installs_no_training_framework() -> None:
+    for name in ("demo", "dev", "gateway", "backend-cpu"):
+        locked = set(re.findall(r"^([a-z0-9-]+)==", page(f"requirements/{name}.txt"), re.MULTILINE))
+        assert locked.isdisjoint({"torch", "transformers", "sentence-transformers"})
+
+
+def test_a_gateway_installs_no_model_runtime() -> None:
+    locked = set(re.findall(r"^([a-z0-9-]+)==", page("requirements/gateway.txt"), re.MULTILINE))
+
+    assert locked.isdisjoint({"numpy", "onnx", "onnxruntime", "tokenizers"})
+    assert {"litestar", "uvicorn", "redis"} <= locked
+
+
+def test_everything_locked_for_the_demo_is_locked_alike_for_the_tests() -> None:
+    pins = {
+        name: set(
+            re.findall(r"^[a-z0-9-]+==[^ \\]+", page(f"requirements/{name}.txt"), re.MULTILINE)
+        )
+        for name in ("gateway", "backend-cpu", "demo", "dev")
+    }
+
+    assert pins["gateway"] | pins["backend-cpu"] | pins["demo"] <= pins["dev"]

@@ -1,0 +1,282 @@
+"""Holds the shape of the code: sizes, typed share, broad handlers, habits of tests, versions.
+
+`python -m tools.check_shape` prints the numbers, names every failure, and exits 1 if there is one.
+"""
+
+import ast
+import re
+import statistics
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+SOURCES = ("gateway", "backends")
+TREES = (*SOURCES, "loadtests", "tools", "training", "tests")
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_P90 = 30
+
+# Lock files and scripts must work with any package index. Brackets keep this line from matching.
+PACKAGE_HOSTS = re.compile(
+    r"pypi[.]org|files[.]pythonhosted|registry[.]npmjs|deb[.]debian[.]org|--(extra-)?index[-]url"
+)
+# A comment that only speaks to a tool.
+_MARKER = re.compile(
+    r"noqa(: ?[A-Z]+\d+(, ?[A-Z]+\d+)*)?|type: ignore(\[[\w, -]+\])?|pragma: no cover"
+)
+_NOT_OURS = {"node_modules", "__pycache__", "build", "dist", "models"}
+_TEXT = {".py", ".md", ".txt", ".in", ".toml", ".yaml", ".yml", ".sh", ".conf", ".json", ".html"}
+_TEXT_NAMES = {"Makefile", "run", "LICENSE"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A rule that does not hold, and where."""
+
+    path: str
+    line: int
+    text: str
+
+
+class Module(msgspec.Struct, frozen=True, kw_only=True):
+    """One parsed source file; `path` is relative to the project."""
+
+    path: str
+    source: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> list[str]:
+        """The source, line by line."""
+        return self.source.splitlines()
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the file stands under `tests`."""
+        return self.path.startswith("tests/")
+
+
+def read_modules(root: Path, trees: Iterable[str] = TREES) -> list[Module]:
+    """Return every Python file below `trees`, parsed."""
+    modules = []
+    for tree in trees:
+        for path in sorted((root / tree).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            relative = path.relative_to(root).as_posix()
+            modules.append(Module(path=relative, source=source, tree=ast.parse(source, relative)))
+    return modules
+
+
+def functions(module: Module) -> Iterator[Function]:
+    """Yield every function and method of `module`, nested ones too."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function):
+            yield node
+
+
+def function_lines(function: Function) -> int:
+    """Return the lines of `function` from `def` to its end, without its docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if isinstance(first, ast.Expr) and ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def is_typed(function: Function) -> bool:
+    """Return whether each parameter (but `self` and `cls`) and the result have an annotation."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    if named and named[0].arg in {"self", "cls"}:
+        named = named[1:]
+    named += [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    return function.returns is not None and all(a.annotation is not None for a in named)
+
+
+def check_sizes(modules: Iterable[Module]) -> Iterator[Problem]:
+    """Yield modules and functions over the limits."""
+    for module in modules:
+        if len(module.lines) > MAX_MODULE_LINES:
+            text = f"the module has {len(module.lines)} lines, over {MAX_MODULE_LINES}: split it"
+            yield Problem(path=module.path, line=1, text=text)
+        for function in functions(module):
+            lines = function_lines(function)
+            if lines > MAX_FUNCTION_LINES:
+                text = f"`{function.name}` has {lines} lines, over {MAX_FUNCTION_LINES}: split it"
+                yield Problem(path=module.path, line=function.lineno, text=text)
+
+
+def check_types(modules: Iterable[Module]) -> Iterator[Problem]:
+    """Yield functions with an unannotated parameter or result."""
+    for module in modules:
+        for function in functions(module):
+            if not is_typed(function):
+                text = f"`{function.name}` lacks an annotation"
+                yield Problem(path=module.path, line=function.lineno, text=text)
+
+
+def broad_handlers(module: Module) -> Iterator[int]:
+    """Yield the lines that catch everything: bare, `Exception`, `BaseException`, suppressed too."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler) and _names_everything(node.type):
+            yield node.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            yield from (node.lineno for argument in node.args if _names_everything(argument))
+
+
+def _names_everything(node: ast.expr | None) -> bool:
+    if node is None:
+        return True
+    names = node.elts if isinstance(node, ast.Tuple) else [node]
+    return any(ast.unparse(name) in {"Exception", "BaseException"} for name in names)
+
+
+def check_handlers(modules: Iterable[Module]) -> Iterator[Problem]:
+    """Yield broad handlers without a comment on their line or on one beside it."""
+    for module in modules:
+        lines = module.lines
+        for number in broad_handlers(module):
+            around = lines[max(number - 2, 0) : number + 1]
+            if not any(_has_reason(line) for line in around):
+                text = "a handler of every error needs a comment that says why"
+                yield Problem(path=module.path, line=number, text=text)
+
+
+def _has_reason(line: str) -> bool:
+    comment = line.partition("#")[2].strip()
+    return bool(comment) and not _MARKER.fullmatch(comment)
+
+
+def check_tests(modules: Iterable[Module]) -> Iterator[Problem]:
+    """Yield mocks and sleeps in tests."""
+    for module in modules:
+        if not module.is_test:
+            continue
+        for node in ast.walk(module.tree):
+            text = _test_habit(node)
+            if text:
+                yield Problem(path=module.path, line=getattr(node, "lineno", 1), text=text)
+
+
+def _test_habit(node: ast.AST) -> str:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [alias.name for alias in node.names]
+        origin = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if "mock" in (".".join([origin, *names])).split("."):
+            return "a mock: write a fake and prove it in tests/contract"
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func)
+        first = node.args[0] if node.args else None
+        # Zero is a turn of the loop and waits for nothing; a name is the interval of a poll.
+        waits = isinstance(first, ast.Constant) and first.value != 0
+        if called == "time.sleep" or (called in {"asyncio.sleep", "anyio.sleep"} and waits):
+            return f"`{called}` in a test: wait for an event or poll with a deadline"
+    return ""
+
+
+def check_hosts(root: Path) -> Iterator[Problem]:
+    """Yield lines that name a package host; packages come from wherever the machine is set up."""
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root)
+        hidden = any(p.startswith(".") and p not in {".ci", ".gitignore"} for p in relative.parts)
+        if hidden or _NOT_OURS & set(relative.parts) or not path.is_file():
+            continue
+        if path.suffix not in _TEXT and path.name not in _TEXT_NAMES:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if relative.as_posix() == "tools/check_shape.py" or not PACKAGE_HOSTS.search(text):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            found = PACKAGE_HOSTS.search(line)
+            if found:
+                message = f"names the package host or option `{found.group()}`"
+                yield Problem(path=relative.as_posix(), line=number, text=message)
+
+
+def check_version(root: Path) -> Iterator[Problem]:
+    """Yield a difference between the version of the project and the changelog's newest."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    version = project["project"]["version"]
+    changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)
+    newest = found.group(1) if found else "none"
+    if newest != version:
+        text = f"the newest version is `{newest}`, pyproject.toml says `{version}`"
+        yield Problem(path="CHANGELOG.md", line=1, text=text)
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of the sources."""
+
+    modules: int
+    lines: int
+    longest_module: int
+    functions: int
+    median: float
+    p90: float
+    longest_function: int
+    typed_share: float
+    broad_handlers: int
+    test_lines: int
+
+
+def measure(modules: list[Module]) -> Shape:
+    """Return the numbers of `gateway` and `backends`, and the lines of their tests."""
+    sources = [m for m in modules if m.path.split("/")[0] in SOURCES]
+    sizes = [function_lines(f) for m in sources for f in functions(m)] or [0]
+    typed = [is_typed(f) for m in sources for f in functions(m)] or [True]
+    return Shape(
+        modules=len(sources),
+        lines=sum(len(m.lines) for m in sources),
+        longest_module=max((len(m.lines) for m in sources), default=0),
+        functions=len(sizes),
+        median=statistics.median(sizes),
+        p90=statistics.quantiles([*sizes, sizes[-1]], n=10, method="inclusive")[8],
+        longest_function=max(sizes),
+        typed_share=sum(typed) / len(typed),
+        broad_handlers=sum(1 for m in sources for _ in broad_handlers(m)),
+        test_lines=sum(len(m.lines) for m in modules if m.is_test),
+    )
+
+
+def check(root: Path) -> tuple[Shape, list[Problem]]:
+    """Return the shape of the project at `root` and everything that breaks a rule."""
+    modules = read_modules(root)
+    shape = measure(modules)
+    problems = [
+        *check_sizes(modules),
+        *check_types(modules),
+        *check_handlers(modules),
+        *check_tests(modules),
+        *check_hosts(root),
+        *check_version(root),
+    ]
+    if shape.p90 > MAX_FUNCTION_P90:
+        text = f"nine of ten functions have up to {shape.p90:.0f} lines, over {MAX_FUNCTION_P90}"
+        problems.append(Problem(path=".", line=1, text=text))
+    return shape, sorted(problems)
+
+
+def main() -> int:
+    """Print the shape and the problems of the project in the current folder."""
+    shape, problems = check(Path.cwd())
+    print(
+        f"shape: {shape.modules} modules, {shape.lines} lines, longest {shape.longest_module}; "
+        f"{shape.functions} functions, median {shape.median:.0f}, p90 {shape.p90:.0f}, "
+        f"longest {shape.longest_function}; typed {shape.typed_share:.0%}; "
+        f"broad handlers {shape.broad_handlers}; "
+        f"test lines per source line {shape.test_lines / max(shape.lines, 1):.2f}"
+    )
+    for problem in problems:
+        print(f"{problem.path}:{problem.line}: {problem.text}")
+    if problems:
+        print(f"shape: {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

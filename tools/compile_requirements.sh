@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Compiles requirements/*.txt: hashed, for every platform, without download addresses.
+# Arguments go to `uv pip compile`, for example --upgrade.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if ! command -v uv >/dev/null; then
+    echo "make lock needs \`uv\`: install it with \`pip install uv\`" >&2
+    exit 1
+fi
+
+compile() {
+    local output="requirements/$1.txt"
+    shift
+    echo "compiling $output"
+    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+        --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+        --override requirements/overrides.in --output-file "$output" "$@"
+}
+
+# The largest set first: the versions it finds constrain all the others.
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+compile dev pyproject.toml requirements/build.in requirements/demo.in \
+    --extra gateway --extra backend-cpu --extra dev "$@"
+grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/dev.txt >"$pins"
+
+compile demo pyproject.toml requirements/build.in requirements/demo.in \
+    --extra gateway --extra backend-cpu --constraint "$pins" "$@"
+compile gateway pyproject.toml requirements/build.in \
+    --extra gateway --constraint "$pins" "$@"
+compile backend-cpu pyproject.toml requirements/build.in \
+    --extra backend-cpu --constraint "$pins" "$@"
+compile backend-gpu pyproject.toml requirements/build.in \
+    --extra backend-gpu --constraint "$pins" "$@"
