@@ -1,0 +1,53 @@
+"""What an algorithm is: a coroutine from an item to a JSON value, asking models on the way."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from backends.pipelines.ask import Ask
+from backends.protocol import ModelInfo, Task
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+class Algorithm(Protocol):
+    """Answers items of one task.
+
+    `run` returns a JSON value (arrays of floats are one) and raises `ItemRefused` for an item or
+    parameters that are wrong, or lets `BackendError` of the models it asks pass. Every `await ask`
+    joins the batches of all other callers. A changed answer to the same item needs a new `version`.
+    """
+
+    @property
+    def version(self) -> int:
+        """The version of the code, part of every cache key."""
+        ...
+
+    # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.
+    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+        """Return the answer of one item."""
+        ...
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model: what is said of it, what answers each of its tasks, on which encoder."""
+
+    info: ModelInfo
+    encoder: str
+    algorithms: dict[Task, Algorithm]
+
+
+async def together(
+    first: Coroutine[Any, Any, First], second: Coroutine[Any, Any, Second]
+) -> tuple[First, Second]:
+    """Run two questions at once; when one fails the other is called off and the error raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = group.create_task(first), group.create_task(second)
+    except BaseExceptionGroup as error:
+        # Both may fail of the same text; one error says it.
+        raise error.exceptions[0] from None
+    return tasks[0].result(), tasks[1].result()

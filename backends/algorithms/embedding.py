@@ -1,0 +1,51 @@
+"""Embeddings of texts, and documents ranked by them."""
+
+from typing import Any
+
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.pipelines.scores import normalize, rounded
+from backends.protocol import EmbedParameters, RerankParameters
+
+
+class Embed(Algorithm):
+    """The vector of a text."""
+
+    def __init__(self, *, model: str, dimensions: int) -> None:
+        self._model = model
+        self._dimensions = dimensions
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def run(self, item: str, parameters: EmbedParameters, ask: Ask) -> Any:
+        kept = self._dimensions if parameters.dimensions is None else parameters.dimensions
+        if not 1 <= kept <= self._dimensions:
+            raise ItemRefused(
+                "bad_dimensions", f"`dimensions` must be between 1 and {self._dimensions}"
+            )
+        vectors = (await ask(self._model, [item]))[:, :kept]
+        return {"embedding": (normalize(vectors) if parameters.normalize else vectors)[0]}
+
+
+class Rerank(Algorithm):
+    """How near a document is to a query: the cosine of their embeddings."""
+
+    def __init__(self, *, model: str) -> None:
+        self._model = model
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def run(self, item: str, parameters: RerankParameters, ask: Ask) -> Any:
+        query, document = normalize(await ask(self._model, [parameters.query, item]))
+        return {"score": rounded(query @ document[:, None])[0]}

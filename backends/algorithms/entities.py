@@ -1,0 +1,139 @@
+"""Entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.pipelines.ask import Ask
+from backends.pipelines.scores import Function, apply_function, rounded
+from backends.protocol import EntitiesParameters
+from backends.types import FloatArray, Piece
+
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+_OUTSIDE = "O"
+
+
+class Mention(msgspec.Struct, frozen=True, kw_only=True):
+    """A labelled stretch of a text, in characters."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+class Entities(Algorithm):
+    """Finds entities; `start` and `end` count characters of the text as it was sent."""
+
+    def __init__(self, *, model: str, labels: list[str], function: Function) -> None:
+        self._model = model
+        self._labels = labels
+        self._function = function
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def run(self, item: str, parameters: EntitiesParameters, ask: Ask) -> Any:
+        pieces, logits = await ask.tokens(self._model, item)
+        scores = apply_function(logits, self._function)
+        mentions = find_mentions(pieces, scores, self._labels, parameters.aggregation)
+        return {
+            "entities": [
+                {
+                    "label": mention.label,
+                    "score": rounded(np.array([mention.score]))[0],
+                    "text": item[mention.start : mention.end],
+                    "start": mention.start,
+                    "end": mention.end,
+                }
+                for mention in mentions
+            ]
+        }
+
+
+def find_mentions(
+    pieces: list[Piece], scores: FloatArray, labels: list[str], aggregation: Aggregation
+) -> list[Mention]:
+    """Return what `scores` (a line per piece) say, outside labels left out.
+
+    1. `none`: every piece by itself, with its label as it is.
+    2. `simple`: neighbours of one type are one entity, unless a `B-` begins another.
+    3. `first`, `average`, `max`: the pieces of a word first agree on the label of the first,
+       of the mean, or of the surest of them; then words are grouped like pieces.
+    """
+    real = [index for index, piece in enumerate(pieces) if not piece.special]
+    if aggregation in ("none", "simple"):
+        words = [[index] for index in real]
+    else:
+        words = _group_words(real, pieces)
+    mentions = [_label(word, pieces, scores, labels, aggregation) for word in words]
+    if aggregation != "none":
+        mentions = [_merge(group) for group in _group_mentions(mentions)]
+    return [mention for mention in mentions if mention.label != _OUTSIDE]
+
+
+def _group_words(real: list[int], pieces: list[Piece]) -> list[list[int]]:
+    words: list[list[int]] = []
+    for index in real:
+        if words and pieces[index].continues_word:
+            words[-1].append(index)
+        else:
+            words.append([index])
+    return words
+
+
+def _label(
+    word: list[int],
+    pieces: list[Piece],
+    scores: FloatArray,
+    labels: list[str],
+    aggregation: Aggregation,
+) -> Mention:
+    """Let the pieces of a word agree on a label."""
+    lines = scores[word]
+    if aggregation == "average":
+        line = lines.mean(axis=0)
+    elif aggregation == "max":
+        line = lines[int(lines.max(axis=1).argmax())]
+    else:
+        line = lines[0]
+    best = int(line.argmax())
+    return Mention(
+        label=labels[best],
+        score=float(line[best]),
+        start=pieces[word[0]].start,
+        end=pieces[word[-1]].end,
+    )
+
+
+def _group_mentions(mentions: list[Mention]) -> list[list[Mention]]:
+    groups: list[list[Mention]] = []
+    for mention in mentions:
+        begins, kind = _split_tag(mention.label)
+        if groups and not begins and kind == _split_tag(groups[-1][-1].label)[1]:
+            groups[-1].append(mention)
+        else:
+            groups.append([mention])
+    return groups
+
+
+def _split_tag(label: str) -> tuple[bool, str]:
+    """Return whether a label begins an entity, and the entity's type."""
+    if label.startswith(("B-", "I-")):
+        return label.startswith("B-"), label[2:]
+    return False, label
+
+
+def _merge(group: list[Mention]) -> Mention:
+    return Mention(
+        label=group[0].label.split("-", 1)[-1],
+        score=sum(mention.score for mention in group) / len(group),
+        start=group[0].start,
+        end=group[-1].end,
+    )

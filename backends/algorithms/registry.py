@@ -1,0 +1,146 @@
+"""Which code answers for a model of the repository."""
+
+from collections.abc import Mapping, Sequence
+
+from backends.algorithms.base import Algorithm, Endpoint
+from backends.algorithms.classify import Classify
+from backends.algorithms.embedding import Embed, Rerank
+from backends.algorithms.entities import Entities
+from backends.algorithms.reviewer import Reviewer
+from backends.algorithms.zero_shot import Choose, ZeroShot
+from backends.errors import ModelProblem
+from backends.protocol import ModelInfo, Task
+from backends.repository.catalogue import Catalogue, Model
+from backends.repository.manifest import (
+    AlgorithmManifest,
+    EncoderManifest,
+    HeadManifest,
+    builds_on,
+)
+
+Algorithms = dict[Task, Algorithm]
+
+
+def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
+    """Return the endpoint of a model; those it builds on are in `built` unless they are broken.
+
+    Raises:
+        ModelProblem: no code answers what its `model.yaml` asks for.
+    """
+    manifest = model.manifest
+    for name in builds_on(manifest):
+        if name not in built:
+            raise ModelProblem(f"it builds on `{name}`, which is broken")
+    below = [built[name] for name in builds_on(manifest)]
+    if isinstance(manifest, EncoderManifest):
+        return _encoder_endpoint(model, manifest)
+    if isinstance(manifest, HeadManifest):
+        return _head_endpoint(model, manifest, below[0])
+    return _algorithm_endpoint(model, manifest, below)
+
+
+def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
+    """Return what a catalogue would serve, and what is wrong, without loading any weights."""
+    endpoints: dict[str, Endpoint] = {}
+    problems = dict(catalogue.problems)
+    for name, model in catalogue.models.items():
+        try:
+            endpoints[name] = build_endpoint(model, endpoints)
+        except ModelProblem as error:
+            problems[name] = str(error)
+    return [endpoint.info for endpoint in endpoints.values()], problems
+
+
+def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> Endpoint:
+    known: Algorithms = {
+        Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
+        Task.RERANK: Rerank(model=model.name),
+    }
+    algorithms: Algorithms = {task: known[task] for task in manifest.tasks}
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile=manifest.profile,
+        tasks=list(algorithms),
+        algorithm="embedding",
+        algorithm_version=_version(algorithms),
+        max_tokens=manifest.max_tokens,
+        dimensions=manifest.dimensions,
+        description=manifest.description,
+        demonstration=manifest.demonstration,
+    )
+    return Endpoint(info=info, encoder=model.name, algorithms=algorithms)
+
+
+def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> Endpoint:
+    labels, function = manifest.labels, manifest.function
+    algorithm: Algorithm
+    if manifest.task is Task.CLASSIFY:
+        algorithm = Classify(model=model.name, labels=labels, function=function)
+    else:
+        algorithm = Entities(model=model.name, labels=labels, function=function)
+    algorithms: Algorithms = {manifest.task: algorithm}
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile=encoder.info.profile,
+        tasks=list(algorithms),
+        algorithm=manifest.task.value,
+        algorithm_version=_version(algorithms),
+        labels=labels,
+        max_tokens=encoder.info.max_tokens,
+        description=manifest.description,
+        demonstration=manifest.demonstration,
+    )
+    return Endpoint(info=info, encoder=encoder.encoder, algorithms=algorithms)
+
+
+def _algorithm_endpoint(
+    model: Model, manifest: AlgorithmManifest, below: Sequence[Endpoint]
+) -> Endpoint:
+    recipes = {"zero-shot-embedding": _zero_shot, "reviewer": _reviewer}
+    if manifest.algorithm not in recipes:
+        raise ModelProblem(
+            f"{model.folder}: algorithm `{manifest.algorithm}` is unknown; there are "
+            f"{', '.join(f'`{name}`' for name in recipes)}"
+        )
+    known = recipes[manifest.algorithm](model, below)
+    for task in manifest.tasks:
+        if task not in known:
+            raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` cannot answer `{task}`")
+    algorithms = {task: known[task] for task in manifest.tasks}
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile=below[0].info.profile,
+        tasks=list(algorithms),
+        algorithm=manifest.algorithm,
+        algorithm_version=_version(algorithms),
+        max_tokens=min(endpoint.info.max_tokens for endpoint in below),
+        description=manifest.description,
+        demonstration=manifest.demonstration,
+    )
+    return Endpoint(info=info, encoder=below[0].encoder, algorithms=algorithms)
+
+
+def _zero_shot(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    if len(below) != 1 or below[0].info.algorithm != "embedding":
+        raise ModelProblem(f"{model.folder}: `zero-shot-embedding` needs one `encoder`")
+    name = below[0].info.name
+    return {Task.ZERO_SHOT: ZeroShot(model=name), Task.CHOOSE: Choose(model=name)}
+
+
+def _reviewer(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    match [algorithm for endpoint in below for algorithm in endpoint.algorithms.values()]:
+        case [Classify() as mood, ZeroShot() as topics, *_, Classify() as intent]:
+            return {Task.INFER: Reviewer(mood=mood, topics=topics, intent=intent)}
+        case _:
+            raise ModelProblem(
+                f"{model.folder}: `reviewer` needs `uses` of a model for the mood, one for "
+                "topics (zero-shot) and one for intents, in this order"
+            )
+
+
+def _version(algorithms: Mapping[Task, Algorithm]) -> int:
+    """Return one number that grows with the version of any of the algorithms."""
+    return max((algorithm.version for algorithm in algorithms.values()), default=1)

@@ -1,0 +1,83 @@
+"""A cascade over three models: the mood and topics of a message, and what a complaint is about."""
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm, together
+from backends.algorithms.classify import Classify, Label
+from backends.algorithms.zero_shot import ZeroShot
+from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.protocol import InferParameters
+
+DEFAULT_TOPICS = ("payments", "cards", "account", "delivery", "service", "product", "price")
+_TEMPLATE = "This text is about {}."
+_COMPLAINT = "negative"
+_THRESHOLD = 0.7
+_SHOWN = 3
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str
+    topics: list[str] = msgspec.field(default_factory=lambda: list(DEFAULT_TOPICS))
+
+
+class Reviewer(Algorithm):
+    """Asks for mood and topics together, and for the intent only where the mood is bad.
+
+    1. Mood and topics are asked at once; they share the message's row.
+    2. A message that is negative with at least `threshold` is a complaint: its intent is asked,
+       of the same row again.
+    """
+
+    def __init__(self, *, mood: Classify, topics: ZeroShot, intent: Classify) -> None:
+        self._mood = mood
+        self._topics = topics
+        self._intent = intent
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def run(self, item: Any, parameters: InferParameters, ask: Ask) -> Any:
+        message = _read_message(item)
+        threshold = _read_threshold(parameters.parameters)
+        (mood,), topics = await together(
+            self._mood.rank(message.text, ask, top=1),
+            self._topics.rank(
+                message.text, ask, labels=message.topics, template=_TEMPLATE, multi_label=False
+            ),
+        )
+        complaint = mood.label == _COMPLAINT and mood.score >= threshold
+        intent: Label | None = None
+        if complaint:
+            (intent,) = await self._intent.rank(message.text, ask, top=1)
+        return {
+            "sentiment": mood.as_json(),
+            "topics": [topic.as_json() for topic in topics[:_SHOWN]],
+            "intent": intent.as_json() if intent else None,
+            "needs_attention": complaint,
+        }
+
+
+def _read_message(item: Any) -> _Message:
+    try:
+        return _Message(item) if isinstance(item, str) else msgspec.convert(item, _Message)
+    except msgspec.ValidationError as error:
+        raise ItemRefused("bad_item", f"an item is a text or {{text, topics}}: {error}") from None
+
+
+def _read_threshold(parameters: dict[str, Any]) -> float:
+    for name in parameters:
+        if name != "threshold":
+            raise ItemRefused("unknown_parameter", f"`{name}` is unknown; there is `threshold`")
+    threshold = parameters.get("threshold", _THRESHOLD)
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise ItemRefused("bad_parameter", "`threshold` must be a number between 0 and 1")
+    if not 0 <= threshold <= 1:
+        raise ItemRefused("bad_parameter", "`threshold` must be a number between 0 and 1")
+    return float(threshold)

@@ -1,0 +1,71 @@
+"""The bit of ASGI the handlers need."""
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from backends.errors import BadCall, CallTooLarge
+
+# The shapes ASGI itself defines.
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its body was here."""
+
+
+def find_header(scope: Scope, name: bytes) -> bytes | None:
+    """Return the first header of this lower-case name."""
+    headers: Headers = scope["headers"]
+    return next((value for key, value in headers if key == name), None)
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
+    """Return the whole body.
+
+    Raises:
+        CallTooLarge: it is, or says it is, over the limit.
+        BadCall: its length is no number.
+        ClientGone: nobody waits for the answer.
+    """
+    length = find_header(scope, b"content-length")
+    if length is not None:
+        if not length.isdigit():
+            raise BadCall("`Content-Length` is no number")
+        if int(length) > max_bytes:
+            raise CallTooLarge(f"the body is over {max_bytes} bytes; send fewer items")
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > max_bytes:
+            raise CallTooLarge(f"the body is over {max_bytes} bytes; send fewer items")
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, content_type: bytes, headers: Headers = ()
+) -> None:
+    """Send a whole response."""
+    length = str(len(body)).encode()
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"content-length", length),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

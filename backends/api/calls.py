@@ -1,0 +1,187 @@
+"""`POST /v1/call`: a call in, its outcomes out as they come."""
+
+import asyncio
+import hmac
+from collections.abc import Callable
+
+import msgspec
+
+from backends.api.asgi import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    find_header,
+    read_body,
+    respond,
+)
+from backends.api.engine import Engine
+from backends.api.items import Decoders, ItemAnswerer
+from backends.errors import BackendError, BadCall, CallRefused, Overloaded, Unauthorized
+from backends.protocol import (
+    CALL_PATH,
+    MEDIA_TYPE,
+    TOKEN_HEADER,
+    WIRE_VERSION,
+    Call,
+    CallItem,
+    Frame,
+    Refusal,
+    encode_frame,
+)
+from backends.telemetry.spans import Span, Tracing
+
+_MEDIA = MEDIA_TYPE.encode()
+_TOKEN = TOKEN_HEADER.encode()
+_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", _MEDIA)],
+}
+
+
+class Door:
+    """Lets in whoever knows the shared token, or everybody where there is none."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def check(self, scope: Scope) -> None:
+        """Raise `Unauthorized` unless the request carries the token."""
+        if not self._token:
+            return
+        given = find_header(scope, _TOKEN) or b""
+        if not hmac.compare_digest(given, self._token):
+            raise Unauthorized(f"the header `{TOKEN_HEADER}` is missing or wrong")
+
+
+class CallHandler:
+    """Answers calls."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        door: Door,
+        tracing: Tracing,
+        clock: Callable[[], float],
+        max_body_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._door = door
+        self._tracing = tracing
+        self._clock = clock
+        self._max_body_bytes = max_body_bytes
+        self._decoders = Decoders()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Admit the call, answer its items, send each outcome when it is there."""
+        span = self._start_span(scope)
+        try:
+            self._door.check(scope)
+            body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
+            received = self._clock()
+            call = self._decode(body)
+            answerer = ItemAnswerer(
+                engine=self._engine,
+                endpoint=self._engine.admit(call),
+                call=call,
+                decoders=self._decoders,
+                received=received,
+                span=span,
+            )
+        except (CallRefused, Overloaded) as error:
+            span.end(error.code)
+            await send_refusal(send, error)
+            return
+        except ClientGone:
+            span.end("client_gone")
+            return
+        with self._engine.working():
+            stream = _OutcomeStream(answerer, call.items)
+            complete = await stream.run(receive, send, self._engine)
+        span.end(None if complete else "client_gone")
+
+    def _start_span(self, scope: Scope) -> Span:
+        carrier = {
+            name: value.decode("latin-1")
+            for name in ("traceparent", "tracestate")
+            if (value := find_header(scope, name.encode())) is not None
+        }
+        return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
+
+    def _decode(self, body: bytes) -> Call:
+        try:
+            call = self._decoders.call.decode(body)
+        except msgspec.DecodeError as error:
+            raise BadCall(f"the body is no call: {error}") from None
+        if call.version != WIRE_VERSION:
+            raise BadCall(f"version {call.version} of the wire is not spoken; send {WIRE_VERSION}")
+        if not call.items:
+            raise BadCall("the call has no items")
+        return call
+
+
+class _OutcomeStream:
+    """One call being answered: a task per item, and one that notices the client leave."""
+
+    def __init__(self, answerer: ItemAnswerer, items: list[CallItem]) -> None:
+        self._answerer = answerer
+        self._items = items
+        self._ready: list[Frame] = []
+        self._changed = asyncio.Event()
+        self._gone = False
+
+    async def run(self, receive: Receive, send: Send, engine: Engine) -> bool:
+        """Return whether every outcome was sent."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._answer(index, item))
+                for index, item in enumerate(self._items)
+            ]
+            watcher = group.create_task(self._watch(receive, tasks))
+            await self._send_all(send, engine)
+            watcher.cancel()
+        return not self._gone
+
+    async def _answer(self, index: int, item: CallItem) -> None:
+        outcome = await self._answerer.answer(index, item)
+        # The list is another one after each sending: it must be looked up after the wait.
+        self._ready.append(outcome)
+        self._changed.set()
+
+    async def _watch(self, receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        for task in tasks:
+            task.cancel()
+        self._changed.set()
+
+    async def _send_all(self, send: Send, engine: Engine) -> None:
+        left = len(self._items)
+        started = False
+        while left:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._gone:
+                return
+            frames, self._ready = self._ready, []
+            left -= len(frames)
+            if not left:
+                frames.append(engine.report())
+            if not started:
+                # Headers go with the first outcome, in one packet.
+                await send(_START)
+                started = True
+            body = b"".join(map(encode_frame, frames))
+            await send({"type": "http.response.body", "body": body, "more_body": bool(left)})
+
+
+async def send_refusal(send: Send, error: BackendError) -> None:
+    """Send a call's refusal as a whole."""
+    retry_after = error.retry_after if isinstance(error, Overloaded) else None
+    refusal = Refusal(
+        code=error.code, detail=str(error), retryable=error.retryable, retry_after=retry_after
+    )
+    await respond(send, error.status, msgspec.msgpack.encode(refusal), _MEDIA)

@@ -1,0 +1,106 @@
+"""One item of a call: decoded, answered inside its time, told as an outcome."""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+
+from backends.algorithms.base import Endpoint
+from backends.api.engine import Engine
+from backends.batching.shared import Caller
+from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
+from backends.pipelines.ask import Ask, encode_result
+from backends.protocol import ITEMS, PARAMETERS, Call, CallItem, Done, Failed, Task
+from backends.telemetry.spans import Span
+
+_log = logging.getLogger(__name__)
+# No item takes this long; a timer cannot be set for ever.
+_LONGEST = 3600.0
+
+
+class Decoders:
+    """The decoders of parameters and items, made once."""
+
+    def __init__(self) -> None:
+        self.call = msgspec.msgpack.Decoder(Call)
+        self.parameters: dict[Task, msgspec.msgpack.Decoder[Any]] = {
+            task: msgspec.msgpack.Decoder(kind) for task, kind in PARAMETERS.items()
+        }
+        self.items: dict[Task, msgspec.msgpack.Decoder[Any]] = {
+            task: msgspec.msgpack.Decoder(kind) for task, kind in ITEMS.items()
+        }
+
+
+class ItemAnswerer:
+    """Answers the items of one call."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        endpoint: Endpoint,
+        call: Call,
+        decoders: Decoders,
+        received: float,
+        span: Span,
+    ) -> None:
+        self._engine = engine
+        self._call = call
+        self._algorithm = endpoint.algorithms[call.task]
+        self._decoder = decoders.items[call.task]
+        self._received = received
+        self._span = span
+        try:
+            self._parameters = decoders.parameters[call.task].decode(call.parameters)
+        except msgspec.DecodeError as error:
+            raise BadCall(f"the parameters are none of `{call.task}`: {error}") from None
+
+    async def answer(self, index: int, item: CallItem) -> Done | Failed:
+        """Return the item's outcome; only a cancellation is raised."""
+        caller = Caller(scope=item.scope, deadline=self._received + item.remaining, span=self._span)
+        try:
+            result = await self._run(item, caller)
+        except asyncio.CancelledError:
+            self._engine.count_item(self._call, "cancelled")
+            raise
+        except BackendError as error:
+            self._engine.count_item(self._call, _outcome(error))
+            return _failed(index, error)
+        except Exception:  # noqa: BLE001 - an error of one item must not take the others with it
+            _log.exception("an item failed unexpectedly", extra={"model": self._call.model})
+            self._engine.count_item(self._call, "failed")
+            return _failed(index, BackendError("the backend failed on this item"))
+        self._engine.count_item(self._call, "done")
+        return Done(index=index, result=result, rows=caller.rows, tokens=caller.tokens)
+
+    async def _run(self, item: CallItem, caller: Caller) -> bytes:
+        # Said this way round so that a time that is no number is over, too.
+        if not item.remaining > 0:
+            raise DeadlineExceeded("the time of the item was over before it arrived")
+        try:
+            body = self._decoder.decode(item.body)
+        except msgspec.DecodeError as error:
+            raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
+        ask = Ask(self._engine.pipelines, caller)
+        try:
+            async with asyncio.timeout(min(item.remaining, _LONGEST)):
+                return encode_result(await self._algorithm.run(body, self._parameters, ask))
+        except TimeoutError:
+            raise DeadlineExceeded("the time of the item is over") from None
+
+
+def _outcome(error: BackendError) -> str:
+    if isinstance(error, ItemRefused):
+        return "refused"
+    return "expired" if isinstance(error, DeadlineExceeded) else "failed"
+
+
+def _failed(index: int, error: BackendError) -> Failed:
+    return Failed(
+        index=index,
+        status=error.status,
+        code=error.code,
+        detail=str(error),
+        retryable=error.retryable,
+    )

@@ -1,0 +1,59 @@
+"""What others may ask of a backend besides work: state, health, metrics."""
+
+import json
+
+import msgspec
+
+from backends.api.asgi import Receive, Scope, Send, respond
+from backends.api.calls import Door, send_refusal
+from backends.api.engine import Engine
+from backends.errors import Unauthorized
+from backends.protocol import MEDIA_TYPE
+from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
+
+_JSON = b"application/json"
+_OK, _UNAVAILABLE = 200, 503
+
+
+class StatusHandlers:
+    """The handlers that only read."""
+
+    def __init__(self, *, engine: Engine, door: Door) -> None:
+        self._engine = engine
+        self._door = door
+        self._metrics = BackendMetrics(engine.snapshot)
+
+    async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /v1/state`, for gateways."""
+        try:
+            self._door.check(scope)
+        except Unauthorized as error:
+            await send_refusal(send, error)
+            return
+        body = msgspec.msgpack.encode(self._engine.state())
+        await respond(send, _OK, body, MEDIA_TYPE.encode())
+
+    async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /health/live`: 503 when only a restart helps."""
+        failures = self._engine.failures()
+        body = json.dumps({"live": not failures, "failures": failures}).encode()
+        await respond(send, _UNAVAILABLE if failures else _OK, body, _JSON)
+
+    async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /health/ready`: whether calls are answered, on what, and what is missing."""
+        state = self._engine.state()
+        body = json.dumps(
+            {
+                "ready": state.ready,
+                "backend_id": state.backend_id,
+                "region": state.region,
+                "provider": state.provider,
+                "models": [model.name for model in state.models],
+                "missing": state.missing,
+            }
+        ).encode()
+        await respond(send, _OK if state.ready else _UNAVAILABLE, body, _JSON)
+
+    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /metrics`, for Prometheus."""
+        await respond(send, _OK, self._metrics.render(), CONTENT_TYPE.encode())

@@ -1,0 +1,209 @@
+"""Composition root of a backend: loads what it serves, serves it, drains."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+import uvicorn
+import uvloop
+from typing_extensions import override
+
+from backends.api.calls import CallHandler, Door
+from backends.api.engine import Engine
+from backends.api.loading import Loaded, OpenExecutor, Tools, load_engine
+from backends.api.routes import Routes
+from backends.api.status import StatusHandlers
+from backends.errors import StartProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.repository.catalogue import read_catalogue
+from backends.settings import BackendSettings, quiet_libraries
+from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
+
+_log = logging.getLogger(__name__)
+_PARENT_CHECK = 0.5
+_BACKLOG = 2048
+# Longer than any client keeps a connection, so that it is never the server that closes first.
+_KEEP_ALIVE = 120
+
+
+def onnx_opener(settings: BackendSettings) -> OpenExecutor:
+    """Return what opens graphs as the settings say."""
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        return OnnxExecutor(
+            source, lanes=settings.lanes, provider=settings.provider, device=settings.device
+        )
+
+    return open_executor
+
+
+@asynccontextmanager
+async def open_backend(
+    settings: BackendSettings, *, tracing: Tracing, open_executor: OpenExecutor
+) -> AsyncIterator[Loaded]:
+    """Load the repository and run the threads of its encoders.
+
+    Raises:
+        StartProblem: there is no repository.
+    """
+    quiet_libraries()
+    catalogue = read_catalogue(settings.models)
+    async with AsyncExitStack() as stack:
+        pool = stack.enter_context(
+            ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        )
+        tools = Tools(
+            settings=settings,
+            tracing=tracing,
+            clock=time.monotonic,
+            tokenizer_pool=pool,
+            open_executor=open_executor,
+        )
+        loaded = load_engine(catalogue, tools)
+        for batcher in loaded.batchers:
+            await stack.enter_async_context(batcher)
+        yield loaded
+
+
+def make_routes(engine: Engine, settings: BackendSettings, tracing: Tracing) -> Routes:
+    """Return the ASGI application over an engine."""
+    door = Door(settings.token)
+    calls = CallHandler(
+        engine=engine,
+        door=door,
+        tracing=tracing,
+        clock=time.monotonic,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    return Routes(calls=calls, status=StatusHandlers(engine=engine, door=door))
+
+
+def serve(settings: BackendSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what is in flight.
+
+    Raises:
+        StartProblem: the address is taken or there is no repository.
+    """
+    parent = os.getppid()
+    # Before anything is loaded: a second backend on a port must say so at once.
+    with bind(settings.host, settings.port) as listener:
+        uvloop.run(_serve(settings, listener, parent))
+
+
+async def _serve(settings: BackendSettings, listener: socket.socket, parent: int) -> None:
+    tracing: Tracing = NoTracing()
+    if settings.traces:
+        tracing = otlp_tracing(region=settings.region, backend_id=settings.backend_id)
+    async with open_backend(
+        settings, tracing=tracing, open_executor=onnx_opener(settings)
+    ) as loaded:
+        for name, reason in loaded.problems.items():
+            _log.error("a model is not served", extra={"model": name, "reason": reason})
+        server = BackendServer(make_routes(loaded.engine, settings, tracing))
+        host, port = listener.getsockname()[:2]
+        _log.info(
+            "backend serves",
+            extra={"address": f"{host}:{port}", "provider": loaded.engine.state().provider},
+        )
+        await run_until_told(server, listener, loaded.engine, settings, parent)
+    await asyncio.to_thread(tracing.close)
+
+
+async def run_until_told(
+    server: "BackendServer",
+    listener: socket.socket,
+    engine: Engine,
+    settings: BackendSettings,
+    parent: int,
+) -> None:
+    """Serve until a signal, or the parent's end where that is asked for; then drain."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve(sockets=[listener]))
+        waits: list[asyncio.Task[object]] = [group.create_task(told.wait())]
+        if settings.exit_with_parent:
+            waits.append(group.create_task(_parent_gone(parent)))
+        await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await drain(engine, settings.drain)
+        server.should_exit = True
+    _log.info("backend stopped")
+
+
+async def drain(engine: Engine, bound: float) -> None:
+    """Take no more calls and wait until those in flight are answered, no longer than `bound`."""
+    engine.draining = True
+    try:
+        async with asyncio.timeout(bound):
+            await engine.idle()
+    except TimeoutError:
+        _log.warning("calls are cut", extra={"calls": engine.calls_in_flight})
+
+
+async def _parent_gone(parent: int) -> None:
+    # Nothing tells a process of its parent's end; it has to look.
+    while os.getppid() == parent:  # noqa: ASYNC110
+        await asyncio.sleep(_PARENT_CHECK)
+
+
+class BackendServer(uvicorn.Server):
+    """uvicorn without its own idea of signals: ours drain first and exit with 0."""
+
+    def __init__(self, application: Routes) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                loop="none",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    @contextmanager
+    @override
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def bind(host: str, port: int) -> Iterator[socket.socket]:
+    """Listen; connections wait until the models are loaded.
+
+    Raises:
+        StartProblem: the address cannot be bound; the message says what to do.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            # A listening socket is what makes another bind with SO_REUSEADDR fail.
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise StartProblem(
+                f"cannot listen on {host}:{port}: {error.strerror}; stop what is there or choose "
+                "another port with --port"
+            ) from None
+        listener.setblocking(False)
+        yield listener

@@ -1,0 +1,260 @@
+"""Runs rows of many callers in batches, one thread per lane of the executor."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from backends.batching.meter import Meter
+from backends.batching.policy import BatchLimits
+from backends.batching.queue import RowQueue
+from backends.batching.row import Row
+from backends.errors import (
+    BackendError,
+    DeadlineExceeded,
+    ExecutorDied,
+    ModelFailed,
+    Overloaded,
+)
+from backends.executors.base import ModelExecutor
+from backends.telemetry.spans import Tracing
+from backends.types import FloatArray, OutputKind, QueueStatistics
+
+_log = logging.getLogger(__name__)
+_Outcome = tuple[Row, "FloatArray | BackendError"]
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may wait."""
+
+    rows: int = 4096
+    tokens: int = 262_144
+
+
+class Batcher:
+    """Owns an executor's threads and the queue they take from.
+
+    `submit` belongs to the loop; results come back to it. Threads take their next batch by
+    themselves, so that no lane waits for the loop between two batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        executor: ModelExecutor,
+        batch: BatchLimits,
+        queue: QueueLimits,
+        clock: Callable[[], float],
+        tracing: Tracing,
+    ) -> None:
+        self.name = name
+        self.failure: str | None = None
+        self._executor = executor
+        self._limits = queue
+        self._clock = clock
+        self._tracing = tracing
+        self._queue = RowQueue(limits=batch, clock=clock)
+        self._meter = Meter(lanes=executor.lanes)
+        self._incoming: list[Row] = []
+        self._incoming_tokens = 0
+        self._refused = 0
+        self._lanes_left = executor.lanes
+        self._threads: list[threading.Thread] = []
+        # The last row that worked tells a broken executor from a batch of broken rows.
+        self._proven: Row | None = None
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for lane in range(self._executor.lanes):
+            thread = threading.Thread(
+                target=self._run_lane, args=(loop,), name=f"{self.name}-{lane}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._abandon(ExecutorDied("the backend is stopping"))
+        for thread in self._threads:
+            # A run that hangs must not keep the process; its thread is a daemon.
+            await asyncio.to_thread(thread.join, 5.0)
+        # What the threads sent before they ended is in the loop's hands; let it arrive.
+        await asyncio.sleep(0)
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that runs."""
+        return self._executor.provider
+
+    def submit(self, rows: Sequence[Row]) -> None:
+        """Queue rows; those of one tick reach the threads together.
+
+        Raises:
+            Overloaded: there is no room for all of them.
+            ExecutorDied: nobody is left to run them.
+        """
+        if self._lanes_left == 0:
+            raise ExecutorDied(f"the executor of `{self.name}` is gone; restart the backend")
+        tokens = sum(row.length for row in rows)
+        if self._is_full(len(rows), tokens):
+            self._refused += len(rows)
+            raise Overloaded(
+                f"the queue of `{self.name}` is full; try again later",
+                retry_after=self.backlog(),
+            )
+        if not self._incoming:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._incoming += rows
+        self._incoming_tokens += tokens
+
+    def is_full(self) -> bool:
+        """Whether not even one more row would be taken."""
+        return self._is_full(1, 1)
+
+    def backlog(self) -> float:
+        """Return the seconds that what waits will take, at least a tenth of one."""
+        statistics = self.statistics()
+        if not statistics.tokens_per_second:
+            return 1.0
+        return max(0.1, statistics.queued_tokens / statistics.tokens_per_second)
+
+    def statistics(self) -> QueueStatistics:
+        """Return what waits and what was done."""
+        return self._meter.statistics(
+            queued_rows=self._queue.rows + len(self._incoming),
+            queued_tokens=self._queue.tokens + self._incoming_tokens,
+            skipped=self._queue.skipped,
+            expired=self._queue.expired,
+            refused=self._refused,
+        )
+
+    def _is_full(self, rows: int, tokens: int) -> bool:
+        return (
+            self._queue.rows + len(self._incoming) + rows > self._limits.rows
+            or self._queue.tokens + self._incoming_tokens + tokens > self._limits.tokens
+        )
+
+    def _flush(self) -> None:
+        rows, self._incoming, self._incoming_tokens = self._incoming, [], 0
+        if self._lanes_left:
+            self._queue.put(rows)
+        else:
+            _settle([(row, ExecutorDied("the executor is gone")) for row in rows])
+
+    def _run_lane(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while (taken := self._queue.take()) is not None:
+                late = DeadlineExceeded("the time of the item was over before it could run")
+                outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
+                try:
+                    outcomes += self._run_batch(taken.rows)
+                finally:
+                    # A thread that dies here leaves no row behind.
+                    settled = {id(row) for row, _ in outcomes}
+                    died = ExecutorDied("the executor died while it ran this row")
+                    outcomes += [(row, died) for row in taken.rows if id(row) not in settled]
+                    loop.call_soon_threadsafe(_settle, outcomes)
+        except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
+            loop.call_soon_threadsafe(self._lose_lane, error)
+
+    def _run_batch(self, rows: list[Row]) -> list[_Outcome]:
+        """Run rows together; halve a batch that fails until the row to blame is alone."""
+        if not rows:
+            return []
+        try:
+            values = self._run_rows(rows)
+        except ModelFailed as error:
+            if len(rows) == 1:
+                self._blame(rows[0])
+                return [(rows[0], error)]
+            half = len(rows) // 2
+            return self._run_batch(rows[:half]) + self._run_batch(rows[half:])
+        outcomes = list(zip(rows, values, strict=True))
+        self._proven = next((r for r, v in outcomes if not isinstance(v, BackendError)), None)
+        return outcomes
+
+    def _blame(self, row: Row) -> None:
+        """Make sure that it is the row that fails: if a proven one fails too, it is not."""
+        self._meter.count_failed(1)
+        if self._proven is None or self._proven is row:
+            return
+        try:
+            self._run_rows([self._proven])
+        except ModelFailed as error:
+            raise ExecutorDied("the executor fails on a row it could run before") from error
+
+    def _run_rows(self, rows: list[Row]) -> list["FloatArray | BackendError"]:
+        kind = rows[0].kind
+        lengths = [row.length for row in rows]
+        longest, tokens = max(lengths), sum(lengths)
+        span = self._tracing.batch(
+            [row.span for row in rows],
+            {"rows": len(rows), "tokens": tokens, "padded_tokens": len(rows) * longest},
+        )
+        ids = np.zeros((len(rows), longest), dtype=np.int32)
+        mask = np.zeros_like(ids)
+        type_ids = np.zeros_like(ids)
+        for place, row in enumerate(rows):
+            ids[place, : row.length] = row.encoding.ids
+            mask[place, : row.length] = 1
+            if row.encoding.type_ids is not None:
+                type_ids[place, : row.length] = row.encoding.type_ids
+        run = span.child("model run", {"provider": self._executor.provider})
+        started = self._clock()
+        try:
+            output = self._executor.run(ids=ids, mask=mask, type_ids=type_ids, output=kind)
+        except BackendError as error:
+            run.end(error.code)
+            span.end(error.code)
+            raise
+        took = self._clock() - started
+        run.end()
+        span.end()
+        self._meter.count(
+            rows=len(rows), tokens=tokens, padded_tokens=len(rows) * longest, took=took
+        )
+        return _split(output, lengths, kind)
+
+    def _lose_lane(self, error: BaseException) -> None:
+        self._lanes_left -= 1
+        self.failure = f"a lane of the executor died with `{type(error).__name__}`"
+        _log.error("an executor lane died", exc_info=error, extra={"model": self.name})
+        if self._lanes_left == 0:
+            self._abandon(ExecutorDied(f"the executor of `{self.name}` died"))
+
+    def _abandon(self, error: BackendError) -> None:
+        _settle([(row, error) for row in self._queue.close()])
+
+
+def _settle(outcomes: list[_Outcome]) -> None:
+    for row, value in outcomes:
+        row.span.end(value.code if isinstance(value, BackendError) else None)
+        row.settle(row, value)
+
+
+def _split(
+    output: FloatArray, lengths: list[int], kind: OutputKind
+) -> list["FloatArray | BackendError"]:
+    """Cut a batch's output into rows that outlive it; a row that is not finite has failed."""
+    finite = np.isfinite(output).all()
+    values: list[FloatArray | BackendError] = []
+    for place, length in enumerate(lengths):
+        value = output[place] if kind is OutputKind.POOLED else output[place, :length]
+        if not finite and not np.isfinite(value).all():
+            values.append(ModelFailed("the model's answer for this row is not finite"))
+            continue
+        value = value.copy()
+        value.flags.writeable = False
+        values.append(value)
+    return values

@@ -1,0 +1,94 @@
+"""A row, and the tickets of those who wait for it."""
+
+import asyncio
+from collections.abc import Callable
+
+from backends.errors import BackendError
+from backends.telemetry.spans import Span
+from backends.types import Encoding, FloatArray, OutputKind
+
+# Scope, graph, output and ids. Scope first: no tenant learns what another asked (D9).
+RowKey = tuple[str, str, str, bytes]
+
+
+class Ticket:
+    """One asker's rows: done when the last has arrived or one has failed.
+
+    Belongs to the loop's thread, but any thread may read `wanted`.
+    """
+
+    __slots__ = ("deadline", "future", "missing", "rows", "tokens", "values")
+
+    def __init__(self, size: int, *, deadline: float) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.values: list[FloatArray | None] = [None] * size
+        self.missing = size
+        self.deadline = deadline
+        self.rows = 0
+        self.tokens = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits: a cancelled asker's future is done."""
+        return not self.future.done()
+
+    def deliver(self, index: int, value: FloatArray, *, computed_tokens: int) -> None:
+        """Put a row's value in its place; `computed_tokens` is 0 for a row known or joined."""
+        self.values[index] = value
+        self.missing -= 1
+        if computed_tokens:
+            self.rows += 1
+            self.tokens += computed_tokens
+        if self.missing == 0 and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: BackendError) -> None:
+        """Fail the asker; its other rows are then nobody's, unless shared."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Row:
+    """One sequence on its way through a model."""
+
+    __slots__ = (
+        "deadline",
+        "encoding",
+        "key",
+        "kind",
+        "length",
+        "settle",
+        "span",
+        "taken",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        *,
+        encoding: Encoding,
+        kind: OutputKind,
+        key: RowKey,
+        deadline: float,
+        span: Span,
+        settle: Callable[["Row", FloatArray | BackendError], None],
+    ) -> None:
+        self.encoding = encoding
+        self.kind = kind
+        self.key = key
+        self.length = len(encoding.ids)
+        self.deadline = deadline
+        self.span = span
+        self.settle = settle
+        self.taken = False
+        self.waiters: list[tuple[Ticket, int]] = []
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any asker is still there."""
+        return any(ticket.wanted for ticket, _ in self.waiters)
+
+    def join(self, ticket: Ticket, index: int) -> None:
+        """Let another asker wait for this row, for as long as its own time lasts."""
+        self.waiters.append((ticket, index))
+        self.deadline = max(self.deadline, ticket.deadline)

@@ -1,0 +1,161 @@
+"""Rows below the algorithms: known ones are answered, equal ones in flight joined, others run."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from backends.batching.batcher import Batcher
+from backends.batching.row import Row, RowKey, Ticket
+from backends.errors import BackendError
+from backends.telemetry.spans import NO_SPAN, Span
+from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
+
+# What an entry costs beside its value: key, objects, a place in the dictionary.
+_ENTRY_BYTES = 400
+
+
+class RowCache:
+    """The rows used last, within a number of bytes. Keys are compared whole, never by hash."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._values: OrderedDict[RowKey, FloatArray] = OrderedDict()
+        self.size_bytes = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: RowKey) -> FloatArray | None:
+        """Return a known row."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
+
+    def put(self, key: RowKey, value: FloatArray) -> None:
+        """Keep a row; the rows used longest ago make room."""
+        if key in self._values or _size(key, value) > self._max_bytes:
+            return
+        self._values[key] = value
+        self.size_bytes += _size(key, value)
+        while self.size_bytes > self._max_bytes:
+            old_key, old = self._values.popitem(last=False)
+            self.size_bytes -= _size(old_key, old)
+            self.evicted += 1
+
+
+def _size(key: RowKey, value: FloatArray) -> int:
+    return value.nbytes + len(key[3]) + _ENTRY_BYTES
+
+
+class Caller:
+    """The item on whose behalf rows are asked, and what was computed for it."""
+
+    __slots__ = ("deadline", "rows", "scope", "span", "tokens")
+
+    def __init__(self, *, scope: str, deadline: float, span: Span = NO_SPAN) -> None:
+        self.scope = scope
+        self.deadline = deadline
+        self.span = span
+        self.rows = 0
+        self.tokens = 0
+
+
+class SharedRows:
+    """The rows of one encoder, over a cache that all encoders of the process share."""
+
+    def __init__(self, *, digest: str, cache: RowCache, batcher: Batcher) -> None:
+        self._digest = digest
+        self._cache = cache
+        self._batcher = batcher
+        self._in_flight: dict[RowKey, Row] = {}
+        self._known = self._joined = self._computed = 0
+
+    async def ask(
+        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: Caller
+    ) -> list[FloatArray]:
+        """Return the output of each encoding, in order, and count to `caller` what was computed.
+
+        Raises:
+            BackendError: one of the rows failed, or there was no room for them.
+        """
+        ticket = Ticket(len(encodings), deadline=caller.deadline)
+        fresh: list[Row] = []
+        for index, encoding in enumerate(encodings):
+            self._place(encoding, index, ticket, kind, caller, fresh)
+        if fresh:
+            self._submit(fresh, ticket)
+        if ticket.missing:
+            await ticket.future
+        caller.rows += ticket.rows
+        caller.tokens += ticket.tokens
+        return [value for value in ticket.values if value is not None]
+
+    def statistics(self) -> CacheStatistics:
+        """Return how rows were answered; the sizes are of the shared cache."""
+        return CacheStatistics(
+            known_rows=self._known,
+            joined_rows=self._joined,
+            computed_rows=self._computed,
+            entries=len(self._cache),
+            size_bytes=self._cache.size_bytes,
+            evicted_rows=self._cache.evicted,
+        )
+
+    def _place(
+        self,
+        encoding: Encoding,
+        index: int,
+        ticket: Ticket,
+        kind: OutputKind,
+        caller: Caller,
+        fresh: list[Row],
+    ) -> None:
+        key: RowKey = (caller.scope, self._digest, kind, encoding.key)
+        if (value := self._cache.get(key)) is not None:
+            self._known += 1
+            ticket.deliver(index, value, computed_tokens=0)
+            return
+        row = self._in_flight.get(key)
+        if row is not None and row.wanted:
+            self._joined += 1
+            row.join(ticket, index)
+            return
+        row = Row(
+            encoding=encoding,
+            kind=kind,
+            key=key,
+            deadline=caller.deadline,
+            span=caller.span.child("row", {"tokens": len(encoding.ids)}),
+            settle=self._settle,
+        )
+        row.join(ticket, index)
+        self._in_flight[key] = row
+        fresh.append(row)
+
+    def _submit(self, fresh: list[Row], ticket: Ticket) -> None:
+        try:
+            self._batcher.submit(fresh)
+        except BackendError as error:
+            ticket.future.cancel()
+            for row in fresh:
+                row.span.end(error.code)
+                if self._in_flight.get(row.key) is row:
+                    del self._in_flight[row.key]
+            raise
+
+    def _settle(self, row: Row, value: FloatArray | BackendError) -> None:
+        if self._in_flight.get(row.key) is row:
+            del self._in_flight[row.key]
+        if isinstance(value, BackendError):
+            for ticket, _ in row.waiters:
+                ticket.fail(value)
+            return
+        self._computed += 1
+        self._cache.put(row.key, value)
+        # One of those who waited is told that it was computed for it: the first still there.
+        tokens = row.length
+        for ticket, index in row.waiters:
+            counted = tokens if ticket.wanted else 0
+            ticket.deliver(index, value, computed_tokens=counted)
+            tokens -= counted

@@ -1,0 +1,132 @@
+"""The command line of a backend: serve, and look into a model repository."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+
+from backends.algorithms.registry import describe
+from backends.app import onnx_opener, open_backend, serve
+from backends.errors import StartProblem
+from backends.protocol import ModelInfo
+from backends.repository.catalogue import read_catalogue
+from backends.settings import BackendSettings, read_settings
+from backends.telemetry.logs import configure_logging
+from backends.telemetry.spans import NoTracing
+
+_CANNOT_START = 2
+_MODELS = click.option(
+    "--models", type=click.Path(path_type=Path), help="Model repository directory."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def main() -> None:
+    """A Sluicegate backend: serves the models of a repository."""
+
+
+@main.command("serve")
+@_MODELS
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on.")
+@click.option("--region", help="Region this backend belongs to.")
+@click.option("--id", "backend_id", help="Name of this backend, unique in its region.")
+@click.option("--threads", type=int, help="One-thread runs at a time (0: one per core).")
+@click.option("--provider", type=click.Choice(["cpu", "cuda"]), help="What runs the models.")
+@click.option("--drain", type=float, help="Seconds for work in flight after SIGTERM.")
+@click.option(
+    "--exit-with-parent", is_flag=True, default=None, help="Stop when the parent process ends."
+)
+def serve_command(
+    models: Path | None,
+    host: str | None,
+    port: int | None,
+    region: str | None,
+    backend_id: str | None,
+    threads: int | None,
+    provider: str | None,
+    drain: float | None,
+    *,
+    exit_with_parent: bool | None,
+) -> None:
+    """Serve the models until SIGTERM.
+
+    Every option can be set as SLUICEGATE_BACKEND_<NAME>; so can SLUICEGATE_BACKEND_TOKEN, the
+    secret shared with the gateways.
+    """
+    with _one_line():
+        settings = read_settings(
+            models=models,
+            host=host,
+            port=port,
+            region=region,
+            backend_id=backend_id,
+            threads=threads,
+            provider=provider,
+            drain=drain,
+            exit_with_parent=exit_with_parent,
+        )
+        configure_logging()
+        serve(settings)
+
+
+@main.group("models")
+def models_group() -> None:
+    """Look into a model repository."""
+
+
+@models_group.command("list")
+@_MODELS
+@_JSON
+def list_command(models: Path | None, *, as_json: bool) -> None:
+    """List what a backend would serve, and what it would not."""
+    with _one_line():
+        catalogue = read_catalogue(read_settings(models=models).models)
+    infos, problems = describe(catalogue)
+    _print(infos, problems, as_json=as_json)
+
+
+@models_group.command("check")
+@_MODELS
+@_JSON
+def check_command(models: Path | None, *, as_json: bool) -> None:
+    """Load every model and run it once; exit with 1 when one is broken."""
+    with _one_line():
+        infos, problems = asyncio.run(_load_all(read_settings(models=models)))
+    _print(infos, problems, as_json=as_json)
+    if problems:
+        sys.exit(1)
+
+
+async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:
+    opener = onnx_opener(settings)
+    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as loaded:
+        return loaded.engine.state().models, loaded.problems
+
+
+def _print(infos: list[ModelInfo], problems: dict[str, str], *, as_json: bool) -> None:
+    if as_json:
+        document = {"models": msgspec.to_builtins(infos), "problems": problems}
+        click.echo(json.dumps(document, indent=2))
+        return
+    for info in infos:
+        tasks = ", ".join(info.tasks) or "(only below others)"
+        click.echo(f"{info.name:24} {info.revision}  {info.profile:6} {tasks}")
+    for name, reason in problems.items():
+        click.echo(f"{name:24} broken: {reason}", err=True)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn what keeps the process from starting into one line and exit code 2."""
+    try:
+        yield
+    except StartProblem as error:
+        click.echo(f"sluicegate backend: {error}", err=True)
+        sys.exit(_CANNOT_START)

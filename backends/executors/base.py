@@ -1,0 +1,36 @@
+"""What the batcher needs of whatever runs a graph."""
+
+from typing import Protocol
+
+from backends.types import FloatArray, IntArray, OutputKind
+
+
+class ModelExecutor(Protocol):
+    """Runs padded batches through one encoder graph, blocking, in `lanes` threads at a time.
+
+    A batch is right-padded: row `i` holds `mask[i].sum()` tokens, then zeros. `run` returns
+    float32, `(rows, width)` for pooled and `(rows, length, width)` for tokens, in the order of the
+    rows. It raises `ModelFailed` when this batch cannot be computed, and `ExecutorDied` when no
+    batch ever will be again.
+    """
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that really runs."""
+        ...
+
+    @property
+    def lanes(self) -> int:
+        """How many threads may be inside `run` at once."""
+        ...
+
+    @property
+    def dimensions(self) -> int:
+        """The width of both outputs."""
+        ...
+
+    def run(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        """Return the output of one batch."""
+        ...

@@ -1,0 +1,79 @@
+"""A small trained head over an encoder's vectors."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from backends.batching.shared import Caller
+from backends.errors import ModelProblem
+from backends.pipelines.encoder import Encoder
+from backends.pipelines.scores import gelu, normalize, relu
+from backends.types import FloatArray, Piece, Text
+
+Layer = tuple[FloatArray, FloatArray]
+Activation = Literal["relu", "gelu"]
+_ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {"relu": relu, "gelu": gelu}
+
+
+class HeadWeights:
+    """The layers `w0, b0, w1, b1, ...` of an `.npz` file: `x @ w + b`, activated in between."""
+
+    def __init__(
+        self, layers: Sequence[Layer], *, activation: Activation, normalize_input: bool
+    ) -> None:
+        self._layers = list(layers)
+        self._activate = _ACTIVATIONS[activation]
+        self._normalize_input = normalize_input
+
+    def apply(self, vectors: FloatArray) -> FloatArray:
+        """Return the logits of vectors, one line each."""
+        values = normalize(vectors) if self._normalize_input else vectors
+        for weights, bias in self._layers[:-1]:
+            values = self._activate(values @ weights + bias)
+        weights, bias = self._layers[-1]
+        return values @ weights + bias
+
+
+class Head:
+    """A head and the encoder below it."""
+
+    def __init__(self, *, encoder: Encoder, weights: HeadWeights) -> None:
+        self._encoder = encoder
+        self._weights = weights
+
+    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+        """Return the logits of each text."""
+        return self._weights.apply(await self._encoder.vectors(texts, caller))
+
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+        """Return the place of every token of a text, and its logits."""
+        pieces, vectors = await self._encoder.token_vectors(text, caller)
+        return pieces, self._weights.apply(vectors)
+
+
+def read_head(path: Path, *, inputs: int, outputs: int) -> list[Layer]:
+    """Read the layers of a head that makes `outputs` logits of `inputs` values.
+
+    Raises:
+        ModelProblem: the file is missing, is no head, or is one of another shape.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: np.asarray(arrays[name], dtype=np.float32) for name in arrays.files}
+    except (OSError, ValueError) as error:
+        raise ModelProblem(f"{path}: it is no file of head weights: {error}") from error
+    layers: list[Layer] = []
+    width = inputs
+    for number in range(len(found) // 2):
+        weights, bias = found.get(f"w{number}"), found.get(f"b{number}")
+        if weights is None or bias is None:
+            raise ModelProblem(f"{path}: `w{number}` or `b{number}` is missing")
+        if weights.ndim != 2 or weights.shape[0] != width or bias.shape != weights.shape[1:]:  # noqa: PLR2004
+            raise ModelProblem(f"{path}: `w{number}` or `b{number}` does not fit {width} inputs")
+        layers.append((weights, bias))
+        width = weights.shape[1]
+    if not layers or len(found) % 2 or width != outputs:
+        raise ModelProblem(f"{path}: it makes {width} logits, but there are {outputs} labels")
+    return layers

@@ -1,0 +1,58 @@
+"""Vectorised arithmetic from logits to answers."""
+
+from typing import Literal
+
+import numpy as np
+
+from backends.types import FloatArray
+
+Function = Literal["softmax", "sigmoid", "none"]
+_DECIMALS = 6
+
+
+def softmax(logits: FloatArray) -> FloatArray:
+    """Return probabilities along the last axis."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: FloatArray = shifted / shifted.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def sigmoid(logits: FloatArray) -> FloatArray:
+    """Return each logit's own probability, for logits of any size."""
+    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits), dtype=np.float32)
+
+
+def apply_function(logits: FloatArray, function: Function) -> FloatArray:
+    """Make scores of logits."""
+    if function == "softmax":
+        return softmax(logits)
+    return sigmoid(logits) if function == "sigmoid" else logits
+
+
+def relu(values: FloatArray) -> FloatArray:
+    """Return what is above zero."""
+    return np.maximum(values, np.float32(0.0))
+
+
+def gelu(values: FloatArray) -> FloatArray:
+    """Return the tanh form of GELU."""
+    inner = 0.7978845608 * (values + 0.044715 * values**3)
+    return np.asarray(0.5 * values * (1.0 + np.tanh(inner)), dtype=np.float32)
+
+
+def normalize(vectors: FloatArray) -> FloatArray:
+    """Return the vectors at length one; a zero vector stays zero."""
+    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+
+def rounded(scores: FloatArray) -> list[float]:
+    """Return scores as they are written: six decimals."""
+    values: list[float] = np.round(scores.astype(np.float64), _DECIMALS).tolist()
+    return values
+
+
+def best_first(scores: FloatArray, top: int | None = None) -> list[int]:
+    """Return the places of the highest scores, equal ones in their order."""
+    order: list[int] = np.argsort(-scores, kind="stable")[:top].tolist()
+    return order

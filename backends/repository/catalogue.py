@@ -1,0 +1,122 @@
+"""The models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from backends.errors import ModelProblem, StartProblem
+from backends.repository.manifest import Manifest, builds_on, read_manifest
+
+_DIGITS = 12
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that can be loaded. `digest` covers its files and the models it builds on."""
+
+    name: str
+    folder: Path
+    manifest: Manifest
+    digest: str
+
+    @property
+    def revision(self) -> str:
+        """The short form of the digest, which calls name."""
+        return self.digest[:_DIGITS]
+
+
+class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repository holds: models, each after those it builds on, and what is wrong."""
+
+    models: dict[str, Model]
+    problems: dict[str, str]
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    folder: Path
+    manifest: Manifest
+    own_digest: str
+
+
+def read_catalogue(root: Path) -> Catalogue:
+    """Read every model; a broken one takes only those with it that build on it.
+
+    Raises:
+        StartProblem: `root` is no directory.
+    """
+    if not root.is_dir():
+        raise StartProblem(
+            f"the models directory `{root}` does not exist; build or copy the models there, or "
+            "name another directory"
+        )
+    found: dict[str, _Found] = {}
+    problems: dict[str, str] = {}
+    for folder in sorted(root.iterdir()):
+        if not folder.is_dir() or folder.name.startswith("."):
+            continue
+        try:
+            found[folder.name] = _read_model(folder)
+        except ModelProblem as error:
+            problems[folder.name] = str(error)
+    models: dict[str, Model] = {}
+    for name in found:
+        _resolve(name, found, models, problems, ())
+    return Catalogue(models=models, problems=problems)
+
+
+def _read_model(folder: Path) -> _Found:
+    revisions = [p for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
+    if not revisions:
+        raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
+    newest = max(revisions, key=lambda path: int(path.name))
+    manifest = read_manifest(newest / "model.yaml")
+    for field in ("graph", "tokenizer", "weights"):
+        name = getattr(manifest, field, None)
+        if name is not None and not (newest / name).is_file():
+            raise ModelProblem(f"{newest / name}: the file `{field}` names is missing")
+    return _Found(folder=newest, manifest=manifest, own_digest=_digest_files(newest))
+
+
+def _resolve(
+    name: str,
+    found: Mapping[str, _Found],
+    models: dict[str, Model],
+    problems: dict[str, str],
+    path: tuple[str, ...],
+) -> Model | None:
+    """Add `name` to `models` after what it builds on; `None` where that cannot be served."""
+    if name in models or name in problems or name not in found:
+        return models.get(name)
+    if name in path:
+        problems[name] = f"it builds on itself: {' -> '.join((*path, name))}"
+        return None
+    entry = found[name]
+    below = []
+    for needed in builds_on(entry.manifest):
+        model = _resolve(needed, found, models, problems, (*path, name))
+        if model is None:
+            state = "is broken" if needed in problems else "is not in the repository"
+            problems.setdefault(name, f"it builds on `{needed}`, which {state}")
+            return None
+        below.append(model.digest)
+    digest = hashlib.blake2b("".join([entry.own_digest, *below]).encode()).hexdigest()
+    model = Model(name=name, folder=entry.folder, manifest=entry.manifest, digest=digest)
+    models[name] = model
+    return model
+
+
+def _digest_files(folder: Path) -> str:
+    """Digest the name and content of every file, each with its length before it."""
+    digest = hashlib.blake2b()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or any(part.startswith(".") for part in name.split("/")):
+            continue
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "blake2b").digest()
+        except OSError as error:
+            raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
+        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+"""What a backend process is told when it starts: environment first, command line over it."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from backends.errors import StartProblem
+
+PREFIX = "SLUICEGATE_BACKEND_"
+
+Provider = Literal["cpu", "cuda"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
+
+    `threads` is the number of one-thread runs at a time per encoder (0: one per core).
+    `drain` bounds the time work in flight gets after SIGTERM. `token` is a secret shared with
+    the gateways, and is taken from the environment alone.
+    """
+
+    models: Path = Path("models")
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
+    region: str = "local"
+    backend_id: str = "local-0"
+    threads: Share = 0
+    tokenizer_threads: Positive = 2
+    provider: Provider = "cpu"
+    device: Share = 0
+    token: str = ""
+    drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    exit_with_parent: bool = False
+    max_body_bytes: Positive = 32 * 1024 * 1024
+    max_batch_rows: Positive = 8
+    max_batch_tokens: Positive = 4096
+    max_queue_rows: Positive = 4096
+    max_queue_tokens: Positive = 262_144
+    row_cache_bytes: Share = 64 * 1024 * 1024
+    traces: bool = False
+
+    @property
+    def lanes(self) -> int:
+        """How many runs an encoder does at a time."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+def read_settings(environment: Mapping[str, str] | None = None, **given: object) -> BackendSettings:
+    """Return the settings; `given` (what is not `None`) wins over `environment`.
+
+    Raises:
+        StartProblem: a value is wrong; the message names its variable.
+    """
+    if environment is None:
+        environment = os.environ
+    values: dict[str, Any] = {"traces": _traces_wanted(environment)}
+    for field in msgspec.structs.fields(BackendSettings):
+        if (text := environment.get(PREFIX + field.name.upper())) is not None:
+            values[field.name] = _convert(field, text)
+    values.update({name: value for name, value in given.items() if value is not None})
+    try:
+        settings = msgspec.convert(values, BackendSettings, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise StartProblem(f"a setting is wrong: {error}") from None
+    if not math.isfinite(settings.drain):
+        raise StartProblem("a setting is wrong: `drain` must be a finite number of seconds")
+    return settings
+
+
+def _convert(field: msgspec.structs.FieldInfo, text: str) -> object:
+    try:
+        return msgspec.convert(text, field.type, strict=False, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        name = PREFIX + field.name.upper()
+        raise StartProblem(f"`{name}` is wrong: {error}") from None
+
+
+def _path(kind: type, value: object) -> object:
+    """Make the one type msgspec does not know."""
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+def _traces_wanted(environment: Mapping[str, str]) -> bool:
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    exporter = environment.get("OTEL_TRACES_EXPORTER", "")
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return exporter != "none" and bool(exporter or any(environment.get(e) for e in endpoints))
+
+
+def quiet_libraries() -> None:
+    """Tell the native libraries, before they are imported, to stay at home and off our cores.
+
+    ONNX Runtime sends telemetry unless told not to; tokenizers would start a thread per core.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,0 +1,73 @@
+"""A backend's numbers as Prometheus reads them, made only when asked."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from backends.types import EncoderStatistics, Snapshot
+
+CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+_Read = Callable[[EncoderStatistics], float]
+
+_COUNTERS: tuple[tuple[str, str, _Read], ...] = (
+    ("batches", "Batches run.", lambda e: e.queue.batches),
+    ("rows", "Rows run through the encoder.", lambda e: e.queue.rows),
+    ("tokens", "Real tokens run.", lambda e: e.queue.tokens),
+    ("padded_tokens", "Tokens run, padding included.", lambda e: e.queue.padded_tokens),
+    ("busy_seconds", "Seconds lanes were busy, added up.", lambda e: e.queue.busy),
+    ("failed_rows", "Rows the model could not compute.", lambda e: e.queue.failed_rows),
+    ("skipped_rows", "Rows whose callers had gone.", lambda e: e.queue.skipped_rows),
+    ("expired_rows", "Rows refused at the end of the queue.", lambda e: e.queue.expired_rows),
+    ("refused_rows", "Rows refused because the queue was full.", lambda e: e.queue.refused_rows),
+    ("known_rows", "Rows answered from the row cache.", lambda e: e.rows.known_rows),
+    ("joined_rows", "Rows joined to one in flight.", lambda e: e.rows.joined_rows),
+)
+_GAUGES: tuple[tuple[str, str, _Read], ...] = (
+    ("queued_rows", "Rows waiting.", lambda e: e.queue.queued_rows),
+    ("queued_tokens", "Tokens waiting.", lambda e: e.queue.queued_tokens),
+    ("rows_per_second", "Rows a busy encoder runs.", lambda e: e.queue.rows_per_second),
+    ("tokens_per_second", "Tokens a busy encoder runs.", lambda e: e.queue.tokens_per_second),
+    ("padding_waste_ratio", "Share of padding so far.", lambda e: e.queue.padding_waste_ratio),
+)
+
+
+class BackendMetrics(Collector):
+    """Reads a snapshot at each scrape: counting costs the hot path nothing."""
+
+    def __init__(self, read: Callable[[], Snapshot]) -> None:
+        self._read = read
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """Return the text of a scrape."""
+        return generate_latest(self._registry)
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._read()
+        yield _gauge("ready", "Whether the backend is ready.", float(snapshot.ready))
+        yield _gauge("calls_in_flight", "Calls being answered.", snapshot.calls_in_flight)
+        items = CounterMetricFamily(
+            "sluicegate_backend_items", "Items by outcome.", labels=["model", "task", "outcome"]
+        )
+        for labels, count in snapshot.items.items():
+            items.add_metric(list(labels), count)
+        yield items
+        for kind, table in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, text, read in table:
+                family = kind(f"sluicegate_backend_{name}", text, labels=["encoder"])
+                for encoder in snapshot.encoders:
+                    family.add_metric([encoder.name], read(encoder))
+                yield family
+        if snapshot.encoders:
+            cache = snapshot.encoders[0].rows
+            yield _gauge("row_cache_bytes", "Bytes of the row cache.", cache.size_bytes)
+            yield _gauge("row_cache_rows", "Rows in the row cache.", cache.entries)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"sluicegate_backend_{name}", text, value=value)

@@ -1,0 +1,149 @@
+"""Traces from the call down to the model run; nothing at all where they are off.
+
+POST /v1/call        child of the caller's span (`traceparent`)
+└── row              one per computed row, from the queue to its result
+└── batch        in the trace of its first sampled row, linked to the other rows' spans
+└── model run
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing_extensions import override
+
+Attributes = Mapping[str, str | int | float]
+
+
+class Span(Protocol):
+    """A piece of work in a trace; any thread may end it. Attributes never hold input."""
+
+    def child(self, name: str, attributes: Attributes) -> "Span":
+        """Start a span below this one."""
+        ...
+
+    def end(self, error: str | None = None) -> None:
+        """End it, as failed when `error` is given."""
+        ...
+
+
+class Tracing(Protocol):
+    """Starts the spans that have no parent in this process."""
+
+    def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
+        """Start the server span of a call that came with these trace headers."""
+        ...
+
+    def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
+        """Start the span of a batch below its first sampled row, linked to the others."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left."""
+        ...
+
+
+class NoSpan(Span):
+    """A span nobody samples."""
+
+    @override
+    def child(self, name: str, attributes: Attributes) -> Span:
+        return self
+
+    @override
+    def end(self, error: str | None = None) -> None:
+        return
+
+
+NO_SPAN = NoSpan()
+
+
+class NoTracing(Tracing):
+    """Tracing that is off."""
+
+    @override
+    def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
+        return NO_SPAN
+
+    @override
+    def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
+        return NO_SPAN
+
+    @override
+    def close(self) -> None:
+        return
+
+
+class SampledSpan(Span):
+    """A span OpenTelemetry records."""
+
+    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+        self._tracer = tracer
+        self.span = span
+
+    @override
+    def child(self, name: str, attributes: Attributes) -> Span:
+        context = trace.set_span_in_context(self.span)
+        span = self._tracer.start_span(name, context, attributes=dict(attributes))
+        return SampledSpan(self._tracer, span)
+
+    @override
+    def end(self, error: str | None = None) -> None:
+        if error is not None:
+            self.span.set_status(Status(StatusCode.ERROR, error))
+        self.span.end()
+
+
+class OtelTracing(Tracing):
+    """Tracing through an OpenTelemetry provider."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("sluicegate.backend")
+        self._propagator = TraceContextTextMapPropagator()
+
+    @override
+    def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
+        context = self._propagator.extract(carrier)
+        span = self._tracer.start_span(
+            "POST /v1/call", context, kind=SpanKind.SERVER, attributes=dict(attributes)
+        )
+        return SampledSpan(self._tracer, span) if span.is_recording() else NO_SPAN
+
+    @override
+    def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
+        sampled = [row.span for row in rows if isinstance(row, SampledSpan)]
+        if not sampled:
+            return NO_SPAN
+        first, *others = sampled
+        span = self._tracer.start_span(
+            "batch",
+            trace.set_span_in_context(first),
+            attributes=dict(attributes),
+            links=[trace.Link(other.get_span_context()) for other in others],
+        )
+        return SampledSpan(self._tracer, span)
+
+    @override
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+def otlp_tracing(*, region: str, backend_id: str) -> Tracing:
+    """Return tracing that sends to the collector the standard `OTEL_*` variables name."""
+    resource = Resource.create(
+        {
+            "service.name": "sluicegate-backend",
+            "service.instance.id": backend_id,
+            "cloud.region": region,
+        }
+    )
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return OtelTracing(provider)

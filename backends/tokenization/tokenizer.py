@@ -1,0 +1,174 @@
+"""Texts to token ids, off the loop: what is asked in one tick travels as one batch."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from backends.errors import ModelFailed, ModelProblem
+from backends.types import Encoding, Piece, Pieces, Text
+
+# One batch is one job for one thread; more texts than this are shared between threads.
+_BATCH_TEXTS = 64
+
+
+class _Question:
+    """One asker's texts and where the answer goes."""
+
+    __slots__ = ("future", "texts", "with_pieces")
+
+    def __init__(self, texts: Sequence[Text], *, with_pieces: bool, future: Any) -> None:
+        self.texts = texts
+        self.with_pieces = with_pieces
+        self.future: asyncio.Future[list[Pieces]] | asyncio.Future[list[Encoding]] = future
+
+
+class Tokenizer:
+    """A tokenizer file, one copy of it per thread (a shared one is not safe to configure).
+
+    Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
+    refuses what is too long, unless `truncate_to` says how many tokens to keep.
+    """
+
+    def __init__(
+        self, path: Path, *, pool: ThreadPoolExecutor, truncate_to: int | None = None
+    ) -> None:
+        self._truncate_to = truncate_to
+        try:
+            self._source = path.read_text(encoding="utf-8")
+            self._copies = threading.local()
+            self._copy()
+        except Exception as error:  # tokenizers raises bare Exceptions
+            raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
+        self._pool = pool
+        self._asked: list[_Question] = []
+
+    async def encode(self, texts: Sequence[Text]) -> list[Encoding]:
+        """Return the encodings of `texts`, in order.
+
+        Raises:
+            ModelFailed: the tokenizer could not read one of them.
+        """
+        return await self._ask(texts, with_pieces=False)  # type: ignore[no-any-return]
+
+    async def pieces(self, texts: Sequence[Text]) -> list[Pieces]:
+        """Return the encodings of `texts` with the place of every token."""
+        return await self._ask(texts, with_pieces=True)  # type: ignore[no-any-return]
+
+    async def _ask(self, texts: Sequence[Text], *, with_pieces: bool) -> Any:
+        loop = asyncio.get_running_loop()
+        question = _Question(texts, with_pieces=with_pieces, future=loop.create_future())
+        if not self._asked:
+            loop.call_soon(self._flush)
+        self._asked.append(question)
+        return await question.future
+
+    def _flush(self) -> None:
+        asked, self._asked = self._asked, []
+        for with_pieces in (False, True):
+            batch: list[_Question] = []
+            texts = 0
+            for question in asked:
+                if question.with_pieces is with_pieces and not question.future.done():
+                    batch.append(question)
+                    texts += len(question.texts)
+                if texts >= _BATCH_TEXTS:
+                    self._send(batch)
+                    batch, texts = [], 0
+            self._send(batch)
+
+    def _send(self, batch: list[_Question]) -> None:
+        if not batch:
+            return
+        loop = asyncio.get_running_loop()
+
+        def finished(job: "Future[list[Any]]") -> None:
+            loop.call_soon_threadsafe(_settle, batch, job.result())
+
+        self._pool.submit(self._answer, batch).add_done_callback(finished)
+
+    def _answer(self, batch: list[_Question]) -> list[Any]:
+        """Return one list per question, or the error that stands for it."""
+        encode = self._encode_pieces if batch[0].with_pieces else self._encode
+        texts = [text for question in batch for text in question.texts]
+        try:
+            answers = encode(texts)
+        # A panic of the native code is no Exception; one text must not fail those beside it.
+        except BaseException as error:  # noqa: BLE001
+            if len(batch) > 1:
+                return [self._answer([question])[0] for question in batch]
+            return [ModelFailed(f"the tokenizer failed with `{type(error).__name__}`")]
+        lists, start = [], 0
+        for question in batch:
+            lists.append(answers[start : start + len(question.texts)])
+            start += len(question.texts)
+        return lists
+
+    def _encode(self, texts: Sequence[Text]) -> list[Encoding]:
+        encodings = self._copy().encode_batch_fast(texts)
+        return [_encoding(e, text) for e, text in zip(encodings, texts, strict=True)]
+
+    def _encode_pieces(self, texts: Sequence[Text]) -> list[Pieces]:
+        copy = self._copy()
+        unknown = getattr(copy.model, "unk_token", None)
+        subwords = bool(getattr(copy.model, "continuing_subword_prefix", None))
+        return [
+            Pieces(
+                encoding=_encoding(encoding, text),
+                pieces=_pieces(encoding, text, unknown=unknown, subwords=subwords),
+            )
+            for encoding, text in zip(copy.encode_batch(texts), texts, strict=True)
+        ]
+
+    def _copy(self) -> tokenizers.Tokenizer:
+        copy: tokenizers.Tokenizer | None = getattr(self._copies, "tokenizer", None)
+        if copy is None:
+            copy = tokenizers.Tokenizer.from_str(self._source)
+            copy.no_padding()
+            if self._truncate_to is None:
+                copy.no_truncation()
+            else:
+                copy.enable_truncation(self._truncate_to)
+            self._copies.tokenizer = copy
+        return copy
+
+
+def _settle(batch: list[_Question], answers: list[Any]) -> None:
+    for question, answer in zip(batch, answers, strict=True):
+        if question.future.done():
+            continue
+        if isinstance(answer, ModelFailed):
+            question.future.set_exception(answer)
+        else:
+            question.future.set_result(answer)
+
+
+def _encoding(encoding: tokenizers.Encoding, text: Text) -> Encoding:
+    ids = np.array(encoding.ids, dtype=np.int32)
+    if isinstance(text, str):
+        return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
+    type_ids = np.array(encoding.type_ids, dtype=np.int32)
+    return Encoding(ids=ids, type_ids=type_ids, key=ids.tobytes() + b"|" + type_ids.tobytes())
+
+
+def _pieces(
+    encoding: tokenizers.Encoding, text: Text, *, unknown: str | None, subwords: bool
+) -> list[Piece]:
+    """Say where each token lies, and whether it continues a word, as Hugging Face does."""
+    source = text if isinstance(text, str) else ""
+    pieces = []
+    columns = zip(encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
+    for token, (start, end), special in columns:
+        if token == unknown:
+            continues = False
+        elif subwords:
+            continues = len(token) != end - start
+        else:
+            continues = start > 0 and " " not in source[start - 1 : start + 1]
+        pieces.append(Piece(start=start, end=end, special=bool(special), continues_word=continues))
+    return pieces

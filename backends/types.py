@@ -1,0 +1,99 @@
+"""Values that travel between the parts of a backend."""
+
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
+
+# A sequence for a model: one text, or a pair joined by the model's separator.
+Text = str | tuple[str, str]
+
+
+class OutputKind(StrEnum):
+    """Which output of an encoder a row asks for: one vector, or one vector per token."""
+
+    POOLED = "pooled"
+    TOKENS = "tokens"
+
+
+class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A text as a model reads it.
+
+    `type_ids` is `None` when all are zero. `key` holds the bytes of both: equal keys are equal
+    rows.
+    """
+
+    ids: IntArray
+    type_ids: IntArray | None
+    key: bytes
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """One token's place in the text: `start` and `end` count characters of the original."""
+
+    start: int
+    end: int
+    special: bool
+    continues_word: bool
+
+
+class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """An encoding and where each of its tokens lies in the text."""
+
+    encoding: Encoding
+    pieces: list[Piece]
+
+
+class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batcher holds now and has done since it started."""
+
+    queued_rows: int = 0
+    queued_tokens: int = 0
+    batches: int = 0
+    rows: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    failed_rows: int = 0
+    skipped_rows: int = 0
+    expired_rows: int = 0
+    refused_rows: int = 0
+    busy: float = 0.0
+    rows_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+
+    @property
+    def padding_waste_ratio(self) -> float:
+        """The share of what the model ran over that was padding."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+
+class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows were answered: known, joined to one in flight, or computed."""
+
+    known_rows: int = 0
+    joined_rows: int = 0
+    computed_rows: int = 0
+    entries: int = 0
+    size_bytes: int = 0
+    evicted_rows: int = 0
+
+
+class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What an encoder's queue and its rows have done."""
+
+    name: str
+    queue: QueueStatistics
+    rows: CacheStatistics
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend's numbers at one moment. `items` counts `(model, task, outcome)`."""
+
+    ready: bool
+    calls_in_flight: int
+    items: dict[tuple[str, str, str], int]
+    encoders: list[EncoderStatistics]

@@ -1,0 +1,150 @@
+"""What every executor promises the batcher, the dummy and ONNX Runtime alike."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from backends.errors import ModelFailed, ModelProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.types import FloatArray, IntArray, OutputKind
+from tests.support.backend_repository import DIMENSIONS, toy_graph
+
+OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
+
+
+def source(path: Path, **changes: object) -> GraphSource:
+    path.write_bytes(toy_graph())
+    given = {"path": path, "outputs": OUTPUTS, "dimensions": DIMENSIONS} | changes
+    return GraphSource(**given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["dummy", "paced", "onnx"])
+def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelExecutor]:
+    if request.param == "dummy":
+        yield DummyExecutor(dimensions=DIMENSIONS, lanes=2)
+    elif request.param == "paced":
+        yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, lanes=2)
+    else:
+        yield OnnxExecutor(source(tmp_path / "model.onnx"), lanes=2)
+
+
+def pad(*rows: list[int]) -> tuple[IntArray, IntArray]:
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+    mask = np.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+        mask[place, : len(row)] = 1
+    return ids, mask
+
+
+def run(
+    executor: ModelExecutor, *rows: list[int], output: OutputKind = OutputKind.POOLED
+) -> FloatArray:
+    ids, mask = pad(*rows)
+    return executor.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
+
+
+def test_outputs_are_float32_of_the_promised_shapes(executor: ModelExecutor) -> None:
+    pooled = run(executor, [2, 4, 3], [2, 3])
+    tokens = run(executor, [2, 4, 3], [2, 3], output=OutputKind.TOKENS)
+
+    assert pooled.shape == (2, DIMENSIONS)
+    assert tokens.shape == (2, 3, DIMENSIONS)
+    assert pooled.dtype == tokens.dtype == np.float32
+    assert executor.dimensions == DIMENSIONS
+
+
+def test_rows_keep_their_order(executor: ModelExecutor) -> None:
+    first, second = run(executor, [2, 4, 3], [2, 5, 3])
+    again, before = run(executor, [2, 5, 3], [2, 4, 3])
+
+    assert np.array_equal(first, before)
+    assert np.array_equal(second, again)
+    assert not np.array_equal(first, second)
+
+
+def test_mates_of_equal_shape_do_not_change_a_bit(executor: ModelExecutor) -> None:
+    quiet = run(executor, [2, 4, 3], [2, 5, 3])[0]
+    loud = run(executor, [2, 4, 3], [79, 79, 79])[0]
+
+    assert np.array_equal(quiet, loud)
+
+
+def test_padding_does_not_change_an_answer(executor: ModelExecutor) -> None:
+    alone = run(executor, [2, 4, 3])[0]
+    padded = run(executor, [2, 4, 3], [2, 6, 7, 8, 9, 3])[0]
+
+    assert np.allclose(alone, padded, atol=1e-5)
+
+
+def test_types_of_tokens_matter(executor: ModelExecutor) -> None:
+    ids, mask = pad([2, 4, 3, 5, 3])
+    types = np.array([[0, 0, 0, 1, 1]], dtype=np.int32)
+
+    pair = executor.run(ids=ids, mask=mask, type_ids=types, output=OutputKind.POOLED)
+
+    assert not np.array_equal(pair, run(executor, [2, 4, 3, 5, 3]))
+
+
+def test_lanes_may_run_side_by_side(executor: ModelExecutor) -> None:
+    expected = run(executor, [2, 4, 3])
+    results: list[FloatArray] = []
+
+    def work() -> None:
+        results.extend(run(executor, [2, 4, 3]) for _ in range(50))
+
+    threads = [Thread(target=work) for _ in range(executor.lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(results) == 50 * executor.lanes
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_the_provider_that_runs_is_named(executor: ModelExecutor) -> None:
+    assert executor.provider.endswith("ExecutionProvider")
+
+
+def test_a_batch_that_cannot_be_computed_is_a_failed_model(tmp_path: Path) -> None:
+    onnx = OnnxExecutor(source(tmp_path / "model.onnx"), lanes=1)
+    beyond_the_vocabulary = [2, 5_000, 3]
+
+    for executor, row in (
+        (DummyExecutor(poison=7), [2, 7, 3]),
+        (onnx, beyond_the_vocabulary),
+    ):
+        with pytest.raises(ModelFailed):
+            run(executor, row)
+    assert run(onnx, [2, 4, 3]).shape == (1, DIMENSIONS)
+
+
+def test_a_provider_that_is_not_there_is_refused_and_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(ModelProblem, match="CUDAExecutionProvider"):
+        OnnxExecutor(source(tmp_path / "model.onnx"), lanes=1, provider="cuda")
+
+
+def test_an_output_the_graph_has_not_is_named(tmp_path: Path) -> None:
+    wrong = source(tmp_path / "model.onnx", outputs={OutputKind.POOLED: "cls"})
+
+    with pytest.raises(ModelProblem, match="no output `cls`; it has pooled, tokens"):
+        OnnxExecutor(wrong, lanes=1)
+
+
+def test_another_width_than_declared_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelProblem, match="8 wide, not `dimensions: 9`"):
+        OnnxExecutor(source(tmp_path / "model.onnx", dimensions=9), lanes=1)
+
+
+def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
+    wrong = source(tmp_path / "model.onnx")
+    wrong.path.write_bytes(b"no graph")
+
+    with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load it"):
+        OnnxExecutor(wrong, lanes=1)

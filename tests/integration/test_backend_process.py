@@ -1,0 +1,228 @@
+"""The backend as a process: its start, its signals, its one-line errors."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from backends.protocol import (
+    CALL_PATH,
+    STATE_PATH,
+    BackendState,
+    Call,
+    CallItem,
+    ClassifyParameters,
+    Done,
+    FrameReader,
+    Task,
+)
+from tests.support.backend_repository import write_repository
+from tests.support.waiting import wait_until
+
+SERVE = (sys.executable, "-m", "backends", "serve")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return write_repository(tmp_path / "models", real=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(
+    models: Path, port: int, *options: str
+) -> Iterator["subprocess.Popen[str]"]:
+    command = [*SERVE, "--models", str(models), "--port", str(port), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: process.poll() is not None or is_ready(port), within=30.0)
+            yield process
+        finally:
+            process.kill()
+
+
+def request(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20.0)) as connection:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return request(port, "GET", "/health/ready")[0] == 200
+    except OSError:
+        return False
+
+
+def classify(port: int, texts: list[str]) -> list[Done]:
+    state = msgspec.msgpack.decode(request(port, "GET", STATE_PATH)[1], type=BackendState)
+    info = next(model for model in state.models if model.name == "mood")
+    call = Call(
+        model="mood",
+        revision=info.revision,
+        profile=info.profile,
+        task=Task.CLASSIFY,
+        parameters=msgspec.msgpack.encode(ClassifyParameters()),
+        items=[
+            CallItem(body=msgspec.msgpack.encode(text), remaining=20.0, scope="t")
+            for text in texts
+        ],
+    )
+    status, body = request(port, "POST", CALL_PATH, msgspec.msgpack.encode(call))
+    assert status == 200
+    return [frame for frame in FrameReader().feed(body) if isinstance(frame, Done)]
+
+
+def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
+    port = free_port()
+    with serving(models, port, "--region", "eu", "--id", "eu-7") as process:
+        ready = json.loads(request(port, "GET", "/health/ready")[1])
+        answers = classify(port, ["good film", "bad card", "the paris text"])
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=20.0)
+
+    assert process.returncode == 0
+    assert (ready["provider"], ready["missing"]) == ("CPUExecutionProvider", [])
+    assert (ready["backend_id"], ready["region"]) == ("eu-7", "eu")
+    assert len(answers) == 3
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [line["message"] for line in lines] == ["backend serves", "backend stopped"]
+    assert "film" not in log
+
+
+def test_a_busy_port_is_one_line_and_exit_code_two(models: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = subprocess.run(
+            [*SERVE, "--models", str(models), "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=20.0,
+            check=False,
+        )
+
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "choose another port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        (("--models", "/nowhere"), {}, "`/nowhere` does not exist"),
+        ((), {"SLUICEGATE_BACKEND_PORT": "x"}, "`SLUICEGATE_BACKEND_PORT` is wrong"),
+        (("--host", "no.such.host.invalid"), {}, "no.such.host.invalid"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_one_line(
+    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], message: str
+) -> None:
+    base = {"SLUICEGATE_BACKEND_MODELS": str(tmp_path), "SLUICEGATE_BACKEND_PORT": "0"}
+    result = subprocess.run(
+        [*SERVE, *options],
+        capture_output=True,
+        text=True,
+        timeout=20.0,
+        check=False,
+        env=os.environ | base | environment,
+    )
+
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert message in result.stderr
+
+
+def test_it_ends_with_its_parent(models: Path) -> None:
+    port = free_port()
+    arguments = [*SERVE[1:], "--models", str(models), "--port", str(port), "--exit-with-parent"]
+    # A parent that does nothing but start the backend and wait to be killed.
+    source = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, *sys.argv[1:]]); "
+        "print(p.pid, flush=True); p.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            wait_until(lambda: is_ready(port), within=30.0)
+        finally:
+            parent.kill()
+
+    wait_until(lambda: not is_running(child), within=15.0, what="the backend outlived its parent")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one nobody has waited for yet does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_models_are_listed_and_checked(models: Path) -> None:
+    command = [sys.executable, "-m", "backends", "models"]
+    listed = subprocess.run(
+        [*command, "list", "--models", str(models), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=30.0,
+        check=True,
+    )
+    good = subprocess.run(
+        [*command, "check", "--models", str(models)],
+        capture_output=True,
+        text=True,
+        timeout=30.0,
+        check=False,
+    )
+    (models / "tiny" / "1" / "model.onnx").write_bytes(b"broken")
+    broken = subprocess.run(
+        [*command, "check", "--models", str(models)],
+        capture_output=True,
+        text=True,
+        timeout=30.0,
+        check=False,
+    )
+
+    names = {model["name"] for model in json.loads(listed.stdout)["models"]}
+    assert names == {"tiny", "mood", "intents", "names", "topics", "reviewer"}
+    assert good.returncode == 0, good.stderr
+    assert broken.returncode == 1
+    assert "model.onnx: ONNX Runtime cannot load it" in broken.stderr
+
+
+def test_onnx_runtime_is_told_not_to_phone_home(models: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    subprocess.run(
+        [sys.executable, "-m", "backends", "models", "check", "--models", str(models)],
+        capture_output=True,
+        timeout=30.0,
+        check=True,
+        env=os.environ | {"HOME": str(home), "XDG_CACHE_HOME": str(home)},
+    )
+
+    assert list(home.rglob("*")) == []

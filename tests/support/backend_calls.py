@@ -1,0 +1,151 @@
+"""A backend in this process: its real parts behind ASGI, called as a gateway calls it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backends.api.asgi import Message
+from backends.api.engine import Engine
+from backends.api.routes import Routes
+from backends.app import make_routes, open_backend
+from backends.batching.batcher import Batcher
+from backends.executors.base import ModelExecutor
+from backends.protocol import (
+    CALL_PATH,
+    PARAMETERS,
+    Call,
+    CallItem,
+    Done,
+    Failed,
+    Frame,
+    FrameReader,
+    ModelInfo,
+    Parameters,
+    Report,
+    Task,
+)
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NoTracing, Tracing
+
+
+class Exchange:
+    """One request to an ASGI application, its client leaving only when told to."""
+
+    def __init__(
+        self,
+        application: Routes,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.sent: list[Message] = []
+        self.scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
+        }
+        self._application = application
+
+    async def run(self) -> "Exchange":
+        """Answer it to its end."""
+        await self._application(self.scope, self._inbox.get, self._send)
+        return self
+
+    def leave(self) -> None:
+        """Close the connection, as a client does that waits no longer."""
+        self._inbox.put_nowait({"type": "http.disconnect"})
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        status: int = self.sent[0]["status"]
+        return status
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def frames(self) -> list[Frame]:
+        return list(FrameReader().feed(self.body))
+
+
+class Backend:
+    """What a test does with a backend."""
+
+    def __init__(self, routes: Routes, engine: Engine, batchers: list[Batcher]) -> None:
+        self.routes = routes
+        self.engine = engine
+        self.batchers = batchers
+
+    def info(self, model: str) -> ModelInfo:
+        """Return what the backend says of a model."""
+        return next(info for info in self.engine.state().models if info.name == model)
+
+    def call(self, model: str, task: Task, items: list[Any], **changes: Any) -> Call:
+        """Make a call; `changes` are of its fields, or `remaining`, `scope`, `parameters`."""
+        parameters: Parameters = changes.pop("parameters", None) or PARAMETERS[task]()
+        remaining, scope = changes.pop("remaining", 30.0), changes.pop("scope", "tenant")
+        known = {info.name: info for info in self.engine.state().models}
+        call = Call(
+            model=model,
+            revision=known[model].revision if model in known else "0" * 12,
+            profile="fp32",
+            task=task,
+            parameters=msgspec.msgpack.encode(parameters),
+            items=[
+                CallItem(body=msgspec.msgpack.encode(item), remaining=remaining, scope=scope)
+                for item in items
+            ],
+        )
+        return msgspec.structs.replace(call, **changes)
+
+    def exchange(self, call: Call, headers: Mapping[str, str] | None = None) -> Exchange:
+        """Return the request of a call, not yet run."""
+        return Exchange(self.routes, "POST", CALL_PATH, msgspec.msgpack.encode(call), headers)
+
+    async def ask(
+        self, model: str, task: Task, items: list[Any], **changes: Any
+    ) -> list[Done | Failed]:
+        """Call and return the outcomes in the order of the items."""
+        exchange = await self.exchange(self.call(model, task, items, **changes)).run()
+        assert exchange.status == 200, exchange.body
+        *outcomes, report = exchange.frames
+        assert isinstance(report, Report)
+        found = [o for o in outcomes if isinstance(o, Done | Failed)]
+        return sorted(found, key=lambda outcome: outcome.index)
+
+    async def answer(self, model: str, task: Task, item: Any, **changes: Any) -> Any:
+        """Call with one item and return its answer."""
+        (outcome,) = await self.ask(model, task, [item], **changes)
+        assert isinstance(outcome, Done), outcome
+        return msgspec.json.decode(outcome.result)
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Exchange:
+        """Read a path."""
+        return await Exchange(self.routes, "GET", path, headers=headers).run()
+
+
+@asynccontextmanager
+async def running_backend(
+    models: Path,
+    executor: ModelExecutor,
+    *,
+    tracing: Tracing | None = None,
+    **settings: Any,
+) -> AsyncIterator[Backend]:
+    """Run a backend over `models` whose graphs `executor` stands for."""
+    given = BackendSettings(models=models, region="eu", backend_id="eu-0", **settings)
+    tracing = tracing or NoTracing()
+    async with open_backend(given, tracing=tracing, open_executor=lambda _: executor) as loaded:
+        yield Backend(make_routes(loaded.engine, given, tracing), loaded.engine, loaded.batchers)

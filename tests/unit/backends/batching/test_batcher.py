@@ -1,0 +1,195 @@
+"""The runner: company for rows, isolation of bad ones, and the end of an executor."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.policy import BatchLimits
+from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
+from backends.executors.base import ModelExecutor
+from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.telemetry.spans import NoTracing
+from backends.types import Encoding, FloatArray, OutputKind
+from tests.support.gate import Gate
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+POISON = 666
+
+
+def encode(*ids: int) -> Encoding:
+    array = np.array(ids, dtype=np.int32)
+    return Encoding(ids=array, type_ids=None, key=array.tobytes())
+
+
+def caller(scope: str = "tenant") -> Caller:
+    return Caller(scope=scope, deadline=time.monotonic() + 30.0)
+
+
+@asynccontextmanager
+async def running(
+    executor: ModelExecutor, queue: QueueLimits | None = None
+) -> AsyncIterator[tuple[SharedRows, Batcher]]:
+    batcher = Batcher(
+        name="tiny",
+        executor=executor,
+        batch=BatchLimits(rows=8),
+        queue=queue or QueueLimits(),
+        clock=time.monotonic,
+        tracing=NoTracing(),
+    )
+    async with batcher:
+        yield SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher), batcher
+
+
+async def ask(rows: SharedRows, *encodings: Encoding) -> list[FloatArray]:
+    return await rows.ask(encodings, kind=OutputKind.POOLED, caller=caller())
+
+
+async def test_rows_that_arrive_while_a_batch_runs_leave_together() -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate)
+    async with running(executor) as (rows, batcher):
+        first = asyncio.create_task(ask(rows, encode(1, 2)))
+        await until(lambda: gate.arrived == 1)
+        others = [asyncio.create_task(ask(rows, encode(n, n))) for n in range(3, 9)]
+        await until(lambda: batcher.statistics().queued_rows == 6)
+        gate.open()
+        await asyncio.gather(first, *others)
+
+    assert executor.shapes == [(1, 2), (6, 2)]
+
+
+async def test_a_row_gets_its_own_answer_whatever_its_company() -> None:
+    encodings = [encode(*range(1, n)) for n in range(3, 12)]
+    async with running(DummyExecutor(lanes=2)) as (rows, _):
+        together = await ask(rows, *encodings)
+    alone = []
+    for encoding in encodings:
+        async with running(DummyExecutor()) as (rows, _):
+            alone += await ask(rows, encoding)
+
+    for a, b in zip(together, alone, strict=True):
+        assert np.array_equal(a, b)
+
+
+async def test_a_poisoned_row_among_sixty_three_fails_alone() -> None:
+    gate = Gate()
+    async with running(PacedExecutor(gate, lanes=2, poison=POISON)) as (rows, batcher):
+        tasks = [asyncio.create_task(ask(rows, encode(n + 1, 7))) for n in range(63)]
+        poisoned = asyncio.create_task(ask(rows, encode(POISON, 7)))
+        await until(lambda: gate.arrived == 2)
+        gate.open()
+        answers = await asyncio.gather(*tasks)
+        with pytest.raises(ModelFailed):
+            await poisoned
+
+    assert len(answers) == 63
+    assert batcher.failure is None
+    assert batcher.statistics().failed_rows == 1
+
+
+async def test_a_dying_executor_fails_its_rows_as_retryable_and_says_so() -> None:
+    gate = Gate()
+    gate.failing = ExecutorDied("the device failed")
+    async with running(PacedExecutor(gate)) as (rows, batcher):
+        tasks = [asyncio.create_task(ask(rows, encode(n + 1))) for n in range(20)]
+        await until(lambda: gate.arrived == 1)
+        gate.open()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: batcher.failure is not None)
+        with pytest.raises(ExecutorDied):
+            await ask(rows, encode(99))
+
+    assert all(isinstance(r, BackendError) and r.retryable for r in results)
+
+
+async def test_a_thread_that_dies_leaves_no_row_waiting() -> None:
+    gate = Gate()
+    gate.failing = SystemExit()
+    async with running(PacedExecutor(gate)) as (rows, batcher):
+        gate.open()
+        with pytest.raises(ExecutorDied):
+            await ask(rows, encode(1))
+        await until(lambda: batcher.failure is not None)
+
+    assert batcher.failure == "a lane of the executor died with `SystemExit`"
+
+
+async def test_an_executor_that_fails_on_a_row_it_could_run_is_dead() -> None:
+    gate = Gate()
+    gate.open()
+    async with running(PacedExecutor(gate)) as (rows, batcher):
+        await ask(rows, encode(1))
+        gate.failing = ModelFailed("broken")
+        with pytest.raises(ExecutorDied):
+            await ask(rows, encode(2))
+        await until(lambda: batcher.failure is not None)
+
+
+async def test_a_full_queue_refuses_at_once_and_says_when_to_return() -> None:
+    gate = Gate()
+    limits = QueueLimits(rows=2, tokens=100)
+    async with running(PacedExecutor(gate), limits) as (rows, batcher):
+        running_row = asyncio.create_task(ask(rows, encode(1)))
+        await until(lambda: gate.arrived == 1)
+        waiting = asyncio.create_task(ask(rows, encode(2), encode(3)))
+        await until(batcher.is_full)
+        with pytest.raises(Overloaded) as refused:
+            await ask(rows, encode(4))
+        gate.open()
+        await asyncio.gather(running_row, waiting)
+
+    assert refused.value.retry_after > 0
+    assert batcher.statistics().refused_rows == 1
+
+
+async def test_a_cancelled_asker_s_rows_never_run() -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate)
+    async with running(executor) as (rows, batcher):
+        first = asyncio.create_task(ask(rows, encode(1)))
+        await until(lambda: gate.arrived == 1)
+        gone = asyncio.create_task(ask(rows, encode(2), encode(3)))
+        await until(lambda: batcher.statistics().queued_rows == 2)
+        gone.cancel()
+        gate.open()
+        await first
+        await until(lambda: batcher.statistics().queued_rows == 0)
+        await ask(rows, encode(2))
+
+    assert executor.shapes == [(1, 1), (1, 1)]
+    assert batcher.statistics().skipped_rows == 2
+
+
+async def test_an_answer_that_is_not_finite_is_a_failure_of_its_row_only() -> None:
+    class Infinite(DummyExecutor):
+        def run(self, **given: object) -> FloatArray:
+            output = super().run(**given)  # type: ignore[arg-type]
+            output[0, 0] = np.inf
+            return output
+
+    gate = Infinite()
+    async with running(gate) as (rows, _):
+        bad = asyncio.create_task(ask(rows, encode(1, 2)))
+        good = asyncio.create_task(ask(rows, encode(3, 4)))
+        with pytest.raises(ModelFailed):
+            await bad
+        (answer,) = await good
+
+    assert np.isfinite(answer).all()
+
+
+async def test_padding_waste_is_what_was_run_beyond_real_tokens() -> None:
+    async with running(DummyExecutor()) as (rows, batcher):
+        await ask(rows, encode(1, 2, 3, 4), encode(1, 2, 3))
+
+    statistics = batcher.statistics()
+    assert (statistics.tokens, statistics.padded_tokens) == (7, 8)
+    assert statistics.padding_waste_ratio == pytest.approx(1 / 8)

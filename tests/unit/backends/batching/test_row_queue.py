@@ -1,0 +1,98 @@
+"""The queue between the loop and the lanes."""
+
+import numpy as np
+import pytest
+
+from backends.batching.policy import BatchLimits
+from backends.batching.queue import RowQueue
+from backends.batching.row import Row, Ticket
+from backends.telemetry.spans import NO_SPAN
+from backends.types import Encoding, OutputKind
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.anyio
+
+
+def make_row(
+    length: int, *, deadline: float = 2_000.0, kind: OutputKind = OutputKind.POOLED
+) -> tuple[Row, Ticket]:
+    ids = np.ones(length, dtype=np.int32)
+    row = Row(
+        encoding=Encoding(ids=ids, type_ids=None, key=ids.tobytes()),
+        kind=kind,
+        key=("tenant", "graph", kind, ids.tobytes()),
+        deadline=deadline,
+        span=NO_SPAN,
+        settle=lambda row, value: None,
+    )
+    ticket = Ticket(1, deadline=deadline)
+    row.join(ticket, 0)
+    return row, ticket
+
+
+def make_queue(clock: Clock) -> RowQueue:
+    return RowQueue(limits=BatchLimits(rows=4), clock=clock)
+
+
+async def test_the_oldest_row_leads_and_rows_of_its_length_go_with_it() -> None:
+    queue = make_queue(Clock())
+    rows = [make_row(length)[0] for length in (10, 40, 10, 11)]
+    queue.put(rows)
+
+    first, second = queue.take(), queue.take()
+
+    assert first is not None and second is not None
+    assert [row.length for row in first.rows] == [10, 10, 11]
+    assert [row.length for row in second.rows] == [40]
+    assert (queue.rows, queue.tokens) == (0, 0)
+
+
+async def test_rows_whose_askers_have_gone_are_dropped() -> None:
+    queue = make_queue(Clock())
+    (gone, ticket), (wanted, _) = make_row(10), make_row(10)
+    queue.put([gone, wanted])
+    ticket.future.cancel()
+
+    taken = queue.take()
+
+    assert taken is not None
+    assert taken.rows == [wanted]
+    assert taken.dropped == [gone]
+    assert queue.skipped == 1
+
+
+async def test_rows_past_their_deadline_do_not_run() -> None:
+    clock = Clock()
+    queue = make_queue(clock)
+    (late, _), (early, _) = make_row(10, deadline=1_001.0), make_row(12)
+    queue.put([late, early])
+    clock.advance(1.0)
+
+    taken = queue.take()
+
+    assert taken is not None
+    assert taken.rows == [early]
+    assert taken.dropped == [late]
+    assert queue.expired == 1
+
+
+async def test_a_batch_holds_one_kind_of_output() -> None:
+    queue = make_queue(Clock())
+    rows = [make_row(10)[0], make_row(10, kind=OutputKind.TOKENS)[0], make_row(10)[0]]
+    queue.put(rows)
+
+    taken = queue.take()
+
+    assert taken is not None
+    assert taken.rows == [rows[0], rows[2]]
+
+
+async def test_closing_returns_what_waits_and_lets_takers_go() -> None:
+    queue = make_queue(Clock())
+    row, _ = make_row(10)
+    queue.put([row])
+
+    left = queue.close()
+
+    assert left == [row]
+    assert queue.take() is None

@@ -1,0 +1,128 @@
+"""Rows known, joined or computed: who waits, who pays, who may see."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.policy import BatchLimits
+from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.executors.dummy import PacedExecutor
+from backends.telemetry.spans import NoTracing
+from backends.types import Encoding, OutputKind
+from tests.support.gate import Gate
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+class Bench:
+    def __init__(self, max_bytes: int) -> None:
+        self.gate = Gate()
+        self.executor = PacedExecutor(self.gate)
+        self.batcher = Batcher(
+            name="tiny",
+            executor=self.executor,
+            batch=BatchLimits(),
+            queue=QueueLimits(),
+            clock=time.monotonic,
+            tracing=NoTracing(),
+        )
+        self.cache = RowCache(max_bytes=max_bytes)
+        self.rows = SharedRows(digest="graph", cache=self.cache, batcher=self.batcher)
+
+    async def ask(
+        self, *texts: int, scope: str = "a", kind: OutputKind = OutputKind.POOLED
+    ) -> tuple[int, int]:
+        caller = Caller(scope=scope, deadline=time.monotonic() + 30.0)
+        encodings = []
+        for text in texts:
+            ids = np.array([text, text + 1], dtype=np.int32)
+            encodings.append(Encoding(ids=ids, type_ids=None, key=ids.tobytes()))
+        await self.rows.ask(encodings, kind=kind, caller=caller)
+        return caller.rows, caller.tokens
+
+
+@asynccontextmanager
+async def bench(max_bytes: int = 10**6) -> AsyncIterator[Bench]:
+    made = Bench(max_bytes)
+    async with made.batcher:
+        yield made
+
+
+async def test_a_hundred_equal_rows_at_once_run_once_and_are_paid_once() -> None:
+    async with bench() as b:
+        tasks = [asyncio.create_task(b.ask(7)) for _ in range(100)]
+        await until(lambda: b.gate.arrived == 1)
+        b.gate.open()
+        counted = await asyncio.gather(*tasks)
+
+    assert b.executor.shapes == [(1, 2)]
+    assert sorted(counted) == [(0, 0)] * 99 + [(1, 2)]
+    assert b.rows.statistics().joined_rows == 99
+
+
+async def test_a_known_row_costs_nothing() -> None:
+    async with bench() as b:
+        b.gate.open()
+        first, second = await b.ask(7), await b.ask(7, 8)
+
+    assert first == (1, 2)
+    assert second == (1, 2)
+    assert b.rows.statistics().known_rows == 1
+
+
+async def test_a_row_asked_twice_by_one_item_runs_once() -> None:
+    async with bench() as b:
+        b.gate.open()
+
+        assert await b.ask(7, 7, 7) == (1, 2)
+
+
+async def test_scopes_share_nothing() -> None:
+    async with bench() as b:
+        b.gate.open()
+        one, other = await b.ask(7, scope="a"), await b.ask(7, scope="b")
+
+    assert one == other == (1, 2)
+
+
+async def test_the_kind_of_output_tells_rows_apart() -> None:
+    async with bench() as b:
+        b.gate.open()
+        await b.ask(7)
+
+        assert await b.ask(7, kind=OutputKind.TOKENS) == (1, 2)
+
+
+async def test_the_first_asker_s_leaving_does_not_take_the_row_from_others() -> None:
+    async with bench() as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        first = asyncio.create_task(b.ask(7))
+        await until(lambda: b.batcher.statistics().queued_rows == 1)
+        second = asyncio.create_task(b.ask(7))
+        await until(lambda: b.rows.statistics().joined_rows == 1)
+        first.cancel()
+        b.gate.open()
+        await blocker
+
+        assert await second == (1, 2)
+
+
+async def test_the_cache_stays_within_its_bytes_and_drops_what_was_used_longest_ago() -> None:
+    async with bench(max_bytes=2_000) as b:
+        b.gate.open()
+        for text in range(20):
+            await b.ask(text)
+            await b.ask(0)
+        evicted = b.rows.statistics().evicted_rows
+
+        assert b.cache.size_bytes <= 2_000
+        assert evicted > 0
+        assert await b.ask(0) == (0, 0)
+        assert await b.ask(1) == (1, 2)

@@ -1,0 +1,64 @@
+"""Heads: their files and their arithmetic."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.errors import ModelProblem
+from backends.pipelines.head import HeadWeights, read_head
+
+
+def write(path: Path, **arrays: object) -> Path:
+    np.savez(path, **{name: np.asarray(a, dtype=np.float16) for name, a in arrays.items()})  # type: ignore[arg-type]
+    return path
+
+
+def test_a_head_of_two_layers_is_two_products_with_an_activation_between(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "head.npz", w0=[[1, -1], [0, 2]], b0=[0, -1], w1=[[1], [10]], b1=[0.5]
+    )
+    layers = read_head(path, inputs=2, outputs=1)
+    head = HeadWeights(layers, activation="relu", normalize_input=False)
+
+    logits = head.apply(np.array([[1.0, 3.0], [-2.0, 0.0]], dtype=np.float32))
+
+    assert logits.tolist() == [[41.5], [10.5]]
+    assert logits.dtype == np.float32
+
+
+def test_a_head_may_want_unit_vectors(tmp_path: Path) -> None:
+    path = write(tmp_path / "head.npz", w0=[[5], [0]], b0=[0])
+    layers = read_head(path, inputs=2, outputs=1)
+    head = HeadWeights(layers, activation="relu", normalize_input=True)
+
+    logits = head.apply(np.array([[30.0, 40.0]], dtype=np.float32))
+
+    assert logits.tolist() == [[pytest.approx(3.0)]]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"w0": [[1], [1]]}, "logits"),
+        ({"w0": [[1]], "b0": [0]}, "does not fit 2 inputs"),
+        ({"w0": [[1], [1]], "b0": [0, 0]}, "does not fit 2 inputs"),
+        ({"w0": [[1, 1], [1, 1]], "b0": [0, 0]}, "makes 2 logits, but there are 1 labels"),
+        ({"x": [1], "y": [1]}, "`w0` or `b0` is missing"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused(
+    tmp_path: Path, arrays: dict[str, object], message: str
+) -> None:
+    path = write(tmp_path / "head.npz", **arrays)
+
+    with pytest.raises(ModelProblem, match=message):
+        read_head(path, inputs=2, outputs=1)
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "head.npz"
+    path.write_bytes(b"nothing")
+
+    with pytest.raises(ModelProblem, match="no file of head weights"):
+        read_head(path, inputs=2, outputs=1)

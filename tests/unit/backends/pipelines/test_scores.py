@@ -1,0 +1,54 @@
+"""Arithmetic from logits to answers."""
+
+import numpy as np
+import pytest
+
+from backends.pipelines.scores import (
+    apply_function,
+    best_first,
+    gelu,
+    normalize,
+    rounded,
+    sigmoid,
+    softmax,
+)
+
+
+def test_softmax_stands_logits_of_any_size() -> None:
+    logits = np.array([[1e4, 0.0], [-1e4, -1e4]], dtype=np.float32)
+
+    assert softmax(logits).tolist() == [[1.0, 0.0], [0.5, 0.5]]
+
+
+def test_sigmoid_stands_logits_of_any_size() -> None:
+    assert sigmoid(np.array([-1e4, 0.0, 1e4], dtype=np.float32)).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_no_function_leaves_logits() -> None:
+    logits = np.array([3.0, -2.0], dtype=np.float32)
+
+    assert apply_function(logits, "none") is logits
+
+
+def test_equal_scores_keep_their_order() -> None:
+    assert best_first(np.array([0.2, 0.4, 0.2, 0.4], dtype=np.float32)) == [1, 3, 0, 2]
+
+
+def test_more_than_there_is_is_all() -> None:
+    assert best_first(np.array([0.1, 0.9], dtype=np.float32), 10) == [1, 0]
+
+
+def test_scores_have_six_decimals_and_no_noise() -> None:
+    assert rounded(np.array([1 / 3, 0.98], dtype=np.float32)) == [0.333333, 0.98]
+
+
+def test_a_zero_vector_has_no_direction() -> None:
+    vectors = np.array([[3.0, 4.0], [0.0, 0.0]], dtype=np.float32)
+
+    assert normalize(vectors).tolist() == [pytest.approx([0.6, 0.8]), [0.0, 0.0]]
+
+
+def test_vectors_stay_single_precision() -> None:
+    values = np.ones((2, 3), dtype=np.float32)
+
+    assert {f(values).dtype for f in (softmax, sigmoid, normalize, gelu)} == {np.dtype("float32")}

@@ -1,0 +1,61 @@
+"""What a backend is told: environment first, command line over it."""
+
+from pathlib import Path
+
+import pytest
+
+from backends.errors import StartProblem
+from backends.settings import read_settings
+
+
+def test_the_environment_sets_what_the_command_line_does_not() -> None:
+    environment = {
+        "SLUICEGATE_BACKEND_PORT": "9000",
+        "SLUICEGATE_BACKEND_REGION": "us",
+        "SLUICEGATE_BACKEND_MODELS": "/srv/models",
+        "SLUICEGATE_BACKEND_DRAIN": "2.5",
+        "SLUICEGATE_BACKEND_TOKEN": "12345",
+        "SLUICEGATE_BACKEND_EXIT_WITH_PARENT": "true",
+    }
+
+    settings = read_settings(environment, region="eu", host=None)
+
+    assert (settings.port, settings.region, settings.drain) == (9000, "eu", 2.5)
+    assert settings.models == Path("/srv/models")
+    assert settings.token == "12345"
+    assert settings.exit_with_parent
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PORT", "http"), ("PORT", "70000"), ("THREADS", "-1"), ("PROVIDER", "tpu"), ("DRAIN", "x")],
+)
+def test_a_wrong_value_is_named(name: str, value: str) -> None:
+    with pytest.raises(StartProblem, match=f"`SLUICEGATE_BACKEND_{name}` is wrong"):
+        read_settings({f"SLUICEGATE_BACKEND_{name}": value})
+
+
+def test_an_endless_drain_is_refused() -> None:
+    with pytest.raises(StartProblem, match="drain"):
+        read_settings({}, drain=float("inf"))
+
+
+def test_one_lane_a_core_unless_told() -> None:
+    assert read_settings({}).lanes >= 1
+    assert read_settings({}, threads=3).lanes == 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, True),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}, False),
+        ({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}, False),
+    ],
+)
+def test_traces_are_on_when_the_standard_variables_say_so(
+    environment: dict[str, str], *, wanted: bool
+) -> None:
+    assert read_settings(environment).traces is wanted

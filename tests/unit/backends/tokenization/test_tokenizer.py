@@ -1,0 +1,153 @@
+"""Texts to ids, off the loop and together."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from backends.errors import ModelFailed, ModelProblem
+from backends.tokenization.tokenizer import Tokenizer
+from backends.types import Text
+from tests.support.backend_repository import id_of, make_tokenizer
+
+pytestmark = pytest.mark.anyio
+
+
+class RecordingPool(ThreadPoolExecutor):
+    """Counts the jobs it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.jobs = 0
+
+    def submit(self, *args, **kwargs):  # type: ignore[no-untyped-def] # noqa: ANN002, ANN003, ANN201
+        self.jobs += 1
+        return super().submit(*args, **kwargs)
+
+
+@pytest.fixture
+def pool() -> Iterator[RecordingPool]:
+    with RecordingPool() as made:
+        yield made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    make_tokenizer().save(str(path))
+    return path
+
+
+async def test_a_file_s_own_padding_and_truncation_are_off(file: Path, pool: RecordingPool) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+
+    short, long = await tokenizer.encode(["good", "good bad film money card is the about"])
+
+    assert short.ids.tolist() == [id_of("[CLS]"), id_of("good"), id_of("[SEP]")]
+    assert len(long.ids) == 10
+
+
+async def test_a_model_may_ask_for_truncation(file: Path, pool: RecordingPool) -> None:
+    tokenizer = Tokenizer(file, pool=pool, truncate_to=4)
+
+    (encoding,) = await tokenizer.encode(["good bad film money"])
+
+    assert encoding.ids.tolist() == [
+        id_of("[CLS]"),
+        id_of("good"),
+        id_of("bad"),
+        id_of("[SEP]"),
+    ]
+
+
+async def test_what_is_asked_in_one_tick_travels_as_one_job(
+    file: Path, pool: RecordingPool
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+
+    answers = await asyncio.gather(*[tokenizer.encode(["good"]) for _ in range(20)])
+
+    assert pool.jobs == 1
+    assert len({answer[0].key for answer in answers}) == 1
+
+
+async def test_a_pair_s_second_text_has_its_own_type(file: Path, pool: RecordingPool) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+
+    pair, joined = await tokenizer.encode([("good", "film"), "good[SEP]film"])
+
+    assert pair.type_ids is not None
+    assert pair.type_ids.tolist() == [0, 0, 0, 1, 1]
+    assert pair.key != joined.key
+
+
+async def test_places_count_characters_of_the_original(file: Path, pool: RecordingPool) -> None:
+    text = "👍🏽 the  Paris, good-film"
+    tokenizer = Tokenizer(file, pool=pool)
+
+    (pieces,) = await tokenizer.pieces([text])
+
+    words = [text[piece.start : piece.end] for piece in pieces.pieces if not piece.special]
+    assert words == ["👍🏽", "the", "Paris", ",", "good", "-", "film"]
+
+
+async def test_pieces_of_a_word_say_that_they_continue_it(
+    file: Path, pool: RecordingPool
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+
+    (pieces,) = await tokenizer.pieces(["goods 漢"])
+
+    real = [piece for piece in pieces.pieces if not piece.special]
+    assert [piece.continues_word for piece in real] == [False, True, False]
+
+
+async def test_a_text_the_tokenizer_chokes_on_fails_alone(file: Path, pool: RecordingPool) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+    no_text: Text = 7  # type: ignore[assignment]
+
+    good, bad = await asyncio.gather(
+        tokenizer.encode(["good"]), tokenizer.encode([no_text]), return_exceptions=True
+    )
+
+    assert isinstance(bad, ModelFailed)
+    assert isinstance(good, list)
+
+
+async def test_an_asker_that_left_is_not_answered(file: Path, pool: RecordingPool) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+    gone = asyncio.create_task(tokenizer.encode(["good"]))
+    stays = asyncio.create_task(tokenizer.encode(["bad"]))
+    await asyncio.sleep(0)
+    gone.cancel()
+
+    assert len(await stays) == 1
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+
+
+async def test_no_text_is_tokenized_on_the_loop(file: Path, pool: RecordingPool) -> None:
+    threads = set()
+    tokenizer = Tokenizer(file, pool=pool)
+    original = tokenizer._encode
+
+    def spy(texts: list[Text]) -> object:
+        threads.add(threading.current_thread())
+        return original(texts)
+
+    tokenizer._encode = spy  # type: ignore[method-assign, assignment]
+    await tokenizer.encode(["good"])
+
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, pool: RecordingPool) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+
+    with pytest.raises(ModelProblem, match=r"tokenizer\.json: it is no tokenizer file"):
+        Tokenizer(path, pool=pool)
