@@ -1,0 +1,115 @@
+"""A block: up to a thousand events of one log, as one entry of the stream `sg:events`.
+
+The payload is a msgpack list of what the log holds, byte for byte: shipping decodes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.types import RequestEvent
+
+STREAM: Final = "sg:events"
+SHIPPED: Final = "{sg:events}:shipped"
+"""A hash: per log, the last sequence number in the stream. The braces share a cluster's slot."""
+
+_packer = msgspec.msgpack.Encoder().encode
+
+
+class MalformedBlock(Exception):
+    """An entry of the stream that is no block."""
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """The events `first` to `last` of a log; `lost` says that their records cannot be read."""
+
+    log_id: str
+    first: int
+    last: int
+    payload: bytes
+    lost: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many sequence numbers it covers."""
+        return self.last - self.first + 1
+
+    def fields(self) -> list[bytes | str | int]:
+        """Return the fields of its stream entry, names and values in turn."""
+        fields: list[bytes | str | int] = ["log", self.log_id, "first", self.first]
+        fields += ["last", self.last, "payload", self.payload]
+        return [*fields, "lost", 1] if self.lost else fields
+
+
+def pack(log_id: str, first: int, payloads: Sequence[bytes]) -> Block:
+    """Return the block of consecutive records from `first` on."""
+    last = first + len(payloads) - 1
+    payload = _packer([msgspec.Raw(p) for p in payloads])
+    return Block(log_id=log_id, first=first, last=last, payload=payload)
+
+
+def gap(log_id: str, first: int, last: int) -> Block:
+    """Return the block that says that `first` to `last` cannot be read any more."""
+    return Block(log_id=log_id, first=first, last=last, payload=b"", lost=True)
+
+
+def from_fields(fields: Mapping[bytes, bytes]) -> Block:
+    """Return the block that a stream entry holds; its payload is not looked at.
+
+    Raises:
+        MalformedBlock: the entry's fields are not those of a block.
+    """
+    try:
+        block = Block(
+            log_id=fields[b"log"].decode(),
+            first=int(fields[b"first"]),
+            last=int(fields[b"last"]),
+            payload=fields[b"payload"],
+            lost=b"lost" in fields,
+        )
+    except (KeyError, ValueError) as error:
+        raise MalformedBlock(f"the entry's fields are wrong: {error}") from error
+    if not 0 < block.first <= block.last < 2**63:
+        raise MalformedBlock("the entry's sequence numbers are wrong")
+    return block
+
+
+class Unpacker:
+    """Takes the events out of blocks."""
+
+    def __init__(self) -> None:
+        self._list = msgspec.msgpack.Decoder(list[msgspec.Raw])
+        self._events = msgspec.msgpack.Decoder(list[RequestEvent])
+        self._event = msgspec.msgpack.Decoder(RequestEvent)
+
+    def events(self, block: Block) -> list[RequestEvent]:
+        """Return the events of `block`.
+
+        Raises:
+            MalformedBlock: not every record is an event, or their number is another.
+        """
+        if block.lost:
+            return []
+        try:
+            events = self._events.decode(block.payload)
+        except msgspec.DecodeError as error:
+            raise MalformedBlock(f"the payload is no list of events: {error}") from error
+        if len(events) != block.size:
+            raise MalformedBlock("the payload holds another number of events")
+        return events
+
+    def readable(self, block: Block) -> tuple[list[RequestEvent], list[bytes]]:
+        """Return the events of a malformed `block`, and the records that are none."""
+        events: list[RequestEvent] = []
+        wrong: list[bytes] = []
+        try:
+            records = self._list.decode(block.payload)
+        except msgspec.DecodeError:
+            return [], [block.payload]
+        for record in records:
+            try:
+                events.append(self._event.decode(record))
+            except msgspec.DecodeError:
+                wrong.append(bytes(record))
+        return events, wrong

@@ -1,0 +1,178 @@
+"""The append-only log that a gateway worker writes its events to before it answers.
+
+Writing is a copy into memory that the kernel owns: no system call, and a `kill -9` loses nothing.
+Only the machine's own crash can lose the last moments, as nothing is forced to the disk.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+import msgspec
+
+from gateway.errors import EventLogUnavailable
+from gateway.events import segment
+from gateway.types import RequestEvent
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
+
+
+class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a log has taken and refused since it was opened."""
+
+    published: int
+    refused: int
+    segments: int
+
+
+class EventLog:
+    """An `EventPublisher` over a new folder in `directory`, named `name` and a random part.
+
+    Belongs to one thread. A process that dies leaves the folder to whoever ships logs; `close`
+    says that nothing more is coming. `allocate` reserves a file's blocks on the disk, because a
+    write through memory cannot be refused later: it would end the process.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        name: str,
+        segment_bytes: int = 4 * 1024 * 1024,
+        allocate: Callable[[int, int, int], None] = os.posix_fallocate,
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"`{name}` cannot name an event log: use letters, digits, `._-`")
+        self.id = f"{name}-{secrets.token_hex(8)}"
+        self._directory = directory / self.id
+        self._segment_bytes = segment_bytes
+        self._allocate = allocate
+        self._encoder = msgspec.msgpack.Encoder()
+        self._buffer = bytearray(segment.RECORD.size)
+        self._sequence = 0
+        self._refused = 0
+        self._segments = 0
+        self._closed = False
+        self._lock, self._map = self._open(directory)
+        self._position = segment.HEADER.size
+        # A mark must always fit behind the last record.
+        self._limit = segment_bytes - segment.MARK.size
+
+    def publish(self, event: RequestEvent) -> None:
+        """Keep `event`; see `EventPublisher`."""
+        buffer = self._buffer
+        self._encoder.encode_into(event, buffer, segment.RECORD.size)
+        size = len(buffer)
+        end = self._position + size
+        if end > self._limit or size > segment.MAX_PAYLOAD_BYTES:
+            end = self._make_room(size)
+        sequence = self._sequence + 1
+        segment.RECORD.pack_into(buffer, 0, size - segment.RECORD.size, 0, sequence)
+        segment.CHECKSUM.pack_into(buffer, segment.CHECKSUM_OFFSET, crc32(buffer))
+        self._map[self._position : end] = buffer
+        self._position = end
+        self._sequence = sequence
+
+    def statistics(self) -> LogStatistics:
+        """Return the counts so far."""
+        return LogStatistics(
+            published=self._sequence, refused=self._refused, segments=self._segments
+        )
+
+    def close(self) -> None:
+        """Mark the log as finished and let go of it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._mark(segment.FINISHED)
+        self._map.close()
+        os.close(self._lock)
+        self._limit = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, directory: Path) -> tuple[int, mmap.mmap]:
+        """Make the folder under a hidden name, so that none is ever seen without its lock."""
+        hidden = directory / f".{self.id}"
+        lock = -1
+        try:
+            hidden.mkdir(parents=True)
+            lock = os.open(hidden / segment.LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            first = self._segment(hidden)
+            hidden.rename(self._directory)
+        except OSError as error:
+            if lock >= 0:
+                os.close(lock)
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise self._unavailable(error) from error
+        return lock, first
+
+    def _segment(self, directory: Path) -> mmap.mmap:
+        """Create the next segment, every block of it reserved and its header written."""
+        number = self._segments
+        path = directory / f".{segment.file_name(number)}"
+        file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        try:
+            self._allocate(file, 0, self._segment_bytes)
+            header = segment.HEADER.pack(
+                segment.MAGIC, segment.VERSION, number, self._sequence + 1, self.id.encode()
+            )
+            os.pwrite(file, header, 0)
+            memory = mmap.mmap(file, self._segment_bytes)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+        path.rename(directory / segment.file_name(number))
+        self._segments += 1
+        return memory
+
+    def _make_room(self, size: int) -> int:
+        """Start a segment that has room for `size` bytes and return where they will end."""
+        end = segment.HEADER.size + size
+        if self._closed:
+            raise self._refusal("the event log is closed: the worker is shutting down")
+        if end > self._limit or size > segment.MAX_PAYLOAD_BYTES:
+            raise self._refusal("an event is larger than the event log takes")
+        try:
+            memory = self._segment(self._directory)
+        except OSError as error:
+            self._refused += 1
+            raise self._unavailable(error) from error
+        self._mark(segment.CONTINUED)
+        self._map.close()
+        self._map = memory
+        self._position = segment.HEADER.size
+        return end
+
+    def _mark(self, mark: int) -> None:
+        segment.MARK.pack_into(self._map, self._position, mark)
+
+    def _refusal(self, detail: str) -> EventLogUnavailable:
+        self._refused += 1
+        return EventLogUnavailable(detail)
+
+    def _unavailable(self, error: OSError) -> EventLogUnavailable:
+        return EventLogUnavailable(
+            f"the event log cannot be written ({error.strerror}): free space on its disk",
+            retry_after=1.0,
+        )

@@ -1,0 +1,106 @@
+"""The format of an event log's files, as written by `log` and read by `reader`.
+
+A log is a folder of segments, `00000000.log` and on, each of a fixed size and zeros at first:
+
+    header  64 bytes: magic, version, segment number, sequence number of its first record, log id
+    record  length, checksum, sequence number, then `length` bytes: a msgpack `RequestEvent`
+    ...
+    mark    in the place of a length: the log goes on in the next segment, or ends here
+
+A length of zero is the end of what was written. The checksum covers the record whole, so that a
+record that was being written when its process or machine died is told from a finished one.
+"""
+
+import struct
+from enum import Enum, auto
+from typing import Final, NamedTuple
+from zlib import crc32
+
+MAGIC: Final = b"sgevents"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sHxxIQ40s")
+RECORD: Final = struct.Struct("<IIQ")
+CHECKSUM: Final = struct.Struct("<I")
+CHECKSUM_OFFSET: Final = 4
+MARK: Final = struct.Struct("<I")
+CONTINUED: Final = 0xFFFFFFFF
+FINISHED: Final = 0xFFFFFFFE
+MAX_PAYLOAD_BYTES: Final = 64 * 1024
+LOCK_NAME: Final = "writer.lock"
+SUFFIX: Final = ".log"
+
+
+class Stop(Enum):
+    """Why a scan went no further."""
+
+    LIMIT = auto()
+    """As many records as were asked for, or a sequence number that does not follow."""
+    CUT = auto()
+    """The buffer ends within a record; the file may not."""
+    UNWRITTEN = auto()
+    """Zeros: nothing has been written here yet."""
+    TORN = auto()
+    """A record that does not match its checksum: being written, or never finished."""
+    CONTINUED = auto()
+    FINISHED = auto()
+
+
+class Scan(NamedTuple):
+    """Consecutive records: the first one's sequence number, the payloads, the bytes they took."""
+
+    first: int
+    payloads: list[bytes]
+    size: int
+    stop: Stop
+
+
+def file_name(number: int) -> str:
+    """Return the name of segment `number`, so that names sort as numbers do."""
+    return f"{number:08d}{SUFFIX}"
+
+
+def file_number(name: str) -> int | None:
+    """Return the number of the segment called `name`; `None` if no segment is."""
+    stem = name.removesuffix(SUFFIX)
+    return int(stem) if stem != name and stem.isdecimal() else None
+
+
+def checksum(length: int, sequence: int, payload: bytes) -> int:
+    """Return what a record's checksum must be."""
+    return crc32(payload, crc32(RECORD.pack(length, 0, sequence)))
+
+
+def scan(buffer: bytes, *, limit: int) -> Scan:
+    """Read up to `limit` consecutive records from the start of `buffer`."""
+    first, position = 0, 0
+    payloads: list[bytes] = []
+    while True:
+        sequence, payload, stop = _record(buffer, position)
+        if stop is not None:
+            return Scan(first, payloads, position, stop)
+        if not payloads:
+            first = sequence
+        if len(payloads) == limit or sequence != first + len(payloads):
+            return Scan(first, payloads, position, Stop.LIMIT)
+        payloads.append(payload)
+        position += RECORD.size + len(payload)
+
+
+def _record(buffer: bytes, position: int) -> tuple[int, bytes, Stop | None]:
+    room = len(buffer) - position
+    if room < MARK.size:
+        return 0, b"", Stop.CUT
+    (mark,) = MARK.unpack_from(buffer, position)
+    stop = {0: Stop.UNWRITTEN, CONTINUED: Stop.CONTINUED, FINISHED: Stop.FINISHED}.get(mark)
+    if stop is not None:
+        return 0, b"", stop
+    if mark > MAX_PAYLOAD_BYTES:
+        return 0, b"", Stop.TORN
+    if room < RECORD.size + mark:
+        return 0, b"", Stop.CUT
+    length, expected, sequence = RECORD.unpack_from(buffer, position)
+    start = position + RECORD.size
+    payload = buffer[start : start + length]
+    if checksum(length, sequence, payload) != expected:
+        return 0, b"", Stop.TORN
+    return sequence, payload, None

@@ -1,0 +1,257 @@
+"""Tenants, their keys and limits. A key is known by its hash only."""
+
+import re
+import secrets
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, Row, Table, func, insert, or_, select, update
+
+from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.ledger import schema
+from gateway.ledger.audit import Audit
+from gateway.ledger.store import Store, to_datetime, to_nanoseconds
+from gateway.ledger.types import KeyRecord, TenantRecord
+from gateway.types import KeyId, Principal, Rule, TenantId
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_RULE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
+_UNITS: Final = ("requests", "items")
+_SUBJECT: Final = "accounts"
+# A version counts changes in steps, so that the number of expired keys fits between two.
+_STEP: Final = 1 << 24
+
+_rules = msgspec.json.Decoder(tuple[Rule, ...])
+_models = msgspec.json.Decoder(tuple[str, ...])
+
+
+class Accounts:
+    """Changes and reads accounts. `actor` says in the audit who asked for a change."""
+
+    def __init__(self, store: Store, audit: Audit) -> None:
+        self._store = store
+        self._audit = audit
+
+    def create_tenant(
+        self, tenant: str, *, name: str = "", rules: Collection[Rule] = (), actor: str = "system"
+    ) -> TenantRecord:
+        """Create a tenant.
+
+        Raises:
+            Conflict: it exists already.
+            InvalidRequest: the id or a rule cannot be used.
+        """
+        if not _ID.fullmatch(tenant):
+            raise InvalidRequest(
+                f"`{tenant[:80]}` cannot name a tenant: use up to 64 letters, digits, `_`, `.`, `-`"
+            )
+        row: dict[str, Any] = {"id": tenant, "name": name or tenant}
+        row |= {"rules": _encode_rules(rules), "created": self._store.clock()}
+        with self._store.writing() as connection:
+            if not self._store.insert_new(connection, schema.tenants, [row]):
+                raise Conflict(f"the tenant `{tenant}` exists already")
+            self._changed(connection, actor, "tenant.create", tenant)
+            return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
+
+    def tenants(self) -> list[TenantRecord]:
+        """Return all tenants by id."""
+        with self._store.reading() as connection:
+            rows = connection.execute(select(schema.tenants).order_by(schema.tenants.c.id))
+            return [_tenant(row) for row in rows]
+
+    def tenant(self, tenant: str) -> TenantRecord:
+        """Return a tenant.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        with self._store.reading() as connection:
+            return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
+
+    def set_limits(
+        self, tenant: str, rules: Collection[Rule], *, actor: str = "system"
+    ) -> TenantRecord:
+        """Replace a tenant's rules; none means that the document's apply.
+
+        Raises:
+            NotFound: there is no such tenant.
+            InvalidRequest: a rule cannot be used.
+        """
+        encoded = _encode_rules(rules)
+        with self._store.writing() as connection:
+            _get(connection, schema.tenants, tenant, "tenant")
+            table = schema.tenants
+            connection.execute(update(table).where(table.c.id == tenant).values(rules=encoded))
+            self._changed(connection, actor, "tenant.limits", tenant, rules=encoded)
+            return _tenant(_get(connection, table, tenant, "tenant"))
+
+    def create_key(
+        self,
+        tenant: str,
+        *,
+        key_hash: str,
+        name: str = "",
+        models: Collection[str] | None = None,
+        rules: Collection[Rule] = (),
+        expires: datetime | None = None,
+        actor: str = "system",
+    ) -> KeyRecord:
+        """Create a key of `tenant` from the hash of its text.
+
+        Raises:
+            NotFound: there is no such tenant.
+            Conflict: the same text is a key already.
+            InvalidRequest: a rule or the time of expiry cannot be used.
+        """
+        key = f"key_{secrets.token_hex(8)}"
+        row: dict[str, Any] = {"id": key, "tenant": tenant, "hash": key_hash, "name": name}
+        row |= {"rules": _encode_rules(rules), "models": _encode_models(models)}
+        row |= {"created": self._store.clock(), "revoked": None}
+        row["expires"] = None if expires is None else to_nanoseconds(expires)
+        with self._store.writing() as connection:
+            _get(connection, schema.tenants, tenant, "tenant")
+            if not self._store.insert_new(connection, schema.keys, [row]):
+                raise Conflict("a key with the same text exists already")
+            self._changed(connection, actor, "key.create", key, tenant=tenant, name=name)
+            return _key(_get(connection, schema.keys, key, "key"))
+
+    def keys(self, tenant: str | None = None) -> list[KeyRecord]:
+        """Return the keys of `tenant`, or all, oldest first; revoked and expired ones too."""
+        table = schema.keys
+        query = select(table).order_by(table.c.created, table.c.id)
+        if tenant is not None:
+            query = query.where(table.c.tenant == tenant)
+        with self._store.reading() as connection:
+            return [_key(row) for row in connection.execute(query)]
+
+    def find_key(self, key_hash: str) -> KeyRecord | None:
+        """Return the key whose text has this hash, be it revoked or not."""
+        query = select(schema.keys).where(schema.keys.c.hash == key_hash)
+        with self._store.reading() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else _key(row)
+
+    def set_key_limits(
+        self, key: str, rules: Collection[Rule], *, actor: str = "system"
+    ) -> KeyRecord:
+        """Replace a key's rules; none means that the document's apply.
+
+        Raises:
+            NotFound: there is no such key.
+            InvalidRequest: a rule cannot be used.
+        """
+        return self._change_key(key, actor, "key.limits", {"rules": _encode_rules(rules)})
+
+    def revoke(self, key: str, *, actor: str = "system") -> KeyRecord:
+        """Revoke a key for ever; again changes nothing.
+
+        Raises:
+            NotFound: there is no such key.
+        """
+        return self._change_key(key, actor, "key.revoke", {"revoked": self._store.clock()})
+
+    def load_principals(self) -> dict[str, Principal]:
+        """Return who may call, by the hash of the key: not the revoked, not the expired."""
+        keys, tenants = schema.keys, schema.tenants
+        query = (
+            select(keys, tenants.c.rules.label("tenant_rules"))
+            .join(tenants, tenants.c.id == keys.c.tenant)
+            .where(keys.c.revoked.is_(None))
+            .where(or_(keys.c.expires.is_(None), keys.c.expires > self._store.clock()))
+        )
+        with self._store.reading() as connection:
+            return {row.hash: _principal(row) for row in connection.execute(query)}
+
+    def version(self) -> int:
+        """Return a number that is another whenever `load_principals` may be.
+
+        Cheap enough to ask every second. A key's expiry changes it too.
+        """
+        changes, keys = schema.changes, schema.keys
+        expired = select(func.count()).where(keys.c.expires <= self._store.clock())
+        count = select(changes.c.count).where(changes.c.subject == _SUBJECT)
+        with self._store.reading() as connection:
+            return int(connection.scalar(count) or 0) * _STEP + int(connection.scalar(expired) or 0)
+
+    def _change_key(
+        self, key: str, actor: str, action: str, values: dict[str, object]
+    ) -> KeyRecord:
+        table = schema.keys
+        with self._store.writing() as connection:
+            before = _get(connection, table, key, "key")
+            if action == "key.revoke" and before.revoked is not None:
+                return _key(before)
+            connection.execute(update(table).where(table.c.id == key).values(**values))
+            self._changed(connection, actor, action, key, tenant=before.tenant, **values)
+            return _key(_get(connection, table, key, "key"))
+
+    def _changed(
+        self, connection: Connection, actor: str, action: str, subject: str, **detail: object
+    ) -> None:
+        """Write the audit and count the change, in the transaction that makes it."""
+        table = schema.changes
+        self._audit.add(connection, actor=actor, action=action, subject=subject, detail=detail)
+        counted = connection.execute(
+            update(table).where(table.c.subject == _SUBJECT).values(count=table.c.count + 1)
+        )
+        if counted.rowcount == 0:
+            connection.execute(insert(table), {"subject": _SUBJECT, "count": 1})
+
+
+def _get(connection: Connection, table: Table, key: str, word: str) -> Row[Any]:
+    row = connection.execute(select(table).where(table.c.id == key)).first()
+    if row is None:
+        raise NotFound(f"there is no {word} `{key[:80]}`")
+    return row
+
+
+def _encode_rules(rules: Collection[Rule]) -> str:
+    names = [rule.name for rule in rules]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("two rules have the same name: name each once")
+    for rule in rules:
+        if not _RULE_NAME.fullmatch(rule.name):
+            raise InvalidRequest(f"`{rule.name[:80]}` cannot name a rule: use letters, digits, `_`")
+        if rule.unit not in _UNITS:
+            raise InvalidRequest(f"the rule `{rule.name}` has no unit of {', '.join(_UNITS)}")
+        if rule.capacity < 1 or not 0 < rule.window < float("inf"):
+            raise InvalidRequest(f"the rule `{rule.name}` needs a capacity and a window above 0")
+    return msgspec.json.encode(tuple(rules)).decode()
+
+
+def _encode_models(models: Collection[str] | None) -> str | None:
+    return None if models is None else msgspec.json.encode(sorted(set(models))).decode()
+
+
+def _tenant(row: Row[Any]) -> TenantRecord:
+    return TenantRecord(
+        id=TenantId(row.id),
+        name=row.name,
+        rules=_rules.decode(row.rules),
+        created=to_datetime(row.created),
+    )
+
+
+def _key(row: Row[Any]) -> KeyRecord:
+    return KeyRecord(
+        id=KeyId(row.id),
+        tenant=TenantId(row.tenant),
+        name=row.name,
+        rules=_rules.decode(row.rules),
+        models=None if row.models is None else _models.decode(row.models),
+        created=to_datetime(row.created),
+        expires=None if row.expires is None else to_datetime(row.expires),
+        revoked=None if row.revoked is None else to_datetime(row.revoked),
+    )
+
+
+def _principal(row: Row[Any]) -> Principal:
+    return Principal(
+        tenant=TenantId(row.tenant),
+        key=KeyId(row.id),
+        tenant_rules=_rules.decode(row.tenant_rules),
+        key_rules=_rules.decode(row.rules),
+        models=None if row.models is None else frozenset(_models.decode(row.models)),
+    )

@@ -1,0 +1,100 @@
+"""An invoice: a tenant's month, a line per model and price, each rounded once. Pure."""
+
+import calendar
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from gateway.errors import InvalidRequest
+from gateway.ledger.pricing import amount, round_amount
+from gateway.ledger.store import to_nanoseconds
+from gateway.ledger.types import Units
+from gateway.ledger.usage import Priced
+
+
+class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage of one model under one price. Amounts and unit prices are in 10^-9 of `currency`.
+
+    `exact` is what the units cost; `amount` is that, rounded half-even to the currency.
+    """
+
+    model: str
+    price: str
+    """The price's version: `model@since`."""
+    currency: str
+    hit: int
+    computed: int
+    row: int
+    token: int
+    units: Units
+    exact: int
+    amount: int
+
+
+class InvoiceTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of the lines' rounded amounts in one currency, in 10^-9."""
+
+    currency: str
+    amount: int
+
+
+class Invoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant owes for a month in UTC; the same events and prices give the same invoice."""
+
+    tenant: str
+    month: str
+    lines: tuple[InvoiceLine, ...]
+    totals: tuple[InvoiceTotal, ...]
+
+
+def month_bounds(month: str) -> tuple[int, int]:
+    """Return when `month`, such as `2026-09`, begins and ends, in nanoseconds.
+
+    Raises:
+        InvalidRequest: it is no month.
+    """
+    try:
+        start = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
+    except ValueError as error:
+        raise InvalidRequest(f"`{month[:20]}` is not a month such as `2026-09`") from error
+    days = calendar.monthrange(start.year, start.month)[1]
+    since = to_nanoseconds(start)
+    return since, since + days * 86_400 * 1_000_000_000
+
+
+def make_invoice(tenant: str, month: str, found: Sequence[Priced]) -> Invoice:
+    """Return the invoice over priced usage that is not grouped further."""
+    sums: dict[tuple[str, int, str], Priced] = {}
+    for each in found:
+        place = (each.model, each.price.since, each.price.version)
+        known = sums.get(place)
+        units = each.units if known is None else known.units + each.units
+        sums[place] = msgspec.structs.replace(each, units=units)
+    lines = tuple(_line(sums[place]) for place in sorted(sums))
+    totals: dict[str, int] = {}
+    for line in lines:
+        totals[line.currency] = totals.get(line.currency, 0) + line.amount
+    return Invoice(
+        tenant=tenant,
+        month=month,
+        lines=lines,
+        totals=tuple(InvoiceTotal(currency=c, amount=a) for c, a in sorted(totals.items())),
+    )
+
+
+def _line(priced: Priced) -> InvoiceLine:
+    entry = priced.price.entry
+    exact = amount(priced.units, entry)
+    return InvoiceLine(
+        model=priced.model,
+        price=priced.price.version,
+        currency=entry.currency,
+        hit=entry.hit,
+        computed=entry.computed,
+        row=entry.row,
+        token=entry.token,
+        units=priced.units,
+        exact=exact,
+        amount=round_amount(exact, entry.currency),
+    )

@@ -1,0 +1,134 @@
+"""The ledger: accounts, what was used, what it costs, who changed what. All calls block."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import select
+
+from gateway.config.document import PriceEntry
+from gateway.errors import InvalidRequest
+from gateway.ledger import schema
+from gateway.ledger.accounts import Accounts
+from gateway.ledger.audit import Audit
+from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
+from gateway.ledger.pricing import PriceList
+from gateway.ledger.recording import Recording
+from gateway.ledger.store import Store, to_nanoseconds
+from gateway.ledger.types import Batch, GroupBy, LedgerStatistics, Recorded, UsageRow
+from gateway.ledger.usage import UsageQueries, usage_rows
+from gateway.types import RequestEvent
+
+
+class Ledger:
+    """The SQL database at `url`; several processes may use it at once, and threads one object.
+
+    Every call raises `DependencyUnavailable` when the database cannot be reached, and may be
+    tried again. The tables are made by the first call.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], int] = time.time_ns) -> None:
+        self._store = Store(url, clock=clock)
+        self._recording = Recording(self._store)
+        self._usage = UsageQueries(self._store)
+        self.audit = Audit(self._store)
+        self.accounts = Accounts(self._store, self.audit)
+
+    def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
+        """Take in the events of a log of which the last has the sequence number `high_water`."""
+        first = high_water - len(events) + 1
+        return self.record_batches(
+            [Batch(log_id=log_id, first=first, last=high_water, events=events)]
+        )
+
+    def record_batches(self, batches: Sequence[Batch]) -> Recorded:
+        """Take in several batches in one transaction; see `Recording.record`."""
+        return self._recording.record(batches)
+
+    def bury(self, log_id: str, reason: str, payload: bytes) -> None:
+        """Keep what could not be read as events."""
+        self._recording.bury(log_id, reason, payload)
+
+    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
+        """Return, per log, up to which sequence number everything is committed; 0 is nothing."""
+        return self._recording.high_water(log_ids)
+
+    def usage(
+        self,
+        tenant: str | None,
+        since: datetime,
+        until: datetime,
+        group_by: Sequence[GroupBy] = (),
+        *,
+        prices: Sequence[PriceEntry] = (),
+    ) -> list[UsageRow]:
+        """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
+
+        Raises:
+            InvalidRequest: a time has no zone, or they are in the wrong order.
+        """
+        start, end = to_nanoseconds(since), to_nanoseconds(until)
+        if end < start:
+            raise InvalidRequest("`from` is after `to`")
+        groups = list(dict.fromkeys(group_by))
+        found = self._usage.priced(
+            tenant=tenant, since=start, until=end, group_by=groups, prices=PriceList(prices)
+        )
+        return usage_rows(found, groups)
+
+    def invoice(self, tenant: str, month: str, prices: Sequence[PriceEntry]) -> Invoice:
+        """Return the invoice of `tenant` for a month such as `2026-09`, from its events.
+
+        Raises:
+            InvalidRequest: it is no month.
+            NotFound: there is no such tenant.
+        """
+        since, until = month_bounds(month)
+        self.accounts.tenant(tenant)
+        found = self._usage.priced(
+            tenant=tenant, since=since, until=until, group_by=(), prices=PriceList(prices)
+        )
+        return make_invoice(tenant, month, found)
+
+    def remember_prices(self, prices: Sequence[PriceEntry]) -> int:
+        """Keep the entries of a document that differ from the last known; return how many."""
+        table, now = schema.prices, self._store.clock()
+        with self._store.writing() as connection:
+            old = connection.execute(select(table).order_by(table.c.recorded))
+            known = {(row.model, row.since): _entry(row) for row in old}
+            new = [p for p in prices if known.get((p.model, p.since)) != p]
+            values = [{n: getattr(p, n) for n in p.__struct_fields__} for p in new]
+            rows = [v | {"recorded": now} for v in values]
+            return self._store.insert_new(connection, table, rows)
+
+    def price_history(self) -> list[tuple[int, PriceEntry]]:
+        """Return every price that was ever known, with when it became known, oldest first."""
+        table = schema.prices
+        with self._store.reading() as connection:
+            rows = connection.execute(select(table).order_by(table.c.recorded, table.c.model))
+            return [(row.recorded, _entry(row)) for row in rows]
+
+    def statistics(self) -> LedgerStatistics:
+        """Return sums over the whole ledger."""
+        return self._recording.statistics()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _entry(row: object) -> PriceEntry:
+    return PriceEntry(**{name: getattr(row, name) for name in PriceEntry.__struct_fields__})

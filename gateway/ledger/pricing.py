@@ -1,0 +1,108 @@
+"""What usage costs: the price by model and time, exact amounts, one rounding. Pure."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+
+from gateway.config.document import PriceEntry
+from gateway.errors import ConfigurationError
+from gateway.ledger.store import to_nanoseconds
+from gateway.ledger.types import Units
+
+NANO: Final = 1_000_000_000
+ANY_MODEL: Final = "*"
+# ISO 4217: the currencies whose smallest unit is not a hundredth.
+_DIGITS: Final = {"JPY": 0, "KRW": 0, "CLP": 0, "ISK": 0, "BHD": 3, "KWD": 3, "TND": 3}
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """A price entry that applies from `since` on, in nanoseconds since the epoch."""
+
+    entry: PriceEntry
+    since: int
+
+    @property
+    def version(self) -> str:
+        """A name for the entry, stable over documents that hold it."""
+        return f"{self.entry.model}@{self.entry.since}"
+
+
+def starts_at(entry: PriceEntry) -> int:
+    """Return when `entry` begins to apply: midnight UTC of a date, or a time.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    try:
+        moment = datetime.fromisoformat(entry.since)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"`{entry.since}` is not a date such as `2026-01-01`", field="prices.since"
+        ) from error
+    return to_nanoseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+class PriceList:
+    """Finds the price of a model at a time: its own before `*`, the latest that has begun."""
+
+    def __init__(self, entries: Iterable[PriceEntry]) -> None:
+        prices = [Price(entry=entry, since=starts_at(entry)) for entry in entries]
+        self._prices = sorted(prices, key=lambda p: p.since, reverse=True)
+
+    def at(self, model: str, time: int) -> Price:
+        """Return the price of `model` at `time`; nothing costs anything before the first one."""
+        for name in (model, ANY_MODEL):
+            for price in self._prices:
+                if price.entry.model == name and price.since <= time:
+                    return price
+        currency = self._prices[0].entry.currency if self._prices else PriceEntry().currency
+        return Price(
+            entry=PriceEntry(model=ANY_MODEL, since="unpriced", currency=currency), since=0
+        )
+
+    def periods(self, since: int, until: int) -> list[tuple[int, int]]:
+        """Cut `since` to `until` where any price changes; no price changes within a period."""
+        inside = {p.since for p in self._prices if since < p.since < until}
+        edges = sorted({since, *inside, until})
+        return list(pairwise(edges))
+
+
+def amount(units: Units, price: PriceEntry) -> int:
+    """Return the exact cost in 10^-9: a collapsed item is a hit, a failed one is free."""
+    return (
+        (units.hit + units.collapsed) * price.hit
+        + units.computed * price.computed
+        + units.rows * price.row
+        + units.tokens * price.token
+    )
+
+
+def round_amount(exact: int, currency: str) -> int:
+    """Return `exact` rounded half-even to the smallest unit of `currency`, still in 10^-9."""
+    step = int(NANO // 10 ** digits(currency))
+    whole, rest = divmod(exact, step)
+    odd_tie = rest * 2 == step and whole % 2 == 1
+    return (whole + (rest * 2 > step or odd_tie)) * step
+
+
+def digits(currency: str) -> int:
+    """Return how many decimal places amounts of `currency` have."""
+    return _DIGITS.get(currency, 2)
+
+
+def decimal(nanos: int, places: int) -> str:
+    """Write an amount that is exact to `places` as a decimal number."""
+    sign = "-" if nanos < 0 else ""
+    whole, rest = divmod(abs(nanos), NANO)
+    return f"{sign}{whole}" + (f".{rest:09d}"[: places + 1] if places else "")
+
+
+def total(units: Sequence[Units]) -> Units:
+    """Return the sum of `units`."""
+    result = Units()
+    for each in units:
+        result += each
+    return result

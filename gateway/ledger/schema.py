@@ -1,0 +1,144 @@
+"""The ledger's tables. Times are nanoseconds since the epoch, money 10^-9 of a currency's unit."""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+VERSION: Final = 1
+metadata: Final = MetaData()
+
+# SQLite numbers rows by itself only in a column of exactly this type.
+_NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
+
+schema_version: Final = Table(
+    "schema_version", metadata, Column("version", Integer, primary_key=True)
+)
+
+tenants: Final = Table(
+    "tenants",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("rules", Text, nullable=False),
+    Column("created", BigInteger, nullable=False),
+)
+
+keys: Final = Table(
+    "keys",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), ForeignKey("tenants.id"), nullable=False, index=True),
+    Column("hash", String(128), nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("rules", Text, nullable=False),
+    Column("models", Text),
+    Column("created", BigInteger, nullable=False),
+    Column("expires", BigInteger),
+    Column("revoked", BigInteger),
+)
+
+changes: Final = Table(
+    "changes",
+    metadata,
+    Column("subject", String(64), primary_key=True),
+    Column("count", BigInteger, nullable=False),
+)
+"""How often what workers keep in memory was changed."""
+
+usage_events: Final = Table(
+    "usage_events",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("time", BigInteger, nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("model", Text, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("items", BigInteger, nullable=False),
+    Column("hit", BigInteger, nullable=False),
+    Column("collapsed", BigInteger, nullable=False),
+    Column("computed", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("region", Text, nullable=False),
+    Column("revision", Text, nullable=False),
+    Column("code", Text, nullable=False),
+    Index("usage_events_tenant_time", "tenant", "time"),
+    Index("usage_events_time", "time"),
+)
+
+high_water: Final = Table(
+    "high_water",
+    metadata,
+    Column("log_id", String(128), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+)
+"""Per event log, the sequence number up to which everything is in the ledger."""
+
+ranges: Final = Table(
+    "ranges",
+    metadata,
+    Column("log_id", String(128), primary_key=True),
+    Column("first", BigInteger, primary_key=True),
+    Column("last", BigInteger, nullable=False),
+)
+"""What is in the ledger beyond the high-water mark: blocks that overtook another."""
+
+gaps: Final = Table(
+    "gaps",
+    metadata,
+    Column("log_id", String(128), primary_key=True),
+    Column("first", BigInteger, primary_key=True),
+    Column("last", BigInteger, nullable=False),
+    Column("time", BigInteger, nullable=False),
+)
+"""Sequence numbers whose records a crash of the machine destroyed."""
+
+dead_letters: Final = Table(
+    "dead_letters",
+    metadata,
+    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("time", BigInteger, nullable=False),
+    Column("log_id", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
+prices: Final = Table(
+    "prices",
+    metadata,
+    Column("model", String(255), primary_key=True),
+    Column("since", String(64), primary_key=True),
+    Column("recorded", BigInteger, primary_key=True),
+    Column("currency", String(8), nullable=False),
+    Column("hit", BigInteger, nullable=False),
+    Column("computed", BigInteger, nullable=False),
+    Column("row", BigInteger, nullable=False),
+    Column("token", BigInteger, nullable=False),
+)
+"""Every price that was ever in force, and since when it was known."""
+
+audit: Final = Table(
+    "audit",
+    metadata,
+    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("time", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+)

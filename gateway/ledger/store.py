@@ -1,0 +1,156 @@
+"""Transactions on the ledger's database, SQLite or PostgreSQL, and what they raise."""
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy
+from sqlalchemy import Connection, Engine, event, exc, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from gateway.errors import DependencyUnavailable, InvalidRequest
+from gateway.ledger import schema
+
+_WRITES: Final = "sluicegate_writes"
+_SECOND: Final = 1_000_000_000
+
+
+class Store:
+    """Opens transactions; makes the tables before the first one. Safe in several threads.
+
+    `clock` tells nanoseconds since the epoch. `patience` is the seconds that a transaction waits
+    for others.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], int], patience: float = 10.0) -> None:
+        self._url = make_url(url)
+        self._lite = self._url.get_backend_name() == "sqlite"
+        self._ready = threading.Event()
+        self._preparing = threading.Lock()
+        self._engine = self._lite_engine(patience) if self._lite else self._engine_with(patience)
+        self.clock = clock
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Open a transaction that sees one state of the database.
+
+        Raises:
+            DependencyUnavailable: the database cannot be reached, or is busy for too long.
+        """
+        with _translated():
+            self._prepare()
+            with self._engine.begin() as connection:
+                yield connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Open a transaction that changes the database wholly or not at all.
+
+        Raises:
+            DependencyUnavailable: the database cannot be reached, or is busy for too long.
+        """
+        with _translated():
+            self._prepare()
+            with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+                yield connection
+
+    def insert_new(
+        self, connection: Connection, table: sqlalchemy.Table, rows: list[dict[str, Any]]
+    ) -> int:
+        """Insert the rows whose keys are not there yet; return how many there were."""
+        if not rows:
+            return 0
+        insert = sqlite.insert(table) if self._lite else postgresql.insert(table)
+        return connection.execute(insert.on_conflict_do_nothing(), rows).rowcount
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+    def _engine_with(self, patience: float) -> Engine:
+        return sqlalchemy.create_engine(self._url, pool_pre_ping=True, pool_timeout=patience)
+
+    def _lite_engine(self, patience: float) -> Engine:
+        engine = sqlalchemy.create_engine(
+            self._url, connect_args={"timeout": patience}, pool_timeout=patience
+        )
+        event.listen(engine, "connect", _connected)
+        event.listen(engine, "begin", _begun)
+        return engine
+
+    def _prepare(self) -> None:
+        if self._ready.is_set():
+            return
+        with self._preparing:
+            if self._lite and self._url.database:
+                Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
+            with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+                self._create(connection)
+            self._ready.set()
+
+    def _create(self, connection: Connection) -> None:
+        for table in schema.metadata.sorted_tables:
+            connection.execute(CreateTable(table, if_not_exists=True))
+            for index in table.indexes:
+                connection.execute(CreateIndex(index, if_not_exists=True))
+        self.insert_new(connection, schema.schema_version, [{"version": schema.VERSION}])
+        newest = connection.scalar(
+            sqlalchemy.select(sqlalchemy.func.max(schema.schema_version.c.version))
+        )
+        if newest != schema.VERSION:
+            raise DependencyUnavailable(
+                f"the ledger has schema {newest}, this program knows {schema.VERSION}: update it"
+            )
+
+
+def to_nanoseconds(moment: datetime) -> int:
+    """Return `moment` as the ledger keeps it.
+
+    Raises:
+        InvalidRequest: it names no time zone.
+    """
+    if moment.tzinfo is None:
+        raise InvalidRequest(f"the time `{moment.isoformat()}` needs a time zone, such as `Z`")
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * _SECOND + since.microseconds * 1_000
+
+
+def to_datetime(nanoseconds: int) -> datetime:
+    """Return a time as kept by the ledger, to the microsecond."""
+    seconds, rest = divmod(nanoseconds, _SECOND)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (exc.DataError, exc.IntegrityError):
+        # About the values, not about the database.
+        raise
+    except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
+        reason = getattr(error, "orig", None) or error
+        raise DependencyUnavailable(
+            f"the ledger cannot be reached: {type(reason).__name__}", retry_after=1.0
+        ) from error
+
+
+def _connected(connection: sqlite3.Connection, _: object) -> None:
+    """Let several processes use a database at once, and let a commit mean the disk has it."""
+    # The driver's own transactions begin too late to read and write under one lock.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begun(connection: Connection) -> None:
+    """Take the lock for writing first: a transaction that read cannot take it later."""
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,101 @@
+"""Sums of usage, asked of the events themselves, and what they cost."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import ColumnElement, func, select
+
+from gateway.ledger import schema
+from gateway.ledger.pricing import Price, PriceList, amount
+from gateway.ledger.store import Store, to_datetime
+from gateway.ledger.types import GroupBy, Units, UsageRow
+
+_DAY: Final = 86_400 * 1_000_000_000
+_events: Final = schema.usage_events.c
+_SUMMED: Final = tuple(name for name in Units.__struct_fields__ if name != "requests")
+
+
+class Priced(msgspec.Struct, frozen=True, kw_only=True):
+    """Units of one model under one price; `group` follows what was asked to group by."""
+
+    group: tuple[str, ...]
+    model: str
+    price: Price
+    units: Units
+
+
+class UsageQueries:
+    """Reads usage between two times, the second one excluded, in nanoseconds."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def priced(
+        self,
+        *,
+        tenant: str | None,
+        since: int,
+        until: int,
+        group_by: Sequence[GroupBy],
+        prices: PriceList,
+    ) -> list[Priced]:
+        """Return usage of `tenant` (`None`: all) by group, model and price."""
+        found: list[Priced] = []
+        for start, end in prices.periods(since, until):
+            for row in self._rows(tenant, start, end, group_by):
+                *group, model, requests = row[: len(group_by) + 2]
+                sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 2 :]), strict=True))
+                found.append(
+                    Priced(
+                        group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
+                        model=model,
+                        price=prices.at(model, start),
+                        units=Units(requests=int(requests), **sums),
+                    )
+                )
+        return found
+
+    def _rows(
+        self, tenant: str | None, since: int, until: int, group_by: Sequence[GroupBy]
+    ) -> list[Sequence[Any]]:
+        groups = [*(_column(g) for g in group_by), _events.model]
+        sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
+        query = (
+            select(*groups, func.count(), *sums)
+            .where(_events.time >= since, _events.time < until)
+            .group_by(*groups)
+            .order_by(*groups)
+        )
+        if tenant is not None:
+            query = query.where(_events.tenant == tenant)
+        with self._store.reading() as connection:
+            return [tuple(row) for row in connection.execute(query)]
+
+
+def usage_rows(found: Sequence[Priced], group_by: Sequence[GroupBy]) -> list[UsageRow]:
+    """Add up priced usage per group; a group with prices in two currencies has two rows."""
+    sums: dict[tuple[tuple[str, ...], str], tuple[Units, int]] = {}
+    for each in found:
+        place = (each.group, each.price.entry.currency)
+        units, cost = sums.get(place, (Units(), 0))
+        sums[place] = (units + each.units, cost + amount(each.units, each.price.entry))
+    return [
+        UsageRow(
+            **{g.value: value for g, value in zip(group_by, group, strict=True)},
+            units=units,
+            cost=cost,
+            currency=currency,
+        )
+        for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0])
+    ]
+
+
+def _column(group: GroupBy) -> ColumnElement[Any]:
+    return _events.time // _DAY if group is GroupBy.DAY else _events[group.value]
+
+
+def _label(group: GroupBy, value: Any) -> str:
+    if group is GroupBy.DAY:
+        return to_datetime(int(value) * _DAY).date().isoformat()
+    return str(value)

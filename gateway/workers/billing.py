@@ -1,0 +1,140 @@
+"""Reads the stream into the ledger: commits, then acknowledges."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from redis.exceptions import RedisError
+
+from gateway.errors import DependencyUnavailable
+from gateway.ledger.ledger import Ledger
+from gateway.redis_connection import connect
+from gateway.settings import Settings
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.workers.group import Entry, GroupReader
+from gateway.workers.intake import Intake, Taken
+from gateway.workers.patience import Backoff, pause
+from gateway.workers.stream import BILLING
+
+_REDIS_TIMEOUT: Final = 5.0
+_WAIT: Final = 0.25
+_BLOCKS: Final = 8
+_log = logging.getLogger(__name__)
+
+
+class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What was billed since the start.
+
+    `lag` is the age in seconds of the oldest event when the last blocks were committed; `failures`
+    are those in a row, of Redis or of the ledger.
+    """
+
+    events: int
+    duplicates: int
+    dead: int
+    lost: int
+    lag: float
+    failures: int
+
+
+class Billing:
+    """Moves entries from `group` to the ledger by `intake`, for ever.
+
+    Redis or the ledger down: tries again; what was committed and not acknowledged comes again and
+    is not counted again. Several may run, in one process or many.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: GroupReader,
+        intake: Intake,
+        wait: float = _WAIT,
+        drain: float = 5.0,
+        clock: Callable[[], int] = time.time_ns,
+        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    ) -> None:
+        self._group = group
+        self._intake = intake
+        self._wait = wait
+        self._drain = drain
+        self._clock = clock
+        self._report = report
+        self._backoff = Backoff()
+        self._lag = 0.0
+        self._counts = dict.fromkeys(("events", "duplicates", "dead", "lost"), 0)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Bill until `stop`, then what is still in the stream within the drain time."""
+        clock = asyncio.get_running_loop().time
+        while not stop.is_set():
+            await self._turn(stop, self._wait)
+        deadline = clock() + self._drain
+        while clock() < deadline and await self._turn(stop, 0.0):
+            pass
+
+    def statistics(self) -> BillingStatistics:
+        """Return the counts so far."""
+        return BillingStatistics(**self._counts, lag=self._lag, failures=self._backoff.failures)
+
+    async def _turn(self, stop: asyncio.Event, wait: float) -> bool:
+        """Bill what there is; return whether there was anything, or something is broken."""
+        try:
+            entries = await self._group.read(wait=wait)
+            if entries:
+                await self._take(entries)
+        except (RedisError, OSError, DependencyUnavailable) as error:
+            if not self._backoff.failures:
+                _log.warning("events wait to be billed", extra={"reason": type(error).__name__})
+            await pause(stop, self._backoff.failed())
+            # A stop ends the wait at once, and must not make this loop spin.
+            await asyncio.sleep(0.05 if stop.is_set() else 0)
+            return True
+        if self._backoff.succeeded():
+            _log.info("events are billed again")
+        self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
+        return bool(entries)
+
+    async def _take(self, entries: Sequence[Entry]) -> None:
+        try:
+            taken = await asyncio.to_thread(self._intake.take, entries)
+        except DependencyUnavailable:
+            self._group.again()
+            raise
+        self._count(taken)
+        await self._group.acknowledge(entries)
+
+    def _count(self, taken: Taken) -> None:
+        recorded = taken.recorded
+        self._counts["events"] += recorded.counted
+        self._counts["duplicates"] += recorded.duplicates
+        self._counts["dead"] += recorded.dead
+        self._counts["lost"] += recorded.lost
+        if taken.oldest:
+            self._lag = max(0.0, (self._clock() - taken.oldest) / 1e9)
+
+
+def consumer_name(settings: Settings) -> str:
+    """Return the same name after a restart, so that a worker finds what it had not finished."""
+    return f"{socket.gethostname()}-{settings.worker}"
+
+
+async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
+    """Bill what is in the stream until `stop`."""
+    metrics = GatewayMetrics(CollectorRegistry())
+    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    try:
+        with Ledger(settings.ledger) as ledger:
+            consumer = consumer_name(settings)
+            await Billing(
+                group=GroupReader(redis, group=BILLING, consumer=consumer, count=_BLOCKS),
+                intake=Intake(ledger),
+                report=lambda figures: metrics.statistics("billing", figures),
+            ).run(stop)
+    finally:
+        await redis.aclose()

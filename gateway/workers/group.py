@@ -1,0 +1,123 @@
+"""The consumers' side of the stream: every entry is read until somebody acknowledged it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from gateway.events.block import STREAM
+
+
+class Entry(NamedTuple):
+    """An entry of the stream."""
+
+    id: bytes
+    fields: Mapping[bytes, bytes]
+
+
+class GroupReader:
+    """Reads as `consumer` of `group`; raises what redis-py raises.
+
+    First what this consumer was given and did not acknowledge, as before a crash, an error or a
+    restart; then what another has kept for `claim_after` seconds, as it may be dead; then the new.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        group: str,
+        consumer: str,
+        count: int,
+        claim_after: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._redis = redis
+        self._group = group
+        self._consumer = consumer
+        self._count = count
+        self._claim_after = claim_after
+        self._clock = clock
+        self._claim_at = 0.0
+        self._own: bytes | None = b"0"
+
+    async def read(self, *, wait: float) -> list[Entry]:
+        """Return entries to process, none if there are none within `wait` seconds."""
+        try:
+            return await self._read(wait)
+        except ResponseError as error:
+            self.again()
+            if "NOGROUP" not in str(error):
+                raise
+            await self._create()
+            return await self._read(wait)
+        except RedisError:
+            self.again()
+            raise
+
+    async def acknowledge(self, entries: Sequence[Entry]) -> None:
+        """Say that `entries` need not be given to anybody again."""
+        try:
+            await self._redis.xack(STREAM, self._group, *(entry.id for entry in entries))
+        except RedisError:
+            self.again()
+            raise
+
+    def again(self) -> None:
+        """Give what was not acknowledged once more, first of all."""
+        self._own = b"0"
+
+    async def _read(self, wait: float) -> list[Entry]:
+        while self._own is not None:
+            entries = await self._ask(self._own, None)
+            self._own = entries[-1].id if entries else None
+            if present := await self._present(entries):
+                return present
+        if self._clock() >= self._claim_at:
+            claimed = await self._claim()
+            if claimed:
+                return claimed
+            self._claim_at = self._clock() + self._claim_after / 3
+        return await self._ask(b">", max(1, int(wait * 1000)))
+
+    async def _ask(self, start: bytes, block: int | None) -> list[Entry]:
+        reply: Any = await self._redis.xreadgroup(
+            self._group, self._consumer, {STREAM: start}, count=self._count, block=block
+        )
+        return _entries(reply)
+
+    async def _claim(self) -> list[Entry]:
+        reply: Any = await self._redis.xautoclaim(
+            STREAM,
+            self._group,
+            self._consumer,
+            min_idle_time=int(self._claim_after * 1000),
+            count=self._count,
+        )
+        return await self._present([Entry(i, f or {}) for i, f in reply[1]])
+
+    async def _present(self, entries: list[Entry]) -> list[Entry]:
+        """Acknowledge the entries that are no longer in the stream; return the others."""
+        gone = [entry for entry in entries if not entry.fields]
+        if gone:
+            await self.acknowledge(gone)
+        return [entry for entry in entries if entry.fields]
+
+    async def _create(self) -> None:
+        try:
+            await self._redis.xgroup_create(STREAM, self._group, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+
+def _entries(reply: Any) -> list[Entry]:
+    """Take the entries of the one stream out of a reply, in either version of the protocol."""
+    if not reply:
+        return []
+    found = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
+    if found and isinstance(found[0], list):
+        found = found[0]
+    return [Entry(entry_id, fields or {}) for entry_id, fields in found]

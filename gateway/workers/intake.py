@@ -1,0 +1,84 @@
+"""Turns entries of the stream into rows of the ledger; an entry that cannot be is set aside."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.recording import UnrecordableBatch
+from gateway.ledger.types import Batch, Recorded
+from gateway.workers.group import Entry
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of entries; `oldest` is the time of the oldest event among them, 0 if none."""
+
+    recorded: Recorded
+    oldest: int
+
+
+class Intake:
+    """Writes entries to `ledger`. Blocks."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._unpacker = Unpacker()
+
+    def take(self, entries: Sequence[Entry]) -> Taken:
+        """Commit `entries`; once this returns, they may be acknowledged.
+
+        Raises:
+            DependencyUnavailable: not everything is committed; take them again.
+        """
+        blocks: list[Block] = []
+        buried = 0
+        for entry in entries:
+            try:
+                blocks.append(from_fields(entry.fields))
+            except MalformedBlock as error:
+                payload = msgspec.msgpack.encode(dict(entry.fields))
+                self._ledger.bury("", str(error), payload)
+                buried += 1
+        batches = [self._batch(block) for block in blocks]
+        recorded = self._record(blocks, batches)
+        oldest = min((e.time for batch in batches for e in batch.events), default=0)
+        whole = msgspec.structs.replace(recorded, dead=recorded.dead + buried)
+        return Taken(recorded=whole, oldest=oldest)
+
+    def _batch(self, block: Block) -> Batch:
+        wrong: list[bytes] = []
+        try:
+            events = self._unpacker.events(block)
+        except MalformedBlock:
+            events, wrong = self._unpacker.readable(block)
+            wrong = wrong or [block.payload]
+        return Batch(
+            log_id=block.log_id,
+            first=block.first,
+            last=block.last,
+            events=events,
+            wrong=wrong,
+            lost=block.lost,
+        )
+
+    def _record(self, blocks: Sequence[Block], batches: Sequence[Batch]) -> Recorded:
+        try:
+            return self._ledger.record_batches(batches)
+        except UnrecordableBatch:
+            each = [self._record_alone(b, x) for b, x in zip(blocks, batches, strict=True)]
+        return Recorded(
+            counted=sum(r.counted for r in each),
+            duplicates=sum(r.duplicates for r in each),
+            dead=sum(r.dead for r in each),
+            lost=sum(r.lost for r in each),
+        )
+
+    def _record_alone(self, block: Block, batch: Batch) -> Recorded:
+        try:
+            return self._ledger.record_batches([batch])
+        except UnrecordableBatch:
+            dead = Batch(
+                log_id=block.log_id, first=block.first, last=block.last, wrong=[block.payload]
+            )
+            return self._ledger.record_batches([dead])

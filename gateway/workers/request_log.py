@@ -1,0 +1,130 @@
+"""Writes a line of JSON per request to a file: who, what, how long; never a text."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from redis.exceptions import RedisError
+
+from gateway.events.block import MalformedBlock, Unpacker, from_fields
+from gateway.redis_connection import connect
+from gateway.settings import Settings
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.types import RequestEvent
+from gateway.workers.billing import consumer_name
+from gateway.workers.group import Entry, GroupReader
+from gateway.workers.patience import Backoff, pause
+from gateway.workers.rotating_file import RotatingFile
+
+GROUP: Final = "request-log"
+_REDIS_TIMEOUT: Final = 5.0
+_WAIT: Final = 0.25
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+
+class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines written and events dropped since the start."""
+
+    lines: int
+    dropped: int
+    failures: int
+
+
+class RequestLog:
+    """Writes what `group` gives to `file`; when it cannot, drops and counts."""
+
+    def __init__(
+        self,
+        *,
+        group: GroupReader,
+        file: RotatingFile,
+        wait: float = _WAIT,
+        drain: float = 2.0,
+        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    ) -> None:
+        self._group = group
+        self._file = file
+        self._wait = wait
+        self._drain = drain
+        self._report = report
+        self._unpacker = Unpacker()
+        self._backoff = Backoff()
+        self._lines = 0
+        self._dropped = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Write until `stop`, then what is still in the stream within the drain time."""
+        clock = asyncio.get_running_loop().time
+        while not stop.is_set():
+            await self._turn(stop, self._wait)
+        deadline = clock() + self._drain
+        while clock() < deadline and await self._turn(stop, 0.0):
+            pass
+
+    def statistics(self) -> RequestLogStatistics:
+        """Return the counts so far."""
+        return RequestLogStatistics(
+            lines=self._lines, dropped=self._dropped, failures=self._backoff.failures
+        )
+
+    async def _turn(self, stop: asyncio.Event, wait: float) -> bool:
+        """Write what there is; return whether there was anything."""
+        try:
+            entries = await self._group.read(wait=wait)
+            if entries:
+                await asyncio.to_thread(self._write, entries)
+                await self._group.acknowledge(entries)
+        except (RedisError, OSError) as error:
+            if not self._backoff.failures:
+                _log.warning("the request log waits", extra={"reason": type(error).__name__})
+            await pause(stop, self._backoff.failed())
+            return False
+        self._backoff.succeeded()
+        self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
+        return bool(entries)
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        events = [event for entry in entries for event in self._events(entry)]
+        try:
+            self._file.append(b"".join(request_line(event) for event in events))
+        except OSError as error:
+            self._dropped += len(events)
+            _log.warning("request log lines are lost", extra={"reason": type(error).__name__})
+            return
+        self._lines += len(events)
+
+    def _events(self, entry: Entry) -> list[RequestEvent]:
+        try:
+            return self._unpacker.events(from_fields(entry.fields))
+        except MalformedBlock:
+            self._dropped += 1
+            return []
+
+
+def request_line(event: RequestEvent) -> bytes:
+    """Return `event` as a line of JSON."""
+    moment = datetime.fromtimestamp(event.time // 1_000_000_000, UTC)
+    fields = msgspec.structs.asdict(event)
+    fields["time"] = moment.replace(microsecond=event.time % 1_000_000_000 // 1_000)
+    return _encode(fields) + b"\n"
+
+
+async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:
+    """Write `requests.log` in the data directory until `stop`."""
+    metrics = GatewayMetrics(CollectorRegistry())
+    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    path = settings.data_dir / "requests.log"
+    try:
+        await RequestLog(
+            group=GroupReader(redis, group=GROUP, consumer=consumer_name(settings), count=8),
+            file=RotatingFile(path, max_bytes=_MAX_BYTES, keep=4),
+            report=lambda figures: metrics.statistics("request_log", figures),
+        ).run(stop)
+    finally:
+        await redis.aclose()

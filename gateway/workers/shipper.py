@@ -1,0 +1,253 @@
+"""Carries event logs into the stream, and deletes them once the ledger has what they hold."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from redis.exceptions import RedisError
+
+from gateway.errors import DependencyUnavailable
+from gateway.events.block import gap, pack
+from gateway.events.reader import LogReader, UnreadableLog, list_logs
+from gateway.ledger.ledger import Ledger
+from gateway.redis_connection import connect
+from gateway.settings import Settings
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.workers.file_lock import FileLock
+from gateway.workers.patience import Backoff, pause
+from gateway.workers.stream import EventStream, Outcome
+
+LOCK_NAME: Final = "shipper.lock"
+_REDIS_TIMEOUT: Final = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Marks(Protocol):
+    """Knows up to where logs are committed; blocks, and raises `DependencyUnavailable`."""
+
+    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
+        """Return the mark per log; 0 is nothing."""
+        ...
+
+
+class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What was shipped since the start, and how it stands.
+
+    `unconsumed` are blocks in the stream; `full` says that no more are added. `lost` events were
+    destroyed by a crash of the machine; `dropped` blocks were not seen by the request log.
+    """
+
+    logs: int
+    events: int
+    blocks: int
+    rewinds: int
+    lost: int
+    dropped: int
+    unreadable: int
+    segments_deleted: int
+    unconsumed: int
+    full: bool
+    failures: int
+
+
+class _Tail:
+    """A log that is being shipped; `known` is its last sequence number in the stream."""
+
+    def __init__(self, path: Path) -> None:
+        self.reader = LogReader(path)
+        self.known: int | None = None
+        self.placed = False
+
+
+class Shipper:
+    """Ships every log in `directory`, also those of dead writers. Call it from one process.
+
+    Redis down or full, or a consumer that is dead: the logs wait on the disk. Ledger down: nothing
+    is deleted. Every second the stream is compared with what should be in it, and what Redis lost
+    is shipped again from the ledger's mark.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        stream: EventStream,
+        marks: Marks,
+        block_events: int = 1000,
+        poll: float = 0.03,
+        check_every: float = 1.0,
+        drain: float = 5.0,
+        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    ) -> None:
+        self._directory = directory
+        self._stream = stream
+        self._marks = marks
+        self._block_events = block_events
+        self._poll = poll
+        self._check_every = check_every
+        self._drain = drain
+        self._report = report
+        self._tails: dict[str, _Tail] = {}
+        self._unreadable: set[str] = set()
+        self._backoff = Backoff()
+        self._check_at = 0.0
+        self._counts = dict.fromkeys(("events", "blocks", "rewinds", "lost", "dropped"), 0)
+        self._deleted = 0
+        self._unconsumed = 0
+        self._full = False
+        self._busy = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Ship until `stop`, then what is there within the drain time."""
+        clock = asyncio.get_running_loop().time
+        while not stop.is_set():
+            await pause(stop, await self.turn())
+        deadline = clock() + self._drain
+        while clock() < deadline:
+            await asyncio.sleep(min(await self.turn(), self._poll))
+            if not (self._busy or self._full or self._backoff.failures):
+                return
+
+    async def turn(self) -> float:
+        """Ship a block of each log that has one; return the seconds to wait before the next."""
+        clock = asyncio.get_running_loop().time
+        try:
+            if clock() >= self._check_at:
+                await self._check()
+                self._check_at = clock() + self._check_every
+            self._discover()
+            self._busy = any([await self._ship(tail) for tail in list(self._tails.values())])
+        except (RedisError, OSError) as error:
+            # A log's own place is kept: the next turn begins where this one ended.
+            if not self._backoff.failures:
+                _log.warning("events wait on the disk", extra={"reason": type(error).__name__})
+            return self._backoff.failed()
+        if self._backoff.succeeded():
+            _log.info("events are shipped again")
+        if self._full:
+            return self._poll * 5
+        return 0.0 if self._busy else self._poll
+
+    def statistics(self) -> ShipperStatistics:
+        """Return the counts so far."""
+        return ShipperStatistics(
+            logs=len(self._tails),
+            **self._counts,
+            unreadable=len(self._unreadable),
+            segments_deleted=self._deleted,
+            unconsumed=self._unconsumed,
+            full=self._full,
+            failures=self._backoff.failures,
+        )
+
+    def _discover(self) -> None:
+        for path in list_logs(self._directory):
+            if path.name in self._tails or path.name in self._unreadable:
+                continue
+            try:
+                self._tails[path.name] = _Tail(path)
+            except UnreadableLog as error:
+                self._unreadable.add(path.name)
+                _log.error("a log is left alone", extra={"reason": str(error)})
+
+    async def _ship(self, tail: _Tail) -> bool:
+        """Ship the next block; return whether there may be more at once."""
+        if not tail.placed:
+            await self._place(tail)
+        reader = tail.reader
+        run = reader.read(self._block_events)
+        if run is None:
+            return False
+        missing = run.first - reader.sequence - 1
+        if missing:
+            block = gap(reader.id, reader.sequence + 1, run.first - 1)
+        else:
+            block = pack(reader.id, run.first, run.payloads)
+        reply = await self._stream.ship(block, known=tail.known)
+        self._full = reply.outcome is Outcome.FULL
+        if reply.outcome is Outcome.MOVED:
+            tail.placed = False
+        if self._full:
+            self._check_at = 0.0
+        if reply.outcome is not Outcome.SHIPPED:
+            return reply.outcome is Outcome.MOVED
+        tail.known = block.last
+        if missing:
+            reader.sequence = block.last
+        else:
+            reader.accept(run)
+        self._counts["blocks"] += 1
+        self._counts["lost" if missing else "events"] += block.size
+        return missing > 0 or run.more
+
+    async def _place(self, tail: _Tail) -> None:
+        """Go to the first record that is neither in the stream nor in the ledger."""
+        log_id = tail.reader.id
+        tail.known = (await self._stream.known([log_id]))[log_id]
+        marks = await self._committed([log_id])
+        # Without the ledger, what it has is shipped again at worst, and not counted again.
+        tail.reader.seek(max(tail.known or 0, marks.get(log_id, 0)))
+        tail.placed = True
+
+    async def _check(self) -> None:
+        """Trim the stream, delete what is committed, find what Redis has forgotten."""
+        trimmed = await self._stream.trim()
+        self._unconsumed = trimmed.left
+        self._full = False
+        self._counts["dropped"] += trimmed.dropped
+        tails = {log_id: tail for log_id, tail in self._tails.items() if tail.placed}
+        known = await self._stream.known(list(tails))
+        # Asked after the stream: an empty stream means that the marks have everything.
+        marks = await self._committed(list(tails))
+        for log_id, mark in marks.items():
+            tail = tails[log_id]
+            if tail.reader.sequence > mark and (trimmed.left == 0 or known[log_id] != tail.known):
+                self._rewind(tail, mark, known[log_id])
+            self._deleted += tail.reader.discard(mark)
+            if tail.reader.ended and tail.reader.sequence <= mark:
+                await self._remove(tail)
+        self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
+
+    def _rewind(self, tail: _Tail, mark: int, known: int | None) -> None:
+        """Ship again from the ledger's mark on what Redis has lost."""
+        _log.warning("the stream has lost events: they are shipped again")
+        self._counts["rewinds"] += 1
+        tail.known = known
+        tail.reader.seek(mark)
+
+    async def _remove(self, tail: _Tail) -> None:
+        tail.reader.remove()
+        del self._tails[tail.reader.id]
+        await self._stream.forget(tail.reader.id)
+
+    async def _committed(self, log_ids: list[str]) -> dict[str, int]:
+        """Return the ledger's marks, none while it cannot be reached."""
+        if not log_ids:
+            return {}
+        try:
+            return await asyncio.to_thread(self._marks.high_water, log_ids)
+        except DependencyUnavailable:
+            return {}
+
+
+async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
+    """Ship the logs of the data directory until `stop`; waits while another process does."""
+    metrics = GatewayMetrics(CollectorRegistry())
+    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    try:
+        with FileLock(settings.data_dir / LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
+            while not lock.take() and not stop.is_set():
+                await pause(stop, 0.5)
+            if lock.held:
+                await Shipper(
+                    settings.events_dir,
+                    stream=EventStream(redis, max_blocks=1000),
+                    marks=ledger,
+                    report=lambda figures: metrics.statistics("shipper", figures),
+                ).run(stop)
+    finally:
+        await redis.aclose()

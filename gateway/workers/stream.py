@@ -1,0 +1,116 @@
+"""The shipper's side of the stream: append once, keep it short, notice what Redis forgot."""
+
+from enum import Enum, auto
+from typing import Any, Final, NamedTuple
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from gateway.events.block import SHIPPED, STREAM, Block
+
+BILLING: Final = "billing"
+
+# The hash and the stream change together, so that after a restart or a failover which lost the
+# last moments, both tell of the same moment. An answer that was lost on its way is found here too:
+# the shipper asks again and is told that the log has moved.
+_SHIP: Final = """
+local known = redis.call('HGET', KEYS[2], ARGV[2]) or ''
+if known ~= ARGV[3] then return {'moved', known} end
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'full', known} end
+redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
+return {'shipped', ARGV[4]}
+"""
+
+
+class Outcome(Enum):
+    """What became of a block."""
+
+    SHIPPED = auto()
+    MOVED = auto()
+    """The stream holds another part of the log than the shipper thought."""
+    FULL = auto()
+
+
+class Reply(NamedTuple):
+    """What became of a block, and the last sequence number of its log in the stream."""
+
+    outcome: Outcome
+    known: int | None
+
+
+class Trimmed(NamedTuple):
+    """Blocks left in the stream, and those taken from groups that had not read them."""
+
+    left: int
+    dropped: int
+
+
+class EventStream:
+    """`sg:events` on the state Redis; raises what redis-py raises.
+
+    Holds at most `max_blocks`. Only billing may keep more than half of them: other groups that
+    are further behind lose blocks.
+    """
+
+    def __init__(self, redis: Redis, *, max_blocks: int) -> None:
+        self._redis = redis
+        self._max_blocks = max_blocks
+        self._script = redis.register_script(_SHIP)
+
+    async def ship(self, block: Block, *, known: int | None) -> Reply:
+        """Append `block`, if the last of its log in the stream is `known`."""
+        expected = "" if known is None else known
+        arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
+        word, value = await self._script(keys=[STREAM, SHIPPED], args=arguments)
+        return Reply(Outcome[word.decode().upper()], int(value) if value else None)
+
+    async def known(self, log_ids: list[str]) -> dict[str, int | None]:
+        """Return, per log, the last sequence number that was put into the stream."""
+        if not log_ids:
+            return {}
+        values: list[Any] = await self._redis.hmget(SHIPPED, log_ids)
+        return {i: None if v is None else int(v) for i, v in zip(log_ids, values, strict=True)}
+
+    async def forget(self, log_id: str) -> None:
+        """Forget a log that is in the ledger wholly."""
+        await self._redis.hdel(SHIPPED, log_id)
+
+    async def trim(self) -> Trimmed:
+        """Delete what every group is done with."""
+        done = await self._done()
+        if BILLING not in done:
+            return Trimmed(left=await self._redis.xlen(STREAM), dropped=0)
+        await self._delete_before(min(done.values()))
+        left = await self._redis.xlen(STREAM)
+        if left < self._max_blocks // 2:
+            return Trimmed(left=left, dropped=0)
+        dropped = await self._delete_before(done[BILLING])
+        return Trimmed(left=left - dropped, dropped=dropped)
+
+    async def _done(self) -> dict[str, tuple[int, int]]:
+        """Return, per group, the id before which it has acknowledged everything."""
+        try:
+            groups = await self._redis.xinfo_groups(STREAM)
+        except ResponseError as error:
+            if "no such key" in str(error):
+                return {}
+            raise
+        done: dict[str, tuple[int, int]] = {}
+        for group in groups:
+            # In this order: what is delivered between the two answers only makes it too careful.
+            delivered = _number(group["last-delivered-id"])
+            pending = await self._redis.xpending(STREAM, group["name"])
+            following = (delivered[0], delivered[1] + 1)
+            oldest = _number(pending["min"]) if pending["pending"] else following
+            done[group["name"].decode()] = oldest
+        return done
+
+    async def _delete_before(self, place: tuple[int, int]) -> int:
+        minimum = f"{place[0]}-{place[1]}"
+        return int(await self._redis.xtrim(STREAM, minid=minimum, approximate=False))
+
+
+def _number(entry_id: bytes) -> tuple[int, int]:
+    time, _, sequence = entry_id.partition(b"-")
+    return int(time), int(sequence)

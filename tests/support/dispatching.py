@@ -1,0 +1,99 @@
+"""Values and a collector that tests of routing and dispatch share."""
+
+import msgspec
+
+from backends.protocol import BackendState, ModelInfo, Report, Task
+from gateway.dispatch.work import Work, WorkItem
+from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
+from tests.support.stub_backend import StubBackend, stub_model
+
+
+def endpoint(
+    backend: str,
+    *,
+    region: str = "eu",
+    url: str = "",
+    weight: float = 1.0,
+    overflow: bool = False,
+) -> Endpoint:
+    """Return an endpoint; its URL is made of its id where none is given."""
+    return Endpoint(
+        backend=BackendId(backend),
+        region=RegionName(region),
+        url=url or f"http://{backend}.invalid",
+        weight=weight,
+        overflow=overflow,
+    )
+
+
+def endpoint_of(stub: StubBackend) -> Endpoint:
+    """Return the endpoint of a running stub."""
+    return endpoint(stub.backend_id, region=stub.region, url=stub.url)
+
+
+def state(
+    backend: str = "stub",
+    *,
+    models: list[ModelInfo] | None = None,
+    ready: bool = True,
+    report: Report | None = None,
+) -> BackendState:
+    """Return what a backend would say of itself."""
+    return BackendState(
+        backend_id=backend,
+        region="eu",
+        ready=ready,
+        missing=[] if ready else ["model"],
+        provider="StubExecutionProvider",
+        models=[stub_model()] if models is None else models,
+        report=report or Report(),
+    )
+
+
+def served(name: str = "stub") -> ServedModel:
+    """Return the stub's model as the fleet would give it."""
+    return ServedModel(info=stub_model(name), regions=(RegionName("eu"),))
+
+
+def work(count: int, *, model: ServedModel | None = None) -> Work:
+    """Return work of so many items; item `n` is the text `text n`."""
+    items = tuple(
+        WorkItem(
+            index=n,
+            body=msgspec.msgpack.encode(f"text {n}"),
+            scope="tenant-a",
+            affinity=n.to_bytes(16, "little"),
+        )
+        for n in range(count)
+    )
+    return Work(model=model or served(), task=Task.CLASSIFY, parameters=b"\x80", items=items)
+
+
+class Outcomes:
+    """Collects what is settled, and insists that nothing is settled twice."""
+
+    def __init__(self) -> None:
+        self.by_index: dict[int, ItemOutcome] = {}
+
+    def settle(self, index: int, outcome: ItemOutcome) -> None:
+        assert index not in self.by_index, f"item {index} was settled twice"
+        self.by_index[index] = outcome
+
+    def backends(self) -> list[str]:
+        """Return who answered each item, after checking that it was the item's own answer."""
+        found = []
+        for index, outcome in sorted(self.by_index.items()):
+            assert outcome.failure is None, outcome.failure
+            result = msgspec.json.decode(outcome.result)
+            assert result["echo"] == f"text {index}"
+            found.append(result["backend"])
+        return found
+
+    def failures(self) -> list[ItemFailure]:
+        """Return the failures, by index."""
+        ordered = [outcome for _, outcome in sorted(self.by_index.items())]
+        return [outcome.failure for outcome in ordered if outcome.failure is not None]
+
+    def codes(self) -> list[str]:
+        """Return the codes of the failures, by index."""
+        return [failure.code for failure in self.failures()]

@@ -1,0 +1,67 @@
+"""Events to publish, and a publisher that keeps them."""
+
+from gateway.errors import EventLogUnavailable
+from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
+
+START = 1_788_220_800_000_000_000
+"""2026-09-01, in nanoseconds."""
+
+
+def make_event(
+    number: int,
+    *,
+    time: int = START,
+    tenant: str = "acme",
+    key: str = "key_1",
+    model: str = "sentiment",
+    usage: Usage | None = None,
+) -> RequestEvent:
+    """Return the event of request `number`: one item, a hit, unless `usage` says otherwise."""
+    return RequestEvent(
+        id=RequestId(f"req_{number:012d}"),
+        time=time,
+        tenant=TenantId(tenant),
+        key=KeyId(key),
+        model=model,
+        task="classify",
+        status=200,
+        usage=usage or make_usage(hit=1),
+        duration=0.001,
+        region="eu",
+        revision="9f2c51d0a7be",
+    )
+
+
+def make_usage(
+    *,
+    hit: int = 0,
+    collapsed: int = 0,
+    computed: int = 0,
+    failed: int = 0,
+    rows: int = 0,
+    tokens: int = 0,
+) -> Usage:
+    """Return usage whose items add up."""
+    return Usage(
+        items=hit + collapsed + computed + failed,
+        hit=hit,
+        collapsed=collapsed,
+        computed=computed,
+        failed=failed,
+        rows=rows,
+        tokens=tokens,
+    )
+
+
+class RecordedEvents:
+    """An `EventPublisher` in memory; `failing` makes it refuse."""
+
+    def __init__(self) -> None:
+        self.events: list[RequestEvent] = []
+        self.failing = False
+
+    def publish(self, event: RequestEvent) -> None:
+        """Keep `event`."""
+        if self.failing:
+            raise EventLogUnavailable("the event log is made to fail")
+        self.events.append(event)

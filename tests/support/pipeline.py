@@ -1,0 +1,91 @@
+"""Shipper and billing of one test, over a real Valkey and a ledger in a file."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from gateway.ledger.ledger import Ledger
+from gateway.redis_connection import connect
+from gateway.workers.billing import Billing
+from gateway.workers.group import GroupReader
+from gateway.workers.intake import Intake
+from gateway.workers.request_log import GROUP, RequestLog
+from gateway.workers.rotating_file import RotatingFile
+from gateway.workers.shipper import Shipper
+from gateway.workers.stream import BILLING, EventStream
+from tests.support.ledgers import ledger_url
+
+Work = Callable[[asyncio.Event], Coroutine[object, object, None]]
+
+
+class Pipeline:
+    """Makes the parts between the logs in `directory` and the ledger in it."""
+
+    def __init__(self, directory: Path, redis: Redis, ledger: Ledger) -> None:
+        self.directory = directory
+        self.events = directory / "events"
+        self.redis = redis
+        self.ledger = ledger
+
+    def shipper(self, *, max_blocks: int = 1000, block_events: int = 1000) -> Shipper:
+        """Make a shipper that looks often."""
+        return Shipper(
+            self.events,
+            stream=EventStream(self.redis, max_blocks=max_blocks),
+            marks=self.ledger,
+            block_events=block_events,
+            poll=0.005,
+            check_every=0.02,
+        )
+
+    def billing(self, *, consumer: str = "one", claim_after: float = 60.0) -> Billing:
+        """Make a billing worker."""
+        group = GroupReader(
+            self.redis, group=BILLING, consumer=consumer, count=4, claim_after=claim_after
+        )
+        return Billing(group=group, intake=Intake(self.ledger), wait=0.02)
+
+    def request_log(self, path: Path) -> RequestLog:
+        """Make a worker that writes lines to `path`."""
+        group = GroupReader(self.redis, group=GROUP, consumer="one", count=4)
+        file = RotatingFile(path, max_bytes=1 << 20, keep=2)
+        return RequestLog(group=group, file=file, wait=0.02)
+
+    def billed(self) -> int:
+        """Return how many events the ledger has."""
+        return self.ledger.statistics().events
+
+    def logs(self) -> int:
+        """Return how many event logs are on the disk."""
+        return len(list(self.events.iterdir()))
+
+
+@asynccontextmanager
+async def open_pipeline(directory: Path, url: str) -> AsyncIterator[Pipeline]:
+    """Connect a pipeline to the Valkey at `url`."""
+    redis = connect(url, timeout=5.0)
+    try:
+        with Ledger(ledger_url(directory)) as ledger:
+            yield Pipeline(directory, redis, ledger)
+    finally:
+        await redis.aclose()
+
+
+@asynccontextmanager
+async def running(*works: Work) -> AsyncIterator[None]:
+    """Run `works` meanwhile; at the exit stop them one after the other, each to its end."""
+    stops = [asyncio.Event() for _ in works]
+    tasks = [asyncio.create_task(_run(work, stop)) for work, stop in zip(works, stops, strict=True)]
+    try:
+        yield
+    finally:
+        for stop, task in zip(stops, tasks, strict=True):
+            stop.set()
+            await task
+
+
+async def _run(work: Work, stop: asyncio.Event) -> None:
+    await work(stop)

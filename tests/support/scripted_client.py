@@ -1,0 +1,81 @@
+"""A `BackendClient` in memory, driven by a script: the fake behind unit tests of dispatch.
+
+That it keeps the promises of the real client is shown in `tests/contract`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from backends.protocol import BackendState, Call, Done, Failed, Report
+from gateway.types import Endpoint
+from gateway.upstream.base import CallFailed, Cause, Receive
+from tests.support.stub_backend import echo
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """A step of a script: never go on."""
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A step of a script: let other tasks run."""
+
+
+Step = Done | Failed | Report | CallFailed | Hang | Pause
+Script = Callable[[Endpoint, Call], AsyncIterator[Step]]
+
+
+async def echo_all(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
+    """Answer every item."""
+    for index in range(len(call.items)):
+        yield echo(call, index, endpoint.backend)
+    yield Report()
+
+
+class ScriptedClient:
+    """Plays `script` for every call, and gives `states` of backends by id."""
+
+    def __init__(self, script: Script = echo_all) -> None:
+        self.script = script
+        self.states: dict[str, BackendState] = {}
+        self.calls: list[tuple[Endpoint, Call]] = []
+        self.traceparents: list[str] = []
+
+    async def call(
+        self,
+        endpoint: Endpoint,
+        call: Call,
+        *,
+        deadline: float,
+        patience: float,
+        traceparent: str,
+        receive: Receive,
+    ) -> Report:
+        """See `BackendClient.call`."""
+        self.calls.append((endpoint, call))
+        self.traceparents.append(traceparent)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(min(deadline, loop.time() + patience)):
+                async for step in self.script(endpoint, call):
+                    if isinstance(step, CallFailed):
+                        raise step
+                    if isinstance(step, Report):
+                        return step
+                    if isinstance(step, Hang):
+                        await loop.create_future()
+                    elif isinstance(step, Pause):
+                        await asyncio.sleep(0)
+                    else:
+                        receive(step)
+        except TimeoutError as error:
+            raise CallFailed(Cause.TIMED_OUT, "silence") from error
+        raise CallFailed(Cause.CUT, "the script ended without a report")
+
+    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        """See `BackendClient.state`."""
+        state = self.states.get(endpoint.backend)
+        if state is None:
+            raise CallFailed(Cause.UNREACHABLE, "no such backend")
+        return state

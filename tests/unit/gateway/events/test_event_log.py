@@ -1,0 +1,123 @@
+"""The event log writes what it is given, or says that it cannot."""
+
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.errors import EventLogUnavailable
+from gateway.events.log import EventLog
+from gateway.events.reader import LogReader, list_logs
+from gateway.types import RequestEvent
+from tests.support.events import make_event
+
+SMALL = 4096
+
+
+class Disk:
+    """Reserves space until it is full."""
+
+    def __init__(self) -> None:
+        self.full = False
+
+    def allocate(self, file: int, offset: int, size: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(file, offset, size)
+
+
+def publish_until_refused(log: EventLog, kept: list[RequestEvent]) -> None:
+    for number in range(200):
+        log.publish(make_event(number))
+        kept.append(make_event(number))
+
+
+def read_all(reader: LogReader) -> list[RequestEvent]:
+    found: list[RequestEvent] = []
+    while run := reader.read(7):
+        assert run.first == reader.sequence + 1
+        found += [msgspec.msgpack.decode(p, type=RequestEvent) for p in run.payloads]
+        reader.accept(run)
+    return found
+
+
+def test_events_go_on_in_another_segment_when_one_is_full(tmp_path: Path) -> None:
+    events = [make_event(number) for number in range(200)]
+
+    with EventLog(tmp_path, name="w0", segment_bytes=SMALL) as log:
+        for event in events:
+            log.publish(event)
+
+    assert log.statistics().segments > 3
+    assert read_all(LogReader(tmp_path / log.id)) == events
+
+
+def test_a_full_disk_refuses_the_event_and_loses_none_before_and_after(tmp_path: Path) -> None:
+    disk = Disk()
+    kept: list[RequestEvent] = []
+
+    with EventLog(tmp_path, name="w0", segment_bytes=SMALL, allocate=disk.allocate) as log:
+        disk.full = True
+        with pytest.raises(EventLogUnavailable) as refused:
+            publish_until_refused(log, kept)
+        disk.full = False
+        log.publish(make_event(999))
+
+    assert refused.value.retry_after is not None
+    assert "No space left" in refused.value.detail
+    assert log.statistics().refused == 1
+    assert read_all(LogReader(tmp_path / log.id)) == [*kept, make_event(999)]
+
+
+def test_a_full_disk_leaves_no_half_made_files(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.full = True
+
+    with pytest.raises(EventLogUnavailable):
+        EventLog(tmp_path, name="w0", allocate=disk.allocate)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unusable_directory_is_an_error_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EventLogUnavailable):
+        EventLog(tmp_path / "file", name="w0")
+
+
+def test_an_event_that_no_segment_can_hold_is_refused_alone(tmp_path: Path) -> None:
+    with EventLog(tmp_path, name="w0") as log:
+        with pytest.raises(EventLogUnavailable):
+            log.publish(make_event(1, model="m" * 100_000))
+        log.publish(make_event(2))
+
+    assert read_all(LogReader(tmp_path / log.id)) == [make_event(2)]
+
+
+def test_a_segment_holds_its_blocks_before_anything_is_written(tmp_path: Path) -> None:
+    with EventLog(tmp_path, name="w0", segment_bytes=1 << 20) as log:
+        segment = next((tmp_path / log.id).glob("*.log"))
+
+        assert segment.stat().st_blocks * 512 >= 1 << 20
+
+
+def test_two_logs_of_one_name_are_two_logs(tmp_path: Path) -> None:
+    with EventLog(tmp_path, name="w0") as one, EventLog(tmp_path, name="w0") as other:
+        assert {path.name for path in list_logs(tmp_path)} == {one.id, other.id}
+
+
+def test_a_name_cannot_leave_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot name"):
+        EventLog(tmp_path, name="../w0")
+
+
+def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, name="w0")
+    log.close()
+
+    log.close()
+
+    assert read_all(LogReader(tmp_path / log.id)) == []

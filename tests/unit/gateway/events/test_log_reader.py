@@ -1,0 +1,196 @@
+"""The reader of event logs follows a writer, outlives it, and tells a torn record from a whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.events import segment
+from gateway.events.log import EventLog
+from gateway.events.reader import LogReader, UnreadableLog, list_logs
+from tests.support.events import make_event
+
+SMALL = 4096
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    with EventLog(tmp_path, name="w0", segment_bytes=SMALL) as opened:
+        yield opened
+
+
+def fill(log: EventLog, count: int) -> None:
+    for number in range(count):
+        log.publish(make_event(number))
+
+
+def read_sequences(reader: LogReader) -> list[int]:
+    found: list[int] = []
+    while run := reader.read(9):
+        found += range(run.first, run.last + 1)
+        reader.accept(run)
+    return found
+
+
+def test_a_reader_follows_a_writer(log: EventLog, tmp_path: Path) -> None:
+    reader = LogReader(tmp_path / log.id)
+
+    seen = [read_sequences(reader)]
+    fill(log, 2)
+    seen.append(read_sequences(reader))
+    fill(log, 1)
+    seen.append(read_sequences(reader))
+
+    assert seen == [[], [1, 2], [3]]
+    assert not reader.ended
+
+
+def test_records_come_again_until_they_are_accepted(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 3)
+    reader = LogReader(tmp_path / log.id)
+
+    first, second = reader.read(2), reader.read(2)
+
+    assert first == second
+    assert first is not None
+    assert first.last == 2
+
+
+def test_a_closed_log_has_an_end(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 100)
+    log.close()
+    reader = LogReader(tmp_path / log.id)
+
+    assert read_sequences(reader) == list(range(1, 101))
+    assert reader.ended
+
+
+def test_seeking_goes_to_the_record_after(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 100)
+    reader = LogReader(tmp_path / log.id)
+
+    for sequence in (0, 1, 50, 99, 100):
+        reader.seek(sequence)
+        assert read_sequences(reader) == list(range(sequence + 1, 101))
+
+
+def test_only_segments_that_are_committed_wholly_are_deleted(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 100)
+    reader = LogReader(tmp_path / log.id)
+
+    reader.seek(60)
+    assert reader.discard(0) == 0
+    assert reader.discard(60) > 0
+    assert read_sequences(reader) == list(range(61, 101))
+
+
+def test_a_segment_is_not_deleted_before_the_reader_has_left_it(
+    log: EventLog, tmp_path: Path
+) -> None:
+    fill(log, 100)
+    reader = LogReader(tmp_path / log.id)
+    found: list[int] = []
+
+    while run := reader.read(9):
+        found += range(run.first, run.last + 1)
+        reader.accept(run)
+        reader.discard(100)
+
+    assert found == list(range(1, 101))
+
+
+def test_the_segment_being_written_is_never_deleted(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 100)
+    reader = LogReader(tmp_path / log.id)
+
+    reader.seek(100)
+    reader.discard(100)
+    fill(log, 1)
+
+    assert read_sequences(reader) == [101]
+
+
+def test_a_removed_log_is_gone(log: EventLog, tmp_path: Path) -> None:
+    log.close()
+
+    LogReader(tmp_path / log.id).remove()
+
+    assert list_logs(tmp_path) == []
+
+
+def cut_short(log: EventLog, directory: Path, *, tail: int) -> None:
+    """Leave the log as a crash would: nothing said of an end, the last record's bytes missing."""
+    log.close()
+    path = max((directory / log.id).glob("*.log"))
+    content = bytearray(path.read_bytes())
+    end = segment.HEADER.size + segment.scan(bytes(content[segment.HEADER.size :]), limit=999).size
+    content[end - tail : end + segment.MARK.size] = bytes(tail + segment.MARK.size)
+    path.write_bytes(content)
+
+
+def test_a_torn_last_record_is_no_record(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 5)
+    cut_short(log, tmp_path, tail=3)
+    reader = LogReader(tmp_path / log.id)
+
+    assert read_sequences(reader) == [1, 2, 3, 4]
+    assert reader.ended
+
+
+def test_a_record_that_is_being_written_is_waited_for(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 2)
+    path = tmp_path / log.id / segment.file_name(0)
+    whole = path.read_bytes()
+    end = segment.HEADER.size + segment.scan(whole[segment.HEADER.size :], limit=9).size
+    reader = LogReader(tmp_path / log.id)
+    with path.open("r+b") as file:
+        file.seek(end - 4)
+        file.write(bytes(4))
+
+    before = read_sequences(reader)
+    with path.open("r+b") as file:
+        file.seek(end - 4)
+        file.write(whole[end - 4 : end])
+
+    assert before == [1]
+    assert not reader.ended
+    assert read_sequences(reader) == [2]
+
+
+def test_behind_a_damaged_segment_the_log_goes_on(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 100)
+    log.close()
+    path = tmp_path / log.id / segment.file_name(1)
+    content = bytearray(path.read_bytes())
+    content[segment.HEADER.size + 20] ^= 0xFF
+    path.write_bytes(content)
+    reader = LogReader(tmp_path / log.id)
+
+    found = read_sequences(reader)
+
+    assert 0 < len(found) < 100
+    assert found == sorted(found)
+    assert found[-1] == 100
+
+
+def test_a_segment_that_a_crash_emptied_is_passed_over(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 100)
+    log.close()
+    (tmp_path / log.id / segment.file_name(1)).write_bytes(bytes(SMALL))
+    reader = LogReader(tmp_path / log.id)
+
+    assert read_sequences(reader)[-1] == 100
+
+
+def test_a_log_of_another_version_is_left_alone(log: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / log.id / segment.file_name(0)
+    header = segment.HEADER.pack(segment.MAGIC, 99, 0, 1, log.id.encode())
+    with path.open("r+b") as file:
+        file.write(header)
+
+    with pytest.raises(UnreadableLog):
+        LogReader(tmp_path / log.id)
+
+
+def test_a_directory_that_is_not_there_has_no_logs(tmp_path: Path) -> None:
+    assert list_logs(tmp_path / "absent") == []

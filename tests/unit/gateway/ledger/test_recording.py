@@ -1,0 +1,110 @@
+"""An event is counted once, however often and in whatever order it arrives."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.errors import DependencyUnavailable
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import Batch
+from tests.support.events import make_event, make_usage
+from tests.support.ledgers import ledger_url, open_ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with open_ledger(tmp_path) as opened:
+        yield opened
+
+
+def batch(first: int, last: int, log_id: str = "w0-1") -> Batch:
+    events = [make_event(number) for number in range(first, last + 1)]
+    return Batch(log_id=log_id, first=first, last=last, events=events)
+
+
+def test_a_block_that_comes_twice_is_counted_once(ledger: Ledger) -> None:
+    once = ledger.record_batches([batch(1, 3)])
+    again = ledger.record_batches([batch(1, 3)])
+
+    assert (once.counted, once.duplicates) == (3, 0)
+    assert (again.counted, again.duplicates) == (0, 3)
+    assert ledger.statistics().events == 3
+
+
+def test_one_event_in_two_logs_is_counted_once(ledger: Ledger) -> None:
+    ledger.record("w0-1", 1, [make_event(1)])
+    ledger.record("w1-1", 1, [make_event(1)])
+
+    assert ledger.statistics().events == 1
+    assert ledger.high_water(["w0-1", "w1-1"]) == {"w0-1": 1, "w1-1": 1}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([(1, 2), (3, 3), (4, 6), (7, 7)])))
+def test_the_mark_never_passes_what_is_missing(
+    ledger: Ledger, order: tuple[tuple[int, int], ...]
+) -> None:
+    there: set[int] = set()
+
+    for first, last in order:
+        ledger.record_batches([batch(first, last)])
+        there |= set(range(first, last + 1))
+        mark = ledger.high_water(["w0-1"])["w0-1"]
+        assert mark == next(n for n in itertools.count() if n + 1 not in there)
+
+    assert ledger.statistics().waiting == 0
+
+
+def test_blocks_that_overlap_after_a_resend_close_the_gap(ledger: Ledger) -> None:
+    ledger.record_batches([batch(5, 8), batch(5, 6), batch(5, 9), batch(1, 6)])
+
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 9}
+    assert ledger.statistics().events == 9
+    assert ledger.statistics().waiting == 0
+
+
+def test_lost_records_are_counted_once_and_passed(ledger: Ledger) -> None:
+    lost = Batch(log_id="w0-1", first=3, last=5, lost=True)
+
+    ledger.record_batches([batch(1, 2), lost, lost, batch(6, 6)])
+
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 6}
+    assert ledger.statistics().lost == 3
+
+
+def test_a_record_that_is_no_event_is_set_aside_once(ledger: Ledger) -> None:
+    bad = Batch(log_id="w0-1", first=1, last=2, events=[make_event(1)], wrong=[b"\x2a"])
+
+    first = ledger.record_batches([bad])
+    ledger.record_batches([bad])
+
+    assert (first.counted, first.dead) == (1, 1)
+    assert ledger.statistics().dead_letters == 1
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 2}
+
+
+def test_an_event_that_no_column_can_hold_is_set_aside(ledger: Ledger) -> None:
+    huge = make_event(2, usage=msgspec.structs.replace(make_usage(hit=1), tokens=2**63))
+    events = [make_event(1), huge, make_event(3)]
+
+    recorded = ledger.record("w0-1", 3, events)
+
+    assert (recorded.counted, recorded.dead) == (2, 1)
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 3}
+
+
+def test_nothing_is_recorded_when_the_transaction_fails(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.record_batches([batch(1, 1)])
+    ledger.close()
+    (tmp_path / "ledger.db").rename(tmp_path / "away.db")
+    (tmp_path / "ledger.db").mkdir()
+
+    with Ledger(ledger_url(tmp_path)) as broken, pytest.raises(DependencyUnavailable):
+        broken.record_batches([batch(2, 2)])
+
+
+def test_an_unknown_log_has_a_mark_of_nothing(ledger: Ledger) -> None:
+    assert ledger.high_water(["w9-9"]) == {"w9-9": 0}
+    assert ledger.high_water([]) == {}

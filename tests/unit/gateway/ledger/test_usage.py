@@ -1,0 +1,172 @@
+"""Usage is the sum of events, by group, at the price of each event's time."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from gateway.config.document import PriceEntry
+from gateway.errors import InvalidRequest, NotFound
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.store import to_nanoseconds
+from gateway.ledger.types import GroupBy
+from tests.support.events import make_event, make_usage
+from tests.support.ledgers import Clock, open_ledger
+
+SINCE = datetime(2026, 9, 1, tzinfo=UTC)
+UNTIL = datetime(2026, 10, 1, tzinfo=UTC)
+MID = datetime(2026, 9, 15, tzinfo=UTC)
+PRICES = (
+    PriceEntry(model="*", since="2026-01-01", hit=1, computed=10, row=100, token=1000),
+    PriceEntry(model="*", since="2026-09-15", hit=2, computed=20),
+    PriceEntry(model="big", since="2026-01-01", hit=7),
+)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
+    with open_ledger(tmp_path, clock) as opened:
+        opened.accounts.create_tenant("acme")
+        yield opened
+
+
+def at(moment: datetime) -> int:
+    return to_nanoseconds(moment)
+
+
+def test_usage_adds_up_and_knows_its_cost(ledger: Ledger) -> None:
+    used = make_usage(hit=1, collapsed=2, computed=3, failed=4, rows=5, tokens=6)
+    ledger.record("w", 2, [make_event(n, time=at(SINCE), usage=used) for n in (1, 2)])
+
+    (row,) = ledger.usage("acme", SINCE, UNTIL, prices=PRICES)
+
+    assert (row.units.requests, row.units.items, row.units.failed) == (2, 20, 8)
+    assert row.cost == 2 * (3 * 1 + 3 * 10 + 5 * 100 + 6 * 1000)
+    assert row.currency == "EUR"
+
+
+def test_the_price_is_that_of_the_events_time(ledger: Ledger) -> None:
+    before, after = MID - timedelta(microseconds=1), MID
+    ledger.record("w", 2, [make_event(1, time=at(before)), make_event(2, time=at(after))])
+
+    (row,) = ledger.usage("acme", SINCE, UNTIL, prices=PRICES)
+
+    assert row.cost == 1 + 2
+
+
+def test_usage_ends_before_its_end(ledger: Ledger) -> None:
+    events = [make_event(1, time=at(SINCE)), make_event(2, time=at(UNTIL))]
+    ledger.record("w", 2, events)
+
+    (row,) = ledger.usage("acme", SINCE, UNTIL)
+
+    assert row.units.requests == 1
+
+
+def test_usage_is_grouped_by_what_is_asked(ledger: Ledger) -> None:
+    ledger.record(
+        "w",
+        4,
+        [
+            make_event(1, time=at(SINCE), model="small", key="k1"),
+            make_event(2, time=at(SINCE), model="big", key="k1"),
+            make_event(3, time=at(MID), model="big", key="k2"),
+            make_event(4, time=at(MID), model="big", key="k2"),
+        ],
+    )
+
+    rows = ledger.usage("acme", SINCE, UNTIL, [GroupBy.DAY, GroupBy.MODEL], prices=PRICES)
+
+    assert [(r.day, r.model, r.units.hit, r.cost) for r in rows] == [
+        ("2026-09-01", "big", 1, 7),
+        ("2026-09-01", "small", 1, 1),
+        ("2026-09-15", "big", 2, 14),
+    ]
+    by_key = ledger.usage("acme", SINCE, UNTIL, [GroupBy.KEY, GroupBy.KEY])
+    assert [(r.key, r.units.hit, r.model) for r in by_key] == [("k1", 2, None), ("k2", 2, None)]
+
+
+@pytest.mark.parametrize("group", list(GroupBy))
+def test_every_group_adds_up_to_the_whole(ledger: Ledger, group: GroupBy) -> None:
+    events = [make_event(n, time=at(SINCE), model=f"m{n % 3}", key=f"k{n % 2}") for n in range(12)]
+    ledger.record("w", 12, events)
+
+    rows = ledger.usage("acme", SINCE, UNTIL, [group])
+
+    assert sum(row.units.hit for row in rows) == 12
+    assert all(getattr(row, group.value) for row in rows)
+
+
+def test_a_tenant_sees_its_own_usage_only(ledger: Ledger) -> None:
+    events = [make_event(n, time=at(SINCE), tenant=t) for n, t in enumerate(["acme", "other"])]
+    ledger.record("w", 2, events)
+
+    (own,) = ledger.usage("acme", SINCE, UNTIL)
+    everybody = ledger.usage(None, SINCE, UNTIL, [GroupBy.TENANT])
+
+    assert own.units.requests == 1
+    assert [row.tenant for row in everybody] == ["acme", "other"]
+
+
+def test_no_usage_is_no_rows(ledger: Ledger) -> None:
+    assert ledger.usage("acme", SINCE, UNTIL, [GroupBy.MODEL]) == []
+    assert ledger.usage("acme", SINCE, SINCE) == []
+
+
+def test_times_must_make_sense(ledger: Ledger) -> None:
+    with pytest.raises(InvalidRequest, match="after"):
+        ledger.usage("acme", UNTIL, SINCE)
+    with pytest.raises(InvalidRequest, match="time zone"):
+        ledger.usage("acme", SINCE.replace(tzinfo=None), UNTIL)
+
+
+def test_an_invoice_has_a_line_per_model_and_price_and_is_computed_again_alike(
+    ledger: Ledger,
+) -> None:
+    events = [make_event(n, time=at(MID if n > 2 else SINCE)) for n in range(1, 6)]
+    ledger.record("w", 6, [*events, make_event(6, time=at(SINCE), model="big")])
+
+    invoice = ledger.invoice("acme", "2026-09", PRICES)
+
+    assert [(line.model, line.price, line.units.hit, line.exact) for line in invoice.lines] == [
+        ("big", "big@2026-01-01", 1, 7),
+        ("sentiment", "*@2026-01-01", 2, 2),
+        ("sentiment", "*@2026-09-15", 3, 6),
+    ]
+    assert ledger.invoice("acme", "2026-09", PRICES) == invoice
+
+
+def test_an_invoice_holds_its_month_only(ledger: Ledger) -> None:
+    last = UNTIL - timedelta(microseconds=1)
+    events = [make_event(1, time=at(last)), make_event(2, time=at(UNTIL))]
+    ledger.record("w", 2, events)
+
+    (line,) = ledger.invoice("acme", "2026-09", PRICES).lines
+
+    assert line.units.requests == 1
+
+
+def test_an_invoice_needs_a_tenant_and_a_month(ledger: Ledger) -> None:
+    with pytest.raises(InvalidRequest):
+        ledger.invoice("acme", "September", PRICES)
+    with pytest.raises(NotFound):
+        ledger.invoice("nobody", "2026-09", PRICES)
+
+
+def test_prices_are_remembered_when_they_change(ledger: Ledger, clock: Clock) -> None:
+    changed = PriceEntry(model="big", since="2026-01-01", hit=8)
+
+    counts = [ledger.remember_prices(p) for p in (PRICES, PRICES)]
+    clock.advance(1)
+    counts.append(ledger.remember_prices([changed, *PRICES[:2]]))
+
+    history = [entry for _, entry in ledger.price_history()]
+    assert counts == [3, 0, 1]
+    assert set(history) == {*PRICES, changed}
+    assert history[-1] == changed

@@ -1,0 +1,76 @@
+"""What can be read is counted; what cannot is set aside, and holds up nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.events.block import Block, gap, pack
+from gateway.ledger.ledger import Ledger
+from gateway.workers.group import Entry
+from gateway.workers.intake import Intake
+from tests.support.events import START, make_event
+from tests.support.ledgers import open_ledger
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    with open_ledger(tmp_path) as opened:
+        yield opened
+
+
+def entry(block: Block) -> Entry:
+    flat = [f if isinstance(f, bytes) else str(f).encode() for f in block.fields()]
+    return Entry(b"1-0", dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def block_of(first: int, count: int) -> Block:
+    numbers = range(first, first + count)
+    return pack("w0-1", first, [msgspec.msgpack.encode(make_event(n)) for n in numbers])
+
+
+def test_entries_are_committed_with_their_mark(ledger: Ledger) -> None:
+    taken = Intake(ledger).take([entry(block_of(1, 3)), entry(block_of(4, 2))])
+
+    assert taken.recorded.counted == 5
+    assert taken.oldest == START
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 5}
+
+
+def test_an_entry_that_is_no_block_is_buried_beside_good_ones(ledger: Ledger) -> None:
+    strange = Entry(b"1-0", {b"hello": b"world"})
+
+    taken = Intake(ledger).take([strange, entry(block_of(1, 2)), strange])
+
+    assert taken.recorded.counted == 2
+    assert ledger.statistics().dead_letters == 1
+
+
+def test_records_that_are_no_events_do_not_hold_up_their_block(ledger: Ledger) -> None:
+    payloads = [
+        msgspec.msgpack.encode(make_event(1)),
+        b"\x2a",
+        msgspec.msgpack.encode(make_event(3)),
+    ]
+
+    taken = Intake(ledger).take([entry(pack("w0-1", 1, payloads))])
+
+    assert (taken.recorded.counted, taken.recorded.dead) == (2, 1)
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 3}
+
+
+def test_a_payload_that_is_nothing_at_all_is_kept_and_passed(ledger: Ledger) -> None:
+    broken = msgspec.structs.replace(block_of(1, 3), payload=b"\xc1\xc1")
+
+    taken = Intake(ledger).take([entry(broken), entry(block_of(4, 1))])
+
+    assert (taken.recorded.counted, taken.recorded.dead) == (1, 1)
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 4}
+
+
+def test_a_gap_is_counted_as_lost(ledger: Ledger) -> None:
+    taken = Intake(ledger).take([entry(gap("w0-1", 1, 4))])
+
+    assert taken.recorded.lost == 4
+    assert taken.oldest == 0

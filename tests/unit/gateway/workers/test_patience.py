@@ -1,0 +1,41 @@
+"""Waits grow while something stays broken, and a stop ends any wait."""
+
+import asyncio
+
+import pytest
+
+from gateway.workers.patience import Backoff, pause
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    backoff = Backoff(longest=0.3)
+
+    waits = [backoff.failed() for _ in range(5)]
+
+    assert waits == [0.05, 0.1, 0.2, 0.3, 0.3]
+    assert backoff.failures == 5
+
+
+def test_a_success_starts_over() -> None:
+    backoff = Backoff()
+    backoff.failed()
+    backoff.failed()
+
+    assert backoff.succeeded()
+    assert not backoff.succeeded()
+    assert backoff.failed() == 0.05
+
+
+@pytest.mark.anyio
+async def test_a_stop_ends_a_wait() -> None:
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(pause(stop, 3600.0))
+
+    stop.set()
+
+    await asyncio.wait_for(waiting, 5.0)
+
+
+@pytest.mark.anyio
+async def test_a_wait_ends_by_itself() -> None:
+    await pause(asyncio.Event(), 0.001)
