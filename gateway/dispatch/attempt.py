@@ -1,0 +1,83 @@
+"""One call of a backend, and which of its items still wait for an answer."""
+
+from collections.abc import Sequence
+
+from backends.protocol import Done, Failed
+from gateway.dispatch import failures
+from gateway.dispatch.work import WorkItem
+from gateway.routing.fleet import Verdict
+from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
+from gateway.upstream.base import CallFailed, Cause
+
+
+class Attempt:
+    """Items tried at `endpoint`; `tried` are all backends they have been at, this one included."""
+
+    def __init__(
+        self, endpoint: Endpoint, items: Sequence[WorkItem], before: tuple[BackendId, ...] = ()
+    ) -> None:
+        self.endpoint = endpoint
+        self.items = items
+        self.tried = (*before, endpoint.backend)
+        self.waiting = {item.index: item for item in items}
+        self.failed: list[tuple[WorkItem, ItemFailure]] = []
+        self._is_useful = False
+        self._is_to_blame = False
+
+    def take(self, frame: Done | Failed) -> tuple[WorkItem, ItemOutcome] | None:
+        """Return the item that `frame` ends, and how.
+
+        `None` when it ends none: the item may do better elsewhere and is now in `failed`, or was
+        not asked for, or was answered before.
+        """
+        if not 0 <= frame.index < len(self.items):
+            return None
+        item = self.items[frame.index]
+        if self.waiting.pop(item.index, None) is None:
+            return None
+        if isinstance(frame, Done):
+            self._is_useful = True
+            return item, ItemOutcome(
+                source=Source.COMPUTED, result=frame.result, rows=frame.rows, tokens=frame.tokens
+            )
+        failure = failures.of_item(frame)
+        if not frame.retryable:
+            self._is_useful = True
+            return item, ItemOutcome(source=Source.FAILED, failure=failure)
+        self._is_to_blame |= failures.blames_backend(frame)
+        self.failed.append((item, failure))
+        return None
+
+    def take_failed(self) -> list[tuple[WorkItem, ItemFailure]]:
+        """Return the items that failed since the last time, to be tried elsewhere."""
+        failed, self.failed = self.failed, []
+        return failed
+
+    def verdict(self) -> Verdict:
+        """Judge the backend by a call that ended with a report."""
+        if self._is_useful:
+            return Verdict.OK
+        return Verdict.FAILED if self.waiting or self._is_to_blame else Verdict.UNDECIDED
+
+
+# The backend does not know our token.
+_UNAUTHORIZED = frozenset({401, 403})
+
+
+def is_changed(error: CallFailed) -> bool:
+    """Tell whether the backend serves other models or revisions than we believe."""
+    return error.cause is Cause.REFUSED and error.status in failures.CHANGED
+
+
+def is_misplaced(error: CallFailed) -> bool:
+    """Tell whether another backend may take what this one refused, whatever it says of others."""
+    return error.cause is Cause.REFUSED and error.status in failures.CHANGED | _UNAUTHORIZED
+
+
+def verdict_on(error: CallFailed, *, is_patient: bool) -> Verdict:
+    """Judge the backend by a call that failed; silence counts only if it was given its time."""
+    if error.cause is Cause.REFUSED and error.status not in _UNAUTHORIZED:
+        return Verdict.UNDECIDED
+    if error.cause is Cause.TIMED_OUT and not is_patient:
+        return Verdict.UNDECIDED
+    return Verdict.FAILED

@@ -1,0 +1,74 @@
+"""Sends items to backends and settles each, whatever the backends do."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from gateway.dispatch.budget import RetryBudget
+from gateway.dispatch.run import Means, Run, Settle
+from gateway.dispatch.statistics import Counters, DispatchStatistics
+from gateway.dispatch.tracing import CallTracer, NoTracing
+from gateway.dispatch.work import Work
+from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint
+from gateway.upstream.base import BackendClient
+from gateway.upstream.tasks import OwnedTasks
+
+
+class Dispatcher:
+    """Joins routing and upstream. An async context manager that owns the calls in flight.
+
+    `reprobe` is told of endpoints whose state must be asked anew.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        client: BackendClient,
+        reprobe: Callable[[Endpoint], None],
+        clock: Callable[[], float],
+        tracer: CallTracer | None = None,
+    ) -> None:
+        self._tasks = OwnedTasks()
+        self._counters = Counters()
+        self._means = Means(
+            fleet=fleet,
+            client=client,
+            reprobe=reprobe,
+            tracer=tracer or NoTracing(),
+            tasks=self._tasks,
+            budget=RetryBudget(clock=clock),
+            counters=self._counters,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._tasks.__aexit__(kind, error, trace)
+        # What ended settles its items in callbacks of this tick.
+        await asyncio.sleep(0)
+
+    async def run(
+        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
+    ) -> None:
+        """Settle every item of `work` exactly once, each as soon as its outcome is known.
+
+        Returns when all are settled, at the latest at `deadline` (of the event loop's clock); when
+        cancelled, what is open is settled as a failure first. Trouble with backends is an outcome,
+        never an exception.
+        """
+        if work.items:
+            run = Run(self._means, work, deadline=deadline, settle=settle, traceparent=traceparent)
+            await run.finish()
+
+    def statistics(self) -> DispatchStatistics:
+        """Return counts since the start."""
+        return self._counters.statistics()

@@ -1,0 +1,98 @@
+"""What a caller is told when backends fail: internal failures as failures of items."""
+
+from backends.protocol import Failed
+from gateway.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    Overloaded,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
+from gateway.types import ItemFailure
+from gateway.upstream.base import CallFailed, Cause
+
+RETRY_AFTER = 1.0
+"""Seconds after which to come back, where no backend said better."""
+_SERVER_ERROR = 500
+# Refusals that are about the request itself, which any backend would repeat.
+_CALLERS_FAULT = frozenset({400, 413, 422})
+CHANGED = frozenset({404, 409})
+"""Refusals of a backend that serves other models or revisions than it did."""
+# Failures of single items whose status and code mean the same from the gateway.
+_SAME_MEANING = frozenset({Overloaded.code, DeadlineExceeded.code, UpstreamUnavailable.code})
+
+
+def failure(
+    kind: type[GatewayError], detail: str, *, retry_after: float | None = None
+) -> ItemFailure:
+    """Return the failure that `kind` stands for."""
+    return ItemFailure(
+        status=kind.status,
+        code=kind.code,
+        detail=detail,
+        retryable=kind.retryable,
+        retry_after=retry_after,
+    )
+
+
+def expired() -> ItemFailure:
+    """Return the failure of an item whose time ran out."""
+    return failure(DeadlineExceeded, "no backend answered before the deadline")
+
+
+def unavailable(detail: str = "no backend of the model can be reached") -> ItemFailure:
+    """Return the failure of an item that no backend took."""
+    return failure(UpstreamUnavailable, detail, retry_after=RETRY_AFTER)
+
+
+def cancelled() -> ItemFailure:
+    """Return the failure of an item whose work was given up."""
+    return ItemFailure(
+        status=503,
+        code="cancelled",
+        detail="the work was given up before it was done",
+        retryable=True,
+        retry_after=RETRY_AFTER,
+    )
+
+
+def of_call(error: CallFailed) -> ItemFailure:
+    """Return the failure of the items of a call that failed for the last time."""
+    if error.cause is not Cause.REFUSED:
+        return unavailable()
+    if error.code == Overloaded.code:
+        return failure(Overloaded, error.detail, retry_after=error.retry_after or RETRY_AFTER)
+    if error.retryable or error.status in CHANGED:
+        return unavailable(error.detail)
+    if error.status in _CALLERS_FAULT:
+        return ItemFailure(status=error.status, code=error.code, detail=error.detail)
+    return failure(UpstreamFailed, f"the backend refused the call as `{error.code}`")
+
+
+def unexpected() -> ItemFailure:
+    """Return the failure of an item that met an error of our own."""
+    return failure(InternalError, "the gateway failed; the error is in its log")
+
+
+def blames_backend(frame: Failed) -> bool:
+    """Tell whether a retryable failure of an item speaks against the backend."""
+    return frame.code not in _SAME_MEANING
+
+
+def of_item(frame: Failed) -> ItemFailure:
+    """Return the failure of an item that a backend failed."""
+    if frame.status >= _SERVER_ERROR and frame.code not in _SAME_MEANING:
+        return ItemFailure(
+            status=UpstreamFailed.status,
+            code=UpstreamFailed.code,
+            detail=frame.detail,
+            retryable=frame.retryable,
+        )
+    return ItemFailure(
+        status=frame.status,
+        code=frame.code,
+        detail=frame.detail,
+        retryable=frame.retryable,
+        retry_after=RETRY_AFTER if frame.retryable else None,
+    )

@@ -1,0 +1,96 @@
+"""Asks every backend for its state, again and again, and tells the fleet."""
+
+import asyncio
+from random import Random
+from types import TracebackType
+from typing import Self
+
+from backends.protocol import BackendState
+from gateway.routing.fleet import Fleet, ProbeFailure
+from gateway.types import Endpoint
+from gateway.upstream.base import BackendClient, CallFailed
+from gateway.upstream.tasks import OwnedTasks
+
+# Probes of one backend are so many seconds apart, however often one is asked for.
+MIN_INTERVAL = 0.05
+# Intervals vary by this share, so that gateways do not probe in step.
+JITTER = 0.2
+
+
+class _Watch:
+    """The probing of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.wake = asyncio.Event()
+        self.probed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Prober:
+    """An async context manager that owns the probing of the fleet's endpoints."""
+
+    def __init__(self, *, fleet: Fleet, client: BackendClient, random: Random) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._random = random
+        self._tasks = OwnedTasks()
+        self._watches: dict[Endpoint, _Watch] = {}
+
+    async def __aenter__(self) -> Self:
+        self.refresh()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watches.clear()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    def refresh(self) -> None:
+        """Follow the fleet's endpoints as now configured: new ones are probed at once."""
+        endpoints = set(self._fleet.endpoints)
+        for endpoint in [*self._watches]:
+            if endpoint not in endpoints:
+                watch = self._watches.pop(endpoint)
+                watch.probed.set()  # nobody waits for one that left
+                if watch.task is not None:
+                    watch.task.cancel()
+        for endpoint in endpoints - self._watches.keys():
+            watch = self._watches[endpoint] = _Watch(endpoint)
+            watch.task = self._tasks.start(self._follow(watch))
+
+    def probe_soon(self, endpoint: Endpoint) -> None:
+        """Probe `endpoint` without waiting for its turn."""
+        watch = self._watches.get(endpoint)
+        if watch is not None:
+            watch.wake.set()
+
+    async def first_round(self) -> None:
+        """Return when every endpoint configured now has been probed."""
+        for watch in tuple(self._watches.values()):
+            await watch.probed.wait()
+
+    async def _follow(self, watch: _Watch) -> None:
+        while True:
+            watch.wake.clear()
+            self._fleet.observe(watch.endpoint, await self._ask(watch.endpoint))
+            watch.probed.set()
+            await asyncio.sleep(MIN_INTERVAL)
+            interval = self._fleet.routing.probe_interval
+            interval *= self._random.uniform(1 - JITTER, 1 + JITTER)
+            try:
+                async with asyncio.timeout(interval - MIN_INTERVAL):
+                    await watch.wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _ask(self, endpoint: Endpoint) -> BackendState | ProbeFailure:
+        patience = self._fleet.routing.probe_timeout
+        try:
+            return await self._client.state(endpoint, patience=patience)
+        except CallFailed as error:
+            return ProbeFailure(detail=error.detail)

@@ -1,0 +1,217 @@
+"""One request's items on their way through backends, until each is settled."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from backends.protocol import Call, CallItem, Done, Failed, Report
+from gateway.dispatch import failures
+from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
+from gateway.dispatch.budget import RetryBudget
+from gateway.dispatch.statistics import Counters
+from gateway.dispatch.tracing import CallTracer
+from gateway.dispatch.work import Work, WorkItem
+from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
+from gateway.upstream.base import BackendClient, CallFailed, Cause
+from gateway.upstream.tasks import OwnedTasks
+
+Settle = Callable[[int, ItemOutcome], None]
+
+# The connection was lost: where there is no other backend, the same one may be tried again.
+_LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
+
+
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """What every run of a dispatcher works with."""
+
+    fleet: Fleet
+    client: BackendClient
+    reprobe: Callable[[Endpoint], None]
+    tracer: CallTracer
+    tasks: OwnedTasks
+    budget: RetryBudget
+    counters: Counters
+
+
+class Run:
+    """Settles every item of `work` exactly once, at the latest at `deadline`."""
+
+    def __init__(
+        self, means: Means, work: Work, *, deadline: float, settle: Settle, traceparent: str
+    ) -> None:
+        self._means = means
+        self._work = work
+        self._deadline = deadline
+        self._settle_item = settle
+        self._traceparent = traceparent
+        self._loop = asyncio.get_running_loop()
+        self._open = {item.index for item in work.items}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._bug: BaseException | None = None
+
+    async def finish(self) -> None:
+        """Return when every item is settled.
+
+        Cancelled, it settles the open items as `cancelled` first.
+        """
+        try:
+            if self._loop.time() < self._deadline:
+                self._start()
+                async with asyncio.timeout_at(self._deadline):
+                    await self._ended.wait()
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            self._fail(self._work.items, failures.cancelled())
+            raise
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._fail(self._work.items, failures.expired())
+        if self._bug is not None:
+            raise self._bug
+
+    def _start(self) -> None:
+        items, means = self._work.items, self._means
+        means.budget.earn(len(items))
+        shares = means.fleet.spread(self._work.model, [item.affinity for item in items])
+        for share in shares:
+            self._launch(Attempt(share.endpoint, [items[n] for n in share.items]))
+        if not shares:
+            self._fail(items, failures.unavailable())
+
+    def _launch(self, attempt: Attempt) -> None:
+        task = self._means.tasks.start(self._attempt(attempt))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._attempt_ended, attempt))
+
+    def _attempt_ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            self._fail(attempt.waiting.values(), failures.cancelled())
+        elif (bug := task.exception()) is not None:
+            self._bug = bug
+            self._fail(attempt.items, failures.unexpected())
+
+    async def _attempt(self, attempt: Attempt) -> None:
+        means, endpoint, count = self._means, attempt.endpoint, len(attempt.items)
+        patience = means.fleet.routing.attempt_timeout
+        is_patient = self._deadline - self._loop.time() >= patience
+        means.counters.calls += 1
+        means.fleet.started(endpoint, count)
+        try:
+            report = await self._call(attempt, patience)
+        except CallFailed as error:
+            means.counters.failed_calls += 1
+            means.fleet.record(endpoint, verdict_on(error, is_patient=is_patient))
+            self._after_failure(attempt, error)
+        else:
+            means.fleet.record(endpoint, attempt.verdict(), report)
+            # A report says that the call is over; items without an outcome were forgotten.
+            self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))
+        finally:
+            means.fleet.ended(endpoint, count)
+
+    async def _call(self, attempt: Attempt, patience: float) -> Report:
+        work, info, items = self._work, self._work.model.info, attempt.items
+        left = self._deadline - self._loop.time()
+        call = Call(
+            model=info.name,
+            revision=info.revision,
+            profile=info.profile,
+            task=work.task,
+            parameters=work.parameters,
+            items=[CallItem(body=item.body, remaining=left, scope=item.scope) for item in items],
+        )
+        tracer = self._means.tracer
+        with tracer.on_call(
+            attempt.endpoint, items=len(items), traceparent=self._traceparent
+        ) as traceparent:
+            return await self._means.client.call(
+                attempt.endpoint,
+                call,
+                deadline=self._deadline,
+                patience=patience,
+                traceparent=traceparent,
+                receive=partial(self._receive, attempt),
+            )
+
+    def _receive(self, attempt: Attempt, frame: Done | Failed) -> None:
+        is_first_failure = not attempt.failed
+        ended = attempt.take(frame)
+        if ended is not None:
+            self._settle(*ended)
+        elif attempt.failed and is_first_failure:
+            # All that fail in this tick go elsewhere together, and none waits for slower items.
+            self._loop.call_soon(self._retry_failed, attempt)
+
+    def _retry_failed(self, attempt: Attempt) -> None:
+        self._retry(attempt, attempt.take_failed(), is_free=False)
+
+    def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
+        """Try elsewhere what `attempt` left unanswered, if that may help."""
+        if error.cause is Cause.UNREACHABLE or is_changed(error):
+            self._means.reprobe(attempt.endpoint)
+        failure = failures.of_call(error)
+        left = [(item, failure) for item in attempt.waiting.values()]
+        is_lost = error.cause in _LOST
+        if error.retryable or is_misplaced(error):
+            # Going elsewhere adds no load where the backend is gone or did no work.
+            is_free = is_lost or is_misplaced(error)
+            self._retry(attempt, left, is_free=is_free, may_repeat=is_lost)
+        else:
+            self._fail(attempt.waiting.values(), failure)
+
+    def _retry(
+        self,
+        attempt: Attempt,
+        left: list[tuple[WorkItem, ItemFailure]],
+        *,
+        is_free: bool,
+        may_repeat: bool = False,
+    ) -> None:
+        """Try the items at the next candidate; those that may not go on fail as given."""
+        left = [(item, failure) for item, failure in left if item.index in self._open]
+        if not left or self._loop.time() >= self._deadline:
+            return
+        means = self._means
+        endpoint = self._next(attempt, left[0][0].affinity, may_repeat=may_repeat)
+        granted = 0 if endpoint is None else len(left)
+        if granted and not is_free:
+            granted = means.budget.spend(len(left))
+            means.counters.denied += len(left) - granted
+        for item, failure in left[granted:]:
+            self._fail([item], failure)
+        if endpoint is not None and granted:
+            means.counters.retried += granted
+            self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
+
+    def _next(self, attempt: Attempt, affinity: bytes, *, may_repeat: bool) -> Endpoint | None:
+        fleet, tried = self._means.fleet, attempt.tried
+        if len(tried) >= fleet.routing.attempts:
+            return None
+        candidates = fleet.candidates(self._work.model, affinity)
+        for endpoint in candidates:
+            if endpoint.backend not in tried:
+                return endpoint
+        if not may_repeat or not candidates:
+            return None
+        return min(candidates, key=lambda endpoint: tried.index(endpoint.backend))
+
+    def _fail(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
+        outcome = ItemOutcome(source=Source.FAILED, failure=failure)
+        for item in items:
+            self._settle(item, outcome)
+
+    def _settle(self, item: WorkItem, outcome: ItemOutcome) -> None:
+        if item.index not in self._open:
+            return
+        self._open.discard(item.index)
+        self._means.counters.settled(outcome)
+        if not self._open:
+            self._ended.set()
+        self._settle_item(item.index, outcome)

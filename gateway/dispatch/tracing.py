@@ -1,0 +1,26 @@
+"""The seam at which a span can be opened around each call of a backend."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from gateway.types import Endpoint
+
+
+class CallTracer(Protocol):
+    """Told of every call; the context sees the `CallFailed` of a call that failed."""
+
+    def on_call(
+        self, endpoint: Endpoint, *, items: int, traceparent: str
+    ) -> AbstractContextManager[str]:
+        """Return a context around the call that gives the `traceparent` to send with it."""
+        ...
+
+
+class NoTracing:
+    """Passes the request's own `traceparent` on."""
+
+    def on_call(
+        self, endpoint: Endpoint, *, items: int, traceparent: str
+    ) -> AbstractContextManager[str]:
+        """See `CallTracer.on_call`."""
+        return nullcontext(traceparent)

@@ -1,0 +1,27 @@
+"""What the dispatcher is given: the missed items of one request."""
+
+import msgspec
+
+from backends.protocol import Task
+from gateway.types import ServedModel
+
+
+class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One item; `index` is the caller's name for it, unique within the work.
+
+    `scope` says who may share its rows; items of equal `affinity` meet in one backend.
+    """
+
+    index: int
+    body: bytes
+    scope: str
+    affinity: bytes
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """Items that share model, task and parameters (msgpack)."""
+
+    model: ServedModel
+    task: Task
+    parameters: bytes
+    items: tuple[WorkItem, ...]

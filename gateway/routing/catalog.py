@@ -1,0 +1,81 @@
+"""Which models the fleet serves, at which revision and where, made of what backends say."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from backends.protocol import ModelInfo
+from gateway.routing.member import Health, Member
+from gateway.types import RegionName, ServedModel
+
+
+class Variant(NamedTuple):
+    """What must be equal for two backends to give the same answers."""
+
+    revision: str
+    profile: str
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """A model and the members that serve it, in tiers that are used one after the other."""
+
+    model: ServedModel
+    tiers: tuple[tuple[Member, ...], ...]
+
+
+def variant(info: ModelInfo) -> Variant:
+    """Return what tells `info` from other versions of the model."""
+    return Variant(info.revision, info.profile)
+
+
+def tiers(
+    members: Iterable[Member], regions: Sequence[RegionName]
+) -> tuple[tuple[Member, ...], ...]:
+    """Return `members` by region in the order of `regions`, overflow pools after all others."""
+    place = {region: number for number, region in enumerate(regions)}
+
+    def key(member: Member) -> tuple[bool, int]:
+        return member.endpoint.overflow, place[member.endpoint.region]
+
+    return tuple(tuple(group) for _, group in groupby(sorted(members, key=key), key=key))
+
+
+def chosen_variant(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -> Variant:
+    """Return the variant that most ready backends of the first region serve.
+
+    The next region decides where the first does not. Where nothing is ready, all that is known
+    counts, so that a model stays known while its backends are away.
+    """
+    ready = [member for member in members if member.health is Health.READY]
+    counts = Counter(
+        (variant(member.models[name]), member.endpoint.region) for member in ready or members
+    )
+
+    def votes(candidate: Variant) -> tuple[list[int], Variant]:
+        return [counts[candidate, region] for region in regions], candidate
+
+    return max({found for found, _ in counts}, key=votes)
+
+
+def place(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -> Placement:
+    """Return the placement of the model `name`, which all `members` serve in some variant."""
+    wanted = chosen_variant(name, members, regions)
+    serving = [member for member in members if variant(member.models[name]) == wanted]
+    having = {member.endpoint.region for member in serving}
+    model = ServedModel(
+        info=serving[0].models[name],
+        regions=tuple(region for region in regions if region in having),
+    )
+    return Placement(model=model, tiers=tiers(serving, regions))
+
+
+def catalog(members: Sequence[Member], regions: Sequence[RegionName]) -> dict[str, Placement]:
+    """Return the placement of every model that some member serves, by name."""
+    serving: dict[str, list[Member]] = {}
+    for member in members:
+        for name in member.models:
+            serving.setdefault(name, []).append(member)
+    return {name: place(name, serving[name], regions) for name in sorted(serving)}

@@ -1,0 +1,258 @@
+"""Calls backends over HTTP; the only module that knows the HTTP client."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import httpx
+import msgspec
+from httpx_aiohttp import AiohttpTransport
+
+from backends.protocol import (
+    CALL_PATH,
+    MEDIA_TYPE,
+    STATE_PATH,
+    TOKEN_HEADER,
+    BackendState,
+    Call,
+    FrameReader,
+    Refusal,
+    Report,
+)
+from gateway.config.document import RoutingEntry
+from gateway.types import BackendId, Endpoint
+from gateway.upstream.base import CallFailed, Cause, Receive
+from gateway.upstream.tasks import OwnedTasks
+
+# Idle connections are closed before a backend does it: a call sent into a closing one is lost.
+KEEPALIVE_EXPIRY = 4.0
+# Larger bodies are sent in pieces, so that none of them holds the loop for long.
+PIECE_BYTES = 256 * 1024
+MAX_REFUSAL_BYTES = 64 * 1024
+MAX_STATE_BYTES = 4 * 1024 * 1024
+
+_call_encoder = msgspec.msgpack.Encoder()
+_refusal_decoder = msgspec.msgpack.Decoder(Refusal)
+_state_decoder = msgspec.msgpack.Decoder(BackendState)
+
+
+def pooled_transport() -> httpx.AsyncBaseTransport:
+    """Return the transport that measured best; its pool has no limit, lanes have."""
+
+    def session() -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    return AiohttpTransport(client=session)
+
+
+class _Lane:
+    """What calls to one backend share: prepared URLs, and a bound on calls at a time."""
+
+    def __init__(self, url: str, limit: int) -> None:
+        base = url.rstrip("/")
+        self.url = url
+        self.limit = limit
+        self.call_url = httpx.URL(base + CALL_PATH)
+        self.state_url = httpx.URL(base + STATE_PATH)
+        self.host = self.call_url.netloc
+        self.slots = asyncio.Semaphore(limit)
+
+
+class _Reply:
+    """The frames of one answer: outcomes are passed on, the report is kept."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._frames = FrameReader()
+        self._receive = receive
+        self.report: Report | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        try:
+            for frame in self._frames.feed(chunk):
+                if isinstance(frame, Report):
+                    self.report = frame
+                else:
+                    self._receive(frame)
+        except msgspec.DecodeError as error:
+            raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
+
+
+class HttpBackendClient:
+    """`BackendClient` over HTTP. One a process, entered before use."""
+
+    def __init__(
+        self, *, token: str = "", transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._token = token.encode()
+        self._client = httpx.AsyncClient(transport=transport or pooled_transport(), trust_env=False)
+        self._tasks = OwnedTasks()
+        self._lanes: dict[BackendId, _Lane] = {}
+        self._routing = RoutingEntry()
+        self._timeouts = {"timeout": httpx.Timeout(None).as_dict()}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._tasks.__aexit__(kind, error, trace)
+        await self._client.aclose()
+
+    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
+        """Use the bounds of `routing`; what was kept for endpoints that left is dropped."""
+        self._routing = routing
+        self._timeouts = {"timeout": httpx.Timeout(None, connect=routing.connect_timeout).as_dict()}
+        staying = {endpoint.backend for endpoint in endpoints}
+        self._lanes = {name: lane for name, lane in self._lanes.items() if name in staying}
+
+    async def call(
+        self,
+        endpoint: Endpoint,
+        call: Call,
+        *,
+        deadline: float,
+        patience: float,
+        traceparent: str,
+        receive: Receive,
+    ) -> Report:
+        """See `BackendClient.call`."""
+        lane = self._lane(endpoint)
+        request = self._request("POST", lane.call_url, lane, _call_encoder.encode(call))
+        if traceparent:
+            request.headers["traceparent"] = traceparent
+        work = self._exchange(lane, request, deadline, patience, receive)
+        return await self._tasks.run(work)
+
+    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        """See `BackendClient.state`."""
+        lane = self._lane(endpoint)
+        return await self._tasks.run(self._ask_state(lane, patience))
+
+    async def _exchange(
+        self,
+        lane: _Lane,
+        request: httpx.Request,
+        deadline: float,
+        patience: float,
+        receive: Receive,
+    ) -> Report:
+        loop = asyncio.get_running_loop()
+        reply = _Reply(receive)
+        failure = CallFailed(Cause.CUT, "the backend's answer ended too early")
+        try:
+            async with (
+                asyncio.timeout_at(min(deadline, loop.time() + patience)) as scope,
+                lane.slots,
+                self._response(request) as response,
+            ):
+                if response.status_code != httpx.codes.OK:
+                    raise _refused(response.status_code, await _body(response, MAX_REFUSAL_BYTES))
+                async for chunk in response.aiter_raw():
+                    scope.reschedule(min(deadline, loop.time() + patience))
+                    reply.feed(chunk)
+        except TimeoutError:
+            failure = CallFailed(Cause.TIMED_OUT, "the backend did not answer in time")
+        except CallFailed as error:
+            failure = error
+        if reply.report is None:
+            raise failure
+        # Once the report is here, how the connection ended does not matter.
+        return reply.report
+
+    async def _ask_state(self, lane: _Lane, patience: float) -> BackendState:
+        request = self._request("GET", lane.state_url, lane, b"")
+        try:
+            async with asyncio.timeout(patience), self._response(request) as response:
+                body = await _body(response, MAX_STATE_BYTES)
+                if response.status_code != httpx.codes.OK:
+                    raise _refused(response.status_code, body)
+                return _state_decoder.decode(body)
+        except TimeoutError as error:
+            raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
+        except msgspec.DecodeError as error:
+            raise CallFailed(Cause.CUT, "the backend's state cannot be read") from error
+
+    @asynccontextmanager
+    async def _response(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+        """Send `request`; whatever the HTTP client raises, then or while reading, is mapped."""
+        cause = Cause.UNREACHABLE
+        try:
+            response = await self._client.send(request, stream=True)
+            cause = Cause.CUT
+            try:
+                yield response
+            finally:
+                await response.aclose()
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
+            detail = f"the backend {_SAYS[cause]} ({type(error).__name__})"
+            raise CallFailed(cause, detail) from error
+
+    def _request(self, method: str, url: httpx.URL, lane: _Lane, body: bytes) -> httpx.Request:
+        # Made by hand: `AsyncClient.build_request` merges headers and cookies we do not have.
+        headers = [
+            (b"host", lane.host),
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        if self._token:
+            headers.append((TOKEN_HEADER.encode(), self._token))
+        content = body if len(body) <= PIECE_BYTES else _pieces(body)
+        return httpx.Request(
+            method, url, headers=headers, content=content, extensions=self._timeouts
+        )
+
+    def _lane(self, endpoint: Endpoint) -> _Lane:
+        lane = self._lanes.get(endpoint.backend)
+        limit = self._routing.max_calls_per_backend
+        if lane is None or lane.url != endpoint.url or lane.limit != limit:
+            try:
+                lane = self._lanes[endpoint.backend] = _Lane(endpoint.url, limit)
+            except httpx.InvalidURL as error:
+                raise CallFailed(Cause.UNREACHABLE, "the backend's URL is not one") from error
+        return lane
+
+
+_SAYS = {
+    Cause.UNREACHABLE: "cannot be reached",
+    Cause.CUT: "closed the connection in its answer",
+}
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
+
+
+async def _body(response: httpx.Response, limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > limit:
+            raise CallFailed(Cause.CUT, f"the backend's answer is over {limit} bytes")
+    return bytes(body)
+
+
+def _refused(status: int, body: bytes) -> CallFailed:
+    try:
+        refusal = _refusal_decoder.decode(body)
+    except msgspec.DecodeError:
+        # Something in between answered, or no backend of ours.
+        return CallFailed(Cause.CUT, f"the backend answered with status {status}")
+    return CallFailed(
+        Cause.REFUSED,
+        refusal.detail,
+        status=status,
+        code=refusal.code,
+        retryable=refusal.retryable,
+        retry_after=refusal.retry_after,
+    )

@@ -1,0 +1,187 @@
+"""What every `BackendClient` promises, asked of the HTTP client and of the fake that tests use."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import msgspec
+import pytest
+
+from backends.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
+from gateway.types import Endpoint
+from gateway.upstream.base import BackendClient, CallFailed, Cause
+from gateway.upstream.http import HttpBackendClient
+from tests.support.dispatching import endpoint, endpoint_of, state
+from tests.support.scripted_client import Hang, ScriptedClient, Step
+from tests.support.stub_backend import Reply, StubBackend, echo, send_bytes
+
+# What a backend does with a call, in terms that both a script and a stub can play.
+Steps = Callable[[Call], list[Step]]
+Opened = tuple[BackendClient, Endpoint]
+Opener = Callable[[Steps], AbstractAsyncContextManager[Opened]]
+
+pytestmark = pytest.mark.anyio
+
+
+async def play(steps: list[Step], reply: Reply) -> None:
+    """Do over HTTP what the steps say."""
+    for step in steps:
+        if isinstance(step, Hang):
+            await reply.until_closed()
+        elif isinstance(step, Report):
+            await reply.end(step)
+            return
+        elif isinstance(step, CallFailed):
+            refusal = Refusal(code=step.code, detail=step.detail, retryable=step.retryable)
+            await reply.whole(step.status, msgspec.msgpack.encode(refusal))
+            return
+        elif isinstance(step, Done | Failed):
+            await reply.send(step)
+    reply.cut()
+
+
+@asynccontextmanager
+async def over_http(steps: Steps) -> AsyncIterator[Opened]:
+    async def behave(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await play(steps(call), reply)
+
+    async with StubBackend(behaviour=behave) as stub, HttpBackendClient() as client:
+        yield client, endpoint_of(stub)
+
+
+@asynccontextmanager
+async def scripted(steps: Steps) -> AsyncIterator[Opened]:
+    async def script(_: Endpoint, call: Call) -> AsyncIterator[Step]:
+        for step in steps(call):
+            yield step
+
+    client = ScriptedClient(script)
+    client.states["stub"] = state()
+    yield client, endpoint("stub")
+
+
+@pytest.fixture(params=[over_http, scripted], ids=["http", "scripted"])
+def opened(request: pytest.FixtureRequest) -> Opener:
+    opener: Opener = request.param
+    return opener
+
+
+def call_of(count: int) -> Call:
+    items = [
+        CallItem(body=msgspec.msgpack.encode(f"text {n}"), remaining=5.0, scope="tenant-a")
+        for n in range(count)
+    ]
+    return Call(
+        model="stub",
+        revision="aaaaaaaaaaaa",
+        profile="fp32",
+        task=Task.CLASSIFY,
+        parameters=b"\x80",
+        items=items,
+    )
+
+
+async def send(
+    opened: Opened, call: Call, received: list[Done | Failed], *, patience: float = 5.0
+) -> Report:
+    client, target = opened
+    return await client.call(
+        target,
+        call,
+        deadline=asyncio.get_running_loop().time() + 5.0,
+        patience=patience,
+        traceparent="",
+        receive=received.append,
+    )
+
+
+async def test_outcomes_arrive_in_order_and_the_report_is_returned(opened: Opener) -> None:
+    report = Report(queued_tokens=7)
+    received: list[Done | Failed] = []
+
+    async with opened(lambda call: [echo(call, 1, "b"), echo(call, 0, "b"), report]) as client:
+        returned = await send(client, call_of(2), received)
+
+    assert [frame.index for frame in received] == [1, 0]
+    assert returned == report
+
+
+async def test_outcomes_before_a_cut_are_delivered(opened: Opener) -> None:
+    received: list[Done | Failed] = []
+
+    async with opened(lambda call: [echo(call, 0, "b")]) as client:
+        with pytest.raises(CallFailed) as caught:
+            await send(client, call_of(2), received)
+
+    assert caught.value.cause is Cause.CUT
+    assert caught.value.retryable
+    assert [frame.index for frame in received] == [0]
+
+
+async def test_an_outcome_is_delivered_while_the_call_still_runs(opened: Opener) -> None:
+    first = asyncio.get_running_loop().create_future()
+
+    async with opened(lambda call: [echo(call, 0, "b"), Hang()]) as (client, target):
+        running = asyncio.create_task(
+            client.call(
+                target,
+                call_of(2),
+                deadline=asyncio.get_running_loop().time() + 60.0,
+                patience=60.0,
+                traceparent="",
+                receive=first.set_result,
+            )
+        )
+        frame = await asyncio.wait_for(first, 5.0)
+        running.cancel()
+        await asyncio.wait((running,))
+
+    assert frame.index == 0
+    assert running.cancelled()
+
+
+async def test_silence_ends_the_call_as_timed_out(opened: Opener) -> None:
+    async with opened(lambda _: [Hang()]) as client:
+        with pytest.raises(CallFailed) as caught:
+            await send(client, call_of(1), [], patience=0.05)
+
+    assert caught.value.cause is Cause.TIMED_OUT
+
+
+async def test_a_refusal_says_its_code_and_status(opened: Opener) -> None:
+    refusal = CallFailed(Cause.REFUSED, "busy", status=503, code="overloaded", retryable=True)
+
+    async with opened(lambda _: [refusal]) as client:
+        with pytest.raises(CallFailed) as caught:
+            await send(client, call_of(1), [])
+
+    error = caught.value
+    assert (error.cause, error.status, error.code) == (Cause.REFUSED, 503, "overloaded")
+    assert error.retryable
+
+
+async def test_the_state_is_read(opened: Opener) -> None:
+    async with opened(lambda _: []) as (client, target):
+        found = await client.state(target, patience=5.0)
+
+    assert found.ready
+    assert [model.name for model in found.models] == ["stub"]
+
+
+async def test_the_state_of_a_backend_that_is_not_there_cannot_be_read() -> None:
+    async with StubBackend() as stub:
+        gone = endpoint_of(stub)
+    async with HttpBackendClient() as client:
+        for each in (client, ScriptedClient()):
+            with pytest.raises(CallFailed) as caught:
+                await each.state(gone, patience=5.0)
+
+            assert caught.value.cause is Cause.UNREACHABLE
+
+
+async def test_an_answer_that_is_no_frame_is_a_cut() -> None:
+    async with StubBackend(behaviour=send_bytes(b"\xff" * 64)) as stub, HttpBackendClient() as http:
+        with pytest.raises(CallFailed) as caught:
+            await send((http, endpoint_of(stub)), call_of(1), [])
+
+    assert caught.value.cause is Cause.CUT

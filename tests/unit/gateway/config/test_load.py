@@ -1,0 +1,198 @@
+"""Reading a configuration document: what is refused, and what the refusal says."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.document import Document
+from gateway.config.load import digest, explain, load_folder, load_sources, load_text
+from gateway.config.sources import Source
+from gateway.errors import ConfigurationError
+
+BACKEND = '{id: eu-0, url: "http://127.0.0.1:9000"}'
+REGION = f"regions: [{{name: eu, pools: [{{backends: [{BACKEND}]}}]}}]"
+
+
+def refusal(text: str) -> str:
+    """Return the one line that an operator reads about `text`."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_text(text, name="g.yaml")
+    return explain(caught.value)
+
+
+def test_the_default_document_of_the_project_is_valid() -> None:
+    folder = Path(__file__).parents[4] / "config"
+
+    document = load_folder(folder)
+
+    assert document.deadline.default == 10.0
+    assert document.models["minilm"].cache_ttl == 604_800
+
+
+def test_an_empty_text_is_the_default_document() -> None:
+    assert load_text("") == Document()
+    assert load_text("# only a remark\n") == Document()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("models:\n  a:\n    cache_ttl: soon\n", "g.yaml:3: models.a.cache_ttl: expected `float`"),
+        ("models:\n  a:\n    cache_tll: 3\n", "g.yaml:3: models.a.cache_tll: unknown field"),
+        ("models:\n  a:\n    cache_tll: 3\n", "did you mean `cache_ttl`?"),
+        ("modles: {}\n", "g.yaml:1: modles: unknown field `modles`; did you mean `models`?"),
+        ("models:\n  a: {}\n  a: {}\n", "g.yaml:3: models.a: the field is given twice"),
+        ("models:\n  a: {scope: all}\n", "g.yaml:2: models.a.scope: invalid enum value 'all'"),
+        ("models: [a]\n", "g.yaml:1: models: expected a mapping, got `list`"),
+        ("models:\n", "g.yaml:1: models: expected a mapping, got nothing"),
+        ("models:\n  a: {cache_ttl: -1}\n", "g.yaml:2: models.a.cache_ttl: must be at least 0"),
+        ("models:\n  a: {cache_ttl: .nan}\n", "models.a.cache_ttl: must be at least 0, got nan"),
+        ("models:\n  'a b': {}\n", "g.yaml:2: models.a b: `a b` must be 1 to 64 letters"),
+        ("a: [1\n", "g.yaml:2: not valid YAML"),
+        ("a: b: c\n", "g.yaml:1: not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "g.yaml:2: not valid YAML"),
+        ("- a\n", "g.yaml:1: the top of the document must be a mapping"),
+        ("deadline: {default: 90}\n", "deadline.default: must not be longer"),
+        ("deadline: {default: true}\n", "deadline.default: expected `float`, got `bool`"),
+        ("cache:\n  ttl_jitter: 2\n", "g.yaml:2: cache.ttl_jitter: must be from 0 to 1, got 2"),
+        ("request:\n  max_items: 0\n", "g.yaml:2: request.max_items: must be at least 1, got 0"),
+        ("routing: {attempts: 0}\n", "routing.attempts: must be at least 1"),
+        ("regions:\n- pools: []\n", "g.yaml:2: regions[0]: the field `name` is missing"),
+        ("regions:\n- name: eu\n- name: eu\n", "g.yaml:3: regions[1].name: `eu` is given twice"),
+        ("x: !!python/object:os.system {}\n", "g.yaml:1: x: the tag"),
+        ("models:\n  <<: {}\n", "merge keys (`<<`) are not supported"),
+        ("models: &a\n  x: *a\n", "models.x: the value contains itself through an alias"),
+        ("a: \x07\n", "g.yaml: not valid YAML"),
+    ],
+)
+def test_a_broken_document_is_refused_with_line_and_field(text: str, expected: str) -> None:
+    assert expected in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("{name: per-minute, unit: requests, capacity: 1, window: 1}", "tenant[0].name"),
+        ("{name: m, unit: rows, capacity: 1, window: 1}", "tenant[0].unit"),
+        ("{name: m, unit: items, capacity: 0, window: 1}", "tenant[0].capacity"),
+        ("{name: m, unit: items, capacity: 1, window: 0}", "tenant[0].window"),
+        ("{name: m, unit: items, capacity: 1}", "tenant[0]: the field `window` is missing"),
+    ],
+)
+def test_a_bad_limit_is_refused(rule: str, expected: str) -> None:
+    text = f"limits:\n  tenant:\n    - {rule}\n"
+
+    assert f"g.yaml:3: limits.{expected}" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("price", "expected"),
+    [
+        ("{since: 2026-02-30}", "prices[0].since: `2026-02-30` must be a date"),
+        ("{since: yesterday}", "prices[0].since"),
+        ("{currency: euro}", "prices[0].currency"),
+        ("{hit: -1}", "prices[0].hit: must be at least 0"),
+        ("{hit: 0.5}", "prices[0].hit: expected `int`"),
+    ],
+)
+def test_a_bad_price_is_refused(price: str, expected: str) -> None:
+    assert f"g.yaml:2: {expected}" in refusal(f"prices:\n- {price}\n")
+
+
+def test_two_prices_of_a_model_from_one_day_on_are_refused() -> None:
+    text = "prices:\n- {model: a, since: 2026-01-01}\n- {model: a, since: 2026-01-01}\n"
+
+    assert refusal(text) == "g.yaml:3: prices[1].since: `a` has another price from 2026-01-01 on"
+
+
+def test_a_date_needs_no_quotes() -> None:
+    document = load_text("prices: [{since: 2026-03-01}]")
+
+    assert document.prices[0].since == "2026-03-01"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9000", "ftp://h", "http://", "http://h:99999", "http:"])
+def test_a_backend_needs_a_url(url: str) -> None:
+    text = REGION.replace("http://127.0.0.1:9000", url)
+
+    assert "regions[0].pools[0].backends[0].url: must be a URL" in refusal(text)
+
+
+def test_a_backend_id_is_unique_over_all_regions() -> None:
+    other = f"{{name: us, pools: [{{backends: [{BACKEND}]}}]}}"
+    text = REGION[:-1] + f",\n {other}]"
+
+    expected = "g.yaml:2: regions[1].pools[0].backends[0].id: another backend is called `eu-0`"
+    assert refusal(text) == expected
+
+
+def test_a_text_that_explodes_through_aliases_is_refused() -> None:
+    levels = "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9))
+
+    assert "too large once its aliases are expanded" in refusal("a0: &a0 [x]\n" + levels)
+
+
+def test_files_of_a_folder_make_one_document(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_text("models: {a: {}}")
+    (tmp_path / "a.yaml").write_text(REGION)
+    (tmp_path / "c.txt").write_text("not: read")
+
+    document = load_folder(tmp_path)
+
+    assert list(document.models) == ["a"]
+    assert document.regions[0].name == "eu"
+
+
+def test_a_section_in_two_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("models: {a: {}}")
+    (tmp_path / "b.yaml").write_text("\nmodels: {b: {}}")
+
+    with pytest.raises(ConfigurationError) as caught:
+        load_folder(tmp_path)
+
+    assert (caught.value.file, caught.value.line) == (str(tmp_path / "b.yaml"), 2)
+    assert str(tmp_path / "a.yaml") in caught.value.detail
+
+
+def test_the_placement_takes_the_place_of_the_regions(tmp_path: Path) -> None:
+    placement = tmp_path / "placement.yaml"
+    placement.write_text(REGION.replace("eu", "here"))
+
+    document = load_text(REGION, placement=placement)
+
+    assert [region.name for region in document.regions] == ["here"]
+
+
+def test_an_error_in_the_placement_names_its_file(tmp_path: Path) -> None:
+    placement = tmp_path / "placement.yaml"
+    placement.write_text("\nmodels: {}\n")
+
+    with pytest.raises(ConfigurationError) as caught:
+        load_text("", placement=placement)
+
+    assert (caught.value.file, caught.value.line) == (str(placement), 2)
+    assert caught.value.field == "models"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
+def test_a_folder_without_a_readable_document_is_refused(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "a.yaml").write_bytes(content)
+
+    with pytest.raises(ConfigurationError):
+        load_folder(tmp_path)
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a folder"):
+        load_folder(tmp_path / "nowhere")
+
+
+def test_the_digest_follows_the_meaning_and_not_the_writing() -> None:
+    block = load_text("models:\n  b: {cache_ttl: 5}\n  a: {}\n")
+    flow = load_sources((Source(name="x", text="models: {a: {}, b: {cache_ttl: 5.0}}"),))
+
+    assert digest(block) == digest(flow)
+    assert digest(block) != digest(load_text("models: {a: {}}"))

@@ -1,0 +1,116 @@
+"""What the dispatcher learns, counts and tells others while it works."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from backends.protocol import Call, Report
+from gateway.config.document import RoutingEntry
+from gateway.routing.fleet import ProbeFailure
+from gateway.types import Endpoint
+from gateway.upstream.base import CallFailed, Cause
+from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
+from tests.support.scripted_client import Hang, Step
+from tests.support.stub_backend import echo
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_retries_of_failed_items_are_limited_by_the_budget() -> None:
+    """A quarter of 2,000 items fails everywhere: 20 % and the base credit may be tried again."""
+
+    async def every_fourth_fails(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        for index in range(len(call.items)):
+            fails = index % 4 == 0 or target.backend == "us-0"
+            yield item_failure(index, retryable=True) if fails else echo(call, index, "eu-0")
+        yield Report()
+
+    scene = Scene({"eu-0": every_fourth_fails, "us-0": every_fourth_fails})
+
+    outcomes = await scene.run(4000)
+
+    statistics = scene.dispatcher.statistics()
+    assert len(outcomes.failures()) == 1000
+    assert 890 <= statistics.retried <= 910
+    assert statistics.denied >= 100
+
+
+async def test_failures_eject_and_time_too_short_to_judge_does_not() -> None:
+    failing_scene = Scene({"eu-0": failing(Cause.CUT)}, routing=RoutingEntry(eject_after=1))
+    hurried = Scene({"eu-0": steps(Hang())}, routing=RoutingEntry(eject_after=1))
+
+    await failing_scene.run(1)
+    await hurried.run(1, within=0.02)
+
+    assert failing_scene.fleet.statistics()[0].ejected_for > 0
+    assert hurried.fleet.statistics()[0].ejected_for == 0
+
+
+async def test_a_backend_is_blamed_when_all_its_items_fail() -> None:
+    all_fail = steps(item_failure(0, retryable=True), item_failure(1, retryable=True), Report())
+    scene = Scene({"eu-0": all_fail}, routing=RoutingEntry(eject_after=1))
+
+    assert (await scene.run(2)).backends() == ["us-0"] * 2
+    assert scene.fleet.statistics()[0].failures == 1
+
+
+async def test_the_report_of_a_reply_reaches_the_fleet() -> None:
+    async def busy(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        yield echo(call, 0, target.backend)
+        yield Report(queued_tokens=123)
+
+    scene = Scene({"eu-0": busy})
+
+    await scene.run(1)
+
+    assert scene.fleet.statistics()[0].report.queued_tokens == 123
+
+
+async def test_backends_known_to_be_away_are_not_tried_first() -> None:
+    scene = Scene()
+    scene.fleet.observe(EU, ProbeFailure(detail="refused"))
+
+    assert (await scene.run(1)).backends() == ["us-0"]
+
+
+async def test_a_span_can_be_opened_around_each_call() -> None:
+    seen: list[str] = []
+
+    class Tracer:
+        @contextmanager
+        def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
+            try:
+                yield f"{traceparent}>{endpoint.backend}"
+            except CallFailed as error:
+                seen.append(error.cause)
+                raise
+
+    scene = Scene({"eu-0": failing(Cause.CUT)}, tracer=Tracer())
+
+    await scene.run(1, traceparent="root")
+
+    assert scene.client.traceparents == ["root>eu-0", "root>us-0"]
+    assert seen == ["cut"]
+
+
+async def test_an_error_of_our_own_settles_the_items_and_is_raised() -> None:
+    def broken(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        raise ZeroDivisionError
+
+    scene = Scene({"eu-0": broken})
+
+    with pytest.raises(ZeroDivisionError):
+        await scene.run(2)
+
+    assert scene.outcomes.codes() == ["internal_error"] * 2
+
+
+async def test_statistics_count_calls_and_ends() -> None:
+    scene = Scene({"eu-0": failing(Cause.CUT)})
+
+    await scene.run(3)
+
+    found = scene.dispatcher.statistics()
+    assert (found.calls, found.failed_calls, found.retried) == (2, 1, 3)
+    assert (found.computed, found.failed) == (3, 0)

@@ -1,0 +1,237 @@
+"""How items are settled, with backends that are scripts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from backends.protocol import Call, Done, Report
+from gateway.config.document import RoutingEntry
+from gateway.types import Endpoint
+from gateway.upstream.base import CallFailed, Cause
+from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
+from tests.support.dispatching import work
+from tests.support.scripted_client import Hang, Pause, Step, echo_all
+from tests.support.stub_backend import echo
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_items_are_answered_by_the_preferred_region_in_one_call() -> None:
+    scene = Scene()
+
+    outcomes = await scene.run(10)
+
+    assert outcomes.backends() == ["eu-0"] * 10
+    assert scene.called() == ["eu-0"]
+
+
+async def test_a_call_names_revision_profile_scope_and_the_time_left() -> None:
+    scene = Scene()
+
+    await scene.run(1, within=3.0)
+
+    (_, call) = scene.client.calls[0]
+    assert (call.model, call.revision, call.profile) == ("stub", "aaaaaaaaaaaa", "fp32")
+    assert call.items[0].scope == "tenant-a"
+    assert 2.5 < call.items[0].remaining <= 3.0
+
+
+@pytest.mark.parametrize("cause", [Cause.UNREACHABLE, Cause.CUT, Cause.TIMED_OUT])
+async def test_a_failed_call_is_repeated_in_the_next_region(cause: Cause) -> None:
+    scene = Scene({"eu-0": failing(cause)})
+
+    outcomes = await scene.run(10)
+
+    assert outcomes.backends() == ["us-0"] * 10
+    assert scene.called() == ["eu-0", "us-0"]
+
+
+async def test_only_what_a_cut_left_unanswered_is_repeated() -> None:
+    async def cut(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        for index in (0, 2, 4):
+            yield echo(call, index, target.backend)
+
+    scene = Scene({"eu-0": cut})
+
+    outcomes = await scene.run(6)
+
+    assert outcomes.backends() == ["eu-0", "us-0"] * 3
+    assert [len(call.items) for _, call in scene.client.calls] == [6, 3]
+
+
+async def test_items_that_any_backend_would_fail_are_not_repeated() -> None:
+    scene = Scene({"eu-0": steps(item_failure(0, retryable=False, code="too_long"), Report())})
+
+    outcomes = await scene.run(1)
+
+    assert outcomes.codes() == ["too_long"]
+    assert scene.called() == ["eu-0"]
+
+
+async def test_a_failed_item_goes_elsewhere_before_its_slower_mates_end() -> None:
+    async def one_fails(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        yield item_failure(0, retryable=True)
+        while not scene.outcomes.by_index:
+            yield Pause()
+        yield echo(call, 1, target.backend)
+        yield Report()
+
+    scene = Scene({"eu-0": one_fails})
+
+    outcomes = await scene.run(2)
+
+    assert list(outcomes.by_index) == [0, 1]
+    assert outcomes.backends() == ["us-0", "eu-0"]
+
+
+async def test_items_a_report_forgot_are_repeated() -> None:
+    scene = Scene({"eu-0": steps(Report())})
+
+    assert (await scene.run(3)).backends() == ["us-0"] * 3
+
+
+async def test_outcomes_of_items_never_sent_or_told_twice_change_nothing() -> None:
+    async def confused(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        yield Done(index=7, result=b"{}", rows=1, tokens=1)
+        yield Done(index=-1, result=b"{}", rows=1, tokens=1)
+        yield echo(call, 0, target.backend)
+        yield item_failure(0, retryable=True)
+        yield item_failure(0, retryable=False)
+        yield Report()
+
+    scene = Scene({"eu-0": confused})
+
+    assert (await scene.run(1)).backends() == ["eu-0"]
+    assert scene.called() == ["eu-0"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retryable"),
+    [(409, "revision_mismatch", True), (404, "model_not_found", False)],
+)
+async def test_a_backend_that_changed_is_probed_anew_and_others_are_tried(
+    status: int, code: str, *, retryable: bool
+) -> None:
+    changed = failing(Cause.REFUSED, status=status, code=code, retryable=retryable)
+    scene = Scene({"eu-0": changed})
+
+    outcomes = await scene.run(2)
+
+    assert outcomes.backends() == ["us-0"] * 2
+    assert scene.reprobed == ["eu-0"]
+
+
+async def test_a_backend_that_does_not_know_our_token_is_left_and_ejected() -> None:
+    stranger = failing(Cause.REFUSED, status=401, code="unauthorized", retryable=False)
+    scene = Scene({"eu-0": stranger}, routing=RoutingEntry(eject_after=1))
+
+    assert (await scene.run(2)).backends() == ["us-0"] * 2
+    assert scene.fleet.statistics()[0].ejected_for > 0
+
+
+async def test_all_overloaded_is_told_as_overloaded_after_one_try_each() -> None:
+    busy = failing(Cause.REFUSED, status=503, code="overloaded")
+    scene = Scene({"eu-0": busy, "us-0": busy})
+
+    (failure,) = (await scene.run(1)).failures()
+
+    assert (failure.status, failure.code) == (503, "overloaded")
+    assert failure.retry_after is not None
+    assert scene.called() == ["eu-0", "us-0"]
+
+
+async def test_a_refusal_that_all_would_repeat_is_not_repeated() -> None:
+    scene = Scene({"eu-0": failing(Cause.REFUSED, status=400, code="bad_call", retryable=False)})
+
+    assert (await scene.run(1)).codes() == ["bad_call"]
+    assert scene.called() == ["eu-0"]
+
+
+async def test_all_down_fails_within_the_allowed_attempts() -> None:
+    down = failing(Cause.UNREACHABLE)
+    scene = Scene({"eu-0": down, "us-0": down}, routing=RoutingEntry(attempts=3))
+
+    outcomes = await scene.run(2)
+
+    assert outcomes.codes() == ["upstream_unavailable"] * 2
+    assert scene.called() == ["eu-0", "us-0", "eu-0"]
+
+
+async def test_no_backend_at_all_is_unavailable() -> None:
+    scene = Scene(endpoints=())
+
+    assert (await scene.run(2)).codes() == ["upstream_unavailable"] * 2
+
+
+async def test_a_lone_backend_is_tried_again_after_a_lost_connection_only() -> None:
+    tries = 0
+
+    async def flaky(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            yield CallFailed(Cause.CUT, "reset")
+        async for step in echo_all(target, call):
+            yield step
+
+    scene = Scene({"eu-0": flaky}, endpoints=(EU,))
+    silent = Scene({"eu-0": failing(Cause.TIMED_OUT)}, endpoints=(EU,))
+
+    assert (await scene.run(1)).backends() == ["eu-0"]
+    assert (await silent.run(1)).codes() == ["upstream_unavailable"]
+    assert silent.called() == ["eu-0"]
+
+
+async def test_silence_ends_an_attempt_and_the_next_region_answers() -> None:
+    scene = Scene({"eu-0": steps(Hang())}, routing=RoutingEntry(attempt_timeout=0.05))
+
+    assert (await scene.run(4)).backends() == ["us-0"] * 4
+
+
+async def test_what_is_open_at_the_deadline_has_exceeded_it() -> None:
+    scene = Scene({"eu-0": steps(Hang()), "us-0": steps(Hang())})
+    started = scene.loop.time()
+
+    outcomes = await scene.run(3, within=0.1)
+
+    assert outcomes.codes() == ["deadline_exceeded"] * 3
+    assert 0.09 < scene.loop.time() - started < 0.3
+
+
+async def test_nothing_is_called_after_the_deadline() -> None:
+    scene = Scene()
+
+    assert (await scene.run(2, within=-1.0)).codes() == ["deadline_exceeded"] * 2
+    assert scene.called() == []
+
+
+async def test_a_caller_that_goes_away_leaves_its_items_settled_as_cancelled() -> None:
+    scene = Scene({"eu-0": steps(Hang())})
+    async with scene.dispatcher:
+        running = asyncio.create_task(
+            scene.dispatcher.run(
+                work(2), deadline=scene.loop.time() + 5.0, settle=scene.outcomes.settle
+            )
+        )
+        await until(lambda: scene.called() == ["eu-0"])
+        running.cancel()
+        await asyncio.wait((running,))
+
+    assert running.cancelled()
+    assert scene.outcomes.codes() == ["cancelled"] * 2
+
+
+async def test_closing_the_dispatcher_ends_runs_at_once() -> None:
+    scene = Scene({"eu-0": steps(Hang())})
+    async with scene.dispatcher:
+        running = asyncio.create_task(
+            scene.dispatcher.run(
+                work(2), deadline=scene.loop.time() + 60.0, settle=scene.outcomes.settle
+            )
+        )
+        await until(lambda: scene.called() == ["eu-0"])
+    await asyncio.wait_for(running, 1.0)
+
+    assert scene.outcomes.codes() == ["cancelled"] * 2

@@ -1,0 +1,58 @@
+"""What a caller is told of each kind of trouble."""
+
+import pytest
+
+from backends.protocol import Failed
+from gateway.dispatch.failures import of_call, of_item
+from gateway.upstream.base import CallFailed, Cause
+
+
+@pytest.mark.parametrize("cause", [Cause.UNREACHABLE, Cause.CUT, Cause.TIMED_OUT])
+def test_backends_that_do_not_answer_are_unavailable(cause: Cause) -> None:
+    failure = of_call(CallFailed(cause, "connection to 10.0.0.7 refused"))
+
+    assert (failure.status, failure.code) == (503, "upstream_unavailable")
+    assert failure.retryable
+    assert failure.retry_after is not None
+    assert "10.0.0.7" not in failure.detail
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retryable", "expected"),
+    [
+        (503, "overloaded", True, (503, "overloaded")),
+        (409, "revision_mismatch", True, (503, "upstream_unavailable")),
+        (404, "model_not_found", False, (503, "upstream_unavailable")),
+        (422, "invalid_parameters", False, (422, "invalid_parameters")),
+        (401, "unauthorized", False, (502, "upstream_failed")),
+        (500, "internal_error", False, (502, "upstream_failed")),
+    ],
+)
+def test_refusals_are_told_apart(
+    status: int, code: str, *, retryable: bool, expected: tuple[int, str]
+) -> None:
+    refusal = CallFailed(Cause.REFUSED, "no", status=status, code=code, retryable=retryable)
+
+    failure = of_call(refusal)
+
+    assert (failure.status, failure.code) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (422, "too_long", (422, "too_long")),
+        (503, "overloaded", (503, "overloaded")),
+        (504, "deadline_exceeded", (504, "deadline_exceeded")),
+        (500, "run_failed", (502, "upstream_failed")),
+    ],
+)
+def test_failures_of_items_keep_their_meaning(
+    status: int, code: str, expected: tuple[int, str]
+) -> None:
+    frame = Failed(index=0, status=status, code=code, detail="why", retryable=False)
+
+    failure = of_item(frame)
+
+    assert (failure.status, failure.code) == expected
+    assert failure.detail == "why"

@@ -1,0 +1,114 @@
+"""When backends are asked for their state, and what the fleet learns."""
+
+import asyncio
+from random import Random
+
+import pytest
+from typing_extensions import override
+
+from backends.protocol import BackendState
+from gateway.config.document import RoutingEntry
+from gateway.dispatch.prober import Prober
+from gateway.routing.fleet import Fleet
+from gateway.routing.member import Health
+from gateway.types import Endpoint
+from tests.support.dispatching import endpoint, state
+from tests.support.scripted_client import ScriptedClient
+
+pytestmark = pytest.mark.anyio
+
+EU, US = endpoint("eu-0"), endpoint("us-0", region="us")
+RARELY = RoutingEntry(probe_interval=60.0)
+
+
+class CountingClient(ScriptedClient):
+    """Notes every probe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probed: list[str] = []
+        self.noted = asyncio.Event()
+
+    @override
+    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        self.probed.append(endpoint.backend)
+        self.noted.set()
+        return await super().state(endpoint, patience=patience)
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.probed) < count:
+                self.noted.clear()
+                await self.noted.wait()
+
+
+def fleet_of(*endpoints: Endpoint, routing: RoutingEntry = RARELY) -> Fleet:
+    fleet = Fleet(clock=asyncio.get_running_loop().time, random=Random(1))
+    fleet.configure(endpoints, routing)
+    return fleet
+
+
+def health(fleet: Fleet) -> dict[str, Health]:
+    return {str(each.backend): each.health for each in fleet.statistics()}
+
+
+async def test_after_the_first_round_every_endpoint_is_known() -> None:
+    client, fleet = CountingClient(), fleet_of(EU, US)
+    client.states["eu-0"] = state("eu-0")
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await asyncio.wait_for(prober.first_round(), 5.0)
+
+        assert health(fleet) == {"eu-0": Health.READY, "us-0": Health.NOT_READY}
+
+
+async def test_a_new_endpoint_is_probed_at_once_and_one_that_left_no_more() -> None:
+    client, fleet = CountingClient(), fleet_of(EU)
+    client.states["us-0"] = state("us-0")
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await prober.first_round()
+        fleet.configure([US], RARELY)
+        prober.refresh()
+        await asyncio.wait_for(prober.first_round(), 5.0)
+        prober.probe_soon(EU)
+
+        assert client.probed == ["eu-0", "us-0"]
+        assert health(fleet) == {"us-0": Health.READY}
+
+
+async def test_a_probe_can_be_asked_for() -> None:
+    client, fleet = CountingClient(), fleet_of(EU)
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await prober.first_round()
+        client.states["eu-0"] = state("eu-0")
+        prober.probe_soon(EU)
+        await client.until(2)
+        await asyncio.sleep(0)
+
+        assert health(fleet) == {"eu-0": Health.READY}
+
+
+async def test_probes_repeat() -> None:
+    client, fleet = CountingClient(), fleet_of(EU, routing=RoutingEntry(probe_interval=0.02))
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)):
+        await client.until(3)
+
+
+async def test_waiting_for_the_first_round_ends_when_the_endpoint_leaves() -> None:
+    class Silent(ScriptedClient):
+        @override
+        async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError
+
+    fleet = fleet_of(EU)
+    async with Prober(fleet=fleet, client=Silent(), random=Random(1)) as prober:
+        waiting = asyncio.create_task(prober.first_round())
+        await asyncio.sleep(0)
+        fleet.configure([], RARELY)
+        prober.refresh()
+
+        await asyncio.wait_for(waiting, 5.0)

@@ -1,0 +1,46 @@
+"""When a backend that fails is left out, and for how long."""
+
+from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
+
+
+def fail(ejection: Ejection, now: float, times: int = 1) -> Ejection:
+    for _ in range(times):
+        ejection = after_failure(ejection, now, eject_after=5, eject_for=10.0)
+    return ejection
+
+
+def test_the_fifth_failure_in_a_row_ejects() -> None:
+    assert not fail(CLEAN, 100.0, times=4).holds(100.0)
+    assert fail(CLEAN, 100.0, times=5).holds(109.9)
+    assert not fail(CLEAN, 100.0, times=5).holds(110.0)
+
+
+def test_a_success_starts_the_count_anew() -> None:
+    shaken = after_success(fail(CLEAN, 100.0, times=4), 100.0, eject_for=10.0)
+
+    assert not fail(shaken, 100.0, times=4).holds(100.0)
+
+
+def test_failures_of_calls_already_in_flight_do_not_lengthen_an_ejection() -> None:
+    ejected = fail(CLEAN, 100.0, times=5)
+
+    assert fail(ejected, 101.0, times=50) == ejected
+
+
+def test_a_failure_after_the_return_ejects_at_once_and_for_longer() -> None:
+    ejected = fail(CLEAN, 100.0, times=5)
+
+    again = fail(ejected, 111.0)
+
+    assert again.holds(130.9)
+    assert not again.holds(131.0)
+
+
+def test_ejections_are_forgotten_after_a_good_while() -> None:
+    ejected = fail(CLEAN, 100.0, times=5)
+
+    early = after_success(ejected, 115.0, eject_for=10.0)
+    late = after_success(ejected, 121.0, eject_for=10.0)
+
+    assert early.times == 1
+    assert late == CLEAN

@@ -1,0 +1,210 @@
+"""What the fleet says of models and of where work should go."""
+
+from random import Random
+
+import pytest
+
+from backends.protocol import Report
+from gateway.config.document import RoutingEntry
+from gateway.routing.fleet import Fleet, ProbeFailure, Verdict
+from gateway.routing.member import Health
+from gateway.types import Endpoint, ServedModel
+from tests.support.clock import Clock
+from tests.support.dispatching import endpoint, state
+from tests.support.stub_backend import stub_model
+
+EU = [endpoint("eu-0"), endpoint("eu-1")]
+US = [endpoint("us-0", region="us")]
+SPARE = [endpoint("eu-spare", overflow=True)]
+ROUTING = RoutingEntry(eject_after=5, eject_for=10.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def fleet_of(endpoints: list[Endpoint], clock: Clock, *, observed: bool = True) -> Fleet:
+    fleet = Fleet(clock=clock, random=Random(1))
+    fleet.configure(endpoints, ROUTING)
+    for each in endpoints if observed else []:
+        fleet.observe(each, state(each.backend))
+    return fleet
+
+
+def model_of(fleet: Fleet, name: str = "stub") -> ServedModel:
+    model = fleet.model(name)
+    assert model is not None
+    return model
+
+
+def ids(endpoints: list[Endpoint]) -> list[str]:
+    return [str(each.backend) for each in endpoints]
+
+
+def fail(fleet: Fleet, target: Endpoint, times: int = 5) -> None:
+    for _ in range(times):
+        fleet.record(target, Verdict.FAILED)
+
+
+def test_a_model_is_known_once_a_backend_names_it(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US], clock, observed=False)
+
+    before = fleet.model("stub")
+    fleet.observe(US[0], state(models=[stub_model("stub"), stub_model("other")]))
+
+    assert before is None
+    assert [model.info.name for model in fleet.models()] == ["other", "stub"]
+    assert model_of(fleet).regions == ("us",)
+
+
+def test_a_model_stays_known_while_its_backends_are_away(clock: Clock) -> None:
+    fleet = fleet_of(US, clock)
+
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+
+    assert fleet.model("stub") is not None
+    assert not fleet.is_ready()
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["us-0"]
+
+
+def test_regions_come_in_order_and_overflow_pools_last(clock: Clock) -> None:
+    fleet = fleet_of([*SPARE, *EU, *US], clock)
+
+    found = ids(fleet.candidates(model_of(fleet), b"item"))
+
+    assert sorted(found[:2]) == ["eu-0", "eu-1"]
+    assert found[2:] == ["us-0", "eu-spare"]
+
+
+def test_backends_that_are_not_ready_come_after_all_others(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US], clock)
+
+    fleet.observe(EU[0], state(ready=False))
+
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0", "eu-0"]
+
+
+def test_an_ejected_backend_comes_last_until_its_time_is_over(clock: Clock) -> None:
+    fleet = fleet_of([*EU[:1], *US], clock)
+
+    fail(fleet, EU[0])
+    while_ejected = ids(fleet.candidates(model_of(fleet), b"item"))
+    clock.advance(10.0)
+    afterwards = ids(fleet.candidates(model_of(fleet), b"item"))
+
+    assert while_ejected == ["us-0", "eu-0"]
+    assert afterwards == ["eu-0", "us-0"]
+
+
+def test_when_all_are_ejected_all_are_tried_anyway(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US], clock)
+
+    for each in [*EU, *US]:
+        fail(fleet, each)
+
+    model = model_of(fleet)
+    assert sorted(ids(fleet.candidates(model, b"item"))) == ["eu-0", "eu-1", "us-0"]
+    assert len(fleet.spread(model, [b"item"])) == 1
+
+
+def test_a_backend_that_came_back_is_not_ejected_for_its_past(clock: Clock) -> None:
+    fleet = fleet_of([*EU[:1], *US], clock)
+    fail(fleet, EU[0])
+
+    fleet.observe(EU[0], ProbeFailure(detail="refused"))
+    fleet.observe(EU[0], state())
+
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-0", "us-0"]
+
+
+def test_only_backends_of_one_revision_are_candidates(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US], clock)
+
+    fleet.observe(EU[1], state(models=[stub_model(revision="bbbbbbbbbbbb")]))
+    fleet.observe(US[0], state(models=[stub_model(revision="bbbbbbbbbbbb")]))
+
+    # eu is split, us decides.
+    assert model_of(fleet).info.revision == "bbbbbbbbbbbb"
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0"]
+
+
+def test_the_majority_of_the_preferred_region_decides_the_revision(clock: Clock) -> None:
+    us = [endpoint(f"us-{n}", region="us") for n in range(3)]
+    fleet = fleet_of([*EU, *us], clock)
+
+    for each in us:
+        fleet.observe(each, state(models=[stub_model(revision="bbbbbbbbbbbb")]))
+
+    assert model_of(fleet).info.revision == "aaaaaaaaaaaa"
+    assert model_of(fleet).regions == ("eu",)
+
+
+def test_a_request_keeps_the_revision_it_began_with(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock)
+    begun = model_of(fleet)
+
+    for each, revision in zip(EU, ("aaaaaaaaaaaa", "zzzzzzzzzzzz"), strict=True):
+        fleet.observe(each, state(models=[stub_model(revision=revision)]))
+
+    assert model_of(fleet).info.revision == "zzzzzzzzzzzz"
+    assert ids(fleet.candidates(begun, b"item")) == ["eu-0"]
+
+
+def test_few_items_go_to_one_backend_and_many_to_few(clock: Clock) -> None:
+    eight = [endpoint(f"eu-{n}") for n in range(8)]
+    fleet = fleet_of(eight, clock)
+    model = model_of(fleet)
+
+    one = fleet.spread(model, [bytes([n]) for n in range(16)])
+    three = fleet.spread(model, [bytes([n]) for n in range(48)])
+    all_of_them = fleet.spread(model, [n.to_bytes(2, "big") for n in range(1000)])
+
+    assert [share.items for share in one] == [tuple(range(16))]
+    assert len(three) == 3
+    assert sorted(n for share in three for n in share.items) == list(range(48))
+    assert len(all_of_them) == 8
+
+
+def test_nothing_is_spread_over_a_region_that_is_not_the_first(clock: Clock) -> None:
+    fleet = fleet_of([*EU[:1], *US], clock)
+
+    shares = fleet.spread(model_of(fleet), [n.to_bytes(2, "big") for n in range(100)])
+
+    assert [share.endpoint.backend for share in shares] == ["eu-0"]
+
+
+def test_a_reload_keeps_what_is_known_of_backends_that_stay(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US], clock)
+
+    moved = endpoint("us-0", region="us", url="http://elsewhere.invalid")
+    fleet.configure([moved, EU[1]], ROUTING)
+
+    health = {each.backend: each.health for each in fleet.statistics()}
+    assert health == {"us-0": Health.UNKNOWN, "eu-1": Health.READY}
+    assert fleet.endpoints == (moved, EU[1])
+
+
+def test_news_of_a_backend_that_left_is_ignored(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock)
+
+    fleet.observe(US[0], state())
+    fleet.started(US[0], 3)
+    fleet.ended(US[0], 3)
+    fail(fleet, US[0])
+
+    assert [each.backend for each in fleet.statistics()] == ["eu-0", "eu-1"]
+
+
+def test_statistics_tell_what_is_known(clock: Clock) -> None:
+    fleet = fleet_of(US, clock)
+
+    fleet.started(US[0], 3)
+    fleet.record(US[0], Verdict.OK, Report(queued_tokens=9))
+    fail(fleet, US[0])
+
+    (found,) = fleet.statistics()
+    assert (found.in_flight, found.calls, found.failures) == (3, 1, 5)
+    assert found.ejected_for == 10.0
+    assert found.report.queued_tokens == 9
+    assert found.health is Health.READY

@@ -1,0 +1,108 @@
+"""What `sluicegate up` would run."""
+
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.config.load import load_text
+from gateway.settings import Settings, load_settings
+from gateway.supervisor.credentials import Credentials
+from gateway.supervisor.data_directory import DataDirectory, open_directory
+from gateway.supervisor.placement import write_placement
+from gateway.supervisor.plan import Plan, UpOptions, plan_up
+from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.topology import backend_specs, reachable
+from gateway.supervisor.valkey import url
+
+KEYS = Credentials(admin_key="the-admin-key-0123", demo_key="the-demo-key-01234")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[DataDirectory]:
+    with open_directory(tmp_path / "d", lambda _: None) as opened:
+        yield opened
+
+
+@pytest.fixture
+def plan(directory: DataDirectory) -> Iterator[Plan]:
+    with socket.socket() as first, socket.socket() as second, socket.socket() as admin:
+        yield plan_up(
+            Settings(),
+            UpOptions(workers=2, regions=("eu", "us")),
+            directory=directory,
+            keys=KEYS,
+            workers=(first, second),
+            admin=admin,
+        )
+
+
+def everybody(plan: Plan) -> list[ProcessSpec]:
+    return [*plan.valkeys, *plan.backends, *plan.others]
+
+
+def test_every_role_runs_once_but_a_backend_for_each_region_and_every_worker(plan: Plan) -> None:
+    roles = [spec.role for spec in everybody(plan)]
+
+    assert sorted(set(roles)) == sorted(set(Role) - {Role.SUPERVISOR})
+    assert roles.count(Role.GATEWAY) == 2
+    assert [spec.region for spec in plan.backends] == ["eu", "us"]
+    assert len({spec.name for spec in everybody(plan)}) == len(roles)
+
+
+def test_children_get_the_settings_of_the_plan(plan: Plan, directory: DataDirectory) -> None:
+    workers = [spec for spec in plan.others if spec.role is Role.GATEWAY]
+    loaded = [load_settings(spec.environment) for spec in workers]
+
+    assert [settings.worker for settings in loaded] == ["0", "1"]
+    assert loaded[0].listen_fd != loaded[1].listen_fd
+    assert loaded[0].data_dir == directory.root
+    assert loaded[0].placement == directory.placement
+    assert loaded[0].secret
+    assert loaded[0].cache_url == url(plan.valkeys[0])
+
+
+def test_only_the_admin_process_is_told_the_admin_key(plan: Plan) -> None:
+    told = [spec.role for spec in everybody(plan) if KEYS.admin_key in spec.environment.values()]
+
+    assert told == [Role.ADMIN]
+
+
+def test_no_key_is_on_a_command_line(plan: Plan) -> None:
+    words = " ".join(word for spec in everybody(plan) for word in spec.argv)
+
+    assert KEYS.admin_key not in words
+    assert KEYS.demo_key not in words
+
+
+def test_the_placement_is_what_the_gateway_reads(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "placement.yaml"
+
+    write_placement(path, plan.backends)
+    document = load_text("", placement=path)
+
+    assert [region.name for region in document.regions] == ["eu", "us"]
+    backend = document.regions[0].pools[0].backends[0]
+    assert (backend.id, backend.url) == ("eu-0", plan.backends[0].address)
+
+
+def test_backends_get_different_ports() -> None:
+    specs = backend_specs(
+        ("a", "b", "c", "d"), models=Path("m"), settings=Settings(), choose=random.Random()
+    )
+
+    assert len({spec.address for spec in specs}) == 4
+
+
+def test_a_valkey_url_survives_an_odd_path(plan: Plan) -> None:
+    odd = msgspec.structs.replace(plan.valkeys[0], address="unix:/a b/100%/c.sock")
+
+    assert url(odd) == "unix:///a%20b/100%25/c.sock?db=0"
+
+
+def test_a_listener_on_every_address_is_asked_on_loopback() -> None:
+    assert reachable("::") == "::1"
+    assert reachable("10.1.2.3") == "10.1.2.3"

@@ -1,0 +1,35 @@
+"""The order in which processes stop."""
+
+from gateway.supervisor.probes import Spawned
+from gateway.supervisor.spec import STOP_ORDER, ProcessSpec, Role, stop_groups
+
+
+def spec(role: Role, index: int = 0) -> ProcessSpec:
+    return ProcessSpec(name=f"{role}-{index}", role=role, argv=(), probe=Spawned())
+
+
+def test_every_role_but_the_supervisor_has_its_place_in_the_order() -> None:
+    placed = [role for group in STOP_ORDER for role in group]
+
+    assert sorted(placed) == sorted(set(Role) - {Role.SUPERVISOR})
+
+
+def test_who_makes_work_stops_before_who_takes_it() -> None:
+    specs = [spec(role) for role in Role if role is not Role.SUPERVISOR]
+    specs.append(spec(Role.GATEWAY, 1))
+
+    names = [[spec.name for spec in group] for group in stop_groups(specs)]
+
+    assert names == [
+        ["gateway-0", "gateway-1"],
+        ["admin-0"],
+        ["shipper-0"],
+        ["billing-0", "request-log-0"],
+        ["backend-0"],
+        ["valkey-cache-0", "valkey-state-0"],
+    ]
+
+
+def test_roles_that_do_not_run_are_left_out() -> None:
+    assert stop_groups([]) == []
+    assert [len(group) for group in stop_groups([spec(Role.ADMIN)])] == [1]
