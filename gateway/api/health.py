@@ -1,9 +1,10 @@
 """Whether the process lives, and whether it is ready: what is missing is named."""
 
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from litestar import Controller, Response, get
+from litestar.params import Dependency
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,9 @@ class HealthController(Controller):
         return {"status": "live"}
 
     @get("/ready", summary="Whether requests can be answered")
-    async def ready(self, health: ReadinessSource) -> Response[Readiness]:
+    async def ready(
+        self, health: Annotated[ReadinessSource, Dependency(skip_validation=True)]
+    ) -> Response[Readiness]:
         """Answer 200 when ready, else 503 with what is missing."""
         readiness = health.readiness()
         return Response(readiness, status_code=200 if readiness.ready else 503)

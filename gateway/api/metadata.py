@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from litestar import Controller, Request, get
-from litestar.params import Parameter
+from litestar.params import Dependency, Parameter
 
 from backends.protocol import Task
 from gateway.config.document import Document, ModelEntry
@@ -97,6 +97,12 @@ class Documents(Protocol):
         ...
 
 
+# Litestar need not check what this process made itself.
+Models = Annotated[ModelCatalog, Dependency(skip_validation=True)]
+CurrentDocuments = Annotated[Documents, Dependency(skip_validation=True)]
+UsageOfTenants = Annotated[UsageSource, Dependency(skip_validation=True)]
+
+
 class MetadataController(Controller):
     """Models and usage."""
 
@@ -105,7 +111,7 @@ class MetadataController(Controller):
 
     @get("/models", summary="The models this key may use")
     async def list_models(
-        self, request: Request[Any, Any, Any], models: ModelCatalog, documents: Documents
+        self, request: Request[Any, Any, Any], models: Models, documents: CurrentDocuments
     ) -> ModelList:
         """Return every model that is served and that the key may use."""
         document = documents.document()
@@ -122,8 +128,8 @@ class MetadataController(Controller):
         self,
         model: str,
         request: Request[Any, Any, Any],
-        models: ModelCatalog,
-        documents: Documents,
+        models: Models,
+        documents: CurrentDocuments,
     ) -> ModelCard:
         """Return one model, 404 when there is none of that name."""
         found = models.model(model)
@@ -137,7 +143,7 @@ class MetadataController(Controller):
     async def get_usage(
         self,
         request: Request[Any, Any, Any],
-        usage: UsageSource,
+        usage: UsageOfTenants,
         since: Annotated[str | None, Parameter(query="from", description="Date or time")] = None,
         until: Annotated[str | None, Parameter(query="to", description="Date or time")] = None,
         group_by: list[GroupBy] | None = None,

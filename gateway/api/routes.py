@@ -74,13 +74,15 @@ def build_api(
 
 def _raw_route(door: InferenceDoor, task: Task) -> ASGIRouteHandler:
     """Return the route of `task`: a plain ASGI handler, since it is the hot path."""
-    path = "/v1/infer/{model:str}" if task is Task.INFER else f"/v1/{task}"
+    # Litestar gives raw handlers no path parameters; a mount is given the rest of the path.
+    names_model = task is Task.INFER
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        model = str(scope["path_params"].get("model", ""))
+        model = scope["path"].strip("/") if names_model else ""
         await door.handle(task, model, _http(scope), receive, send)
 
-    return ASGIRouteHandler(path, opt=_RAW, fn=handle)
+    route = ASGIRouteHandler(f"/v1/{task}", opt=_RAW, is_mount=names_model)
+    return route(handle)
 
 
 def _http(scope: Scope) -> HTTPScope:

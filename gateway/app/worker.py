@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -98,7 +99,8 @@ class _Worker:
         self.flights = Flights()
         self.limiter = RedisRateLimiter(
             redis=self.state,
-            holder=identity(self.settings),
+            # A successor's leases are its own: the name differs at every start.
+            holder=f"{identity(self.settings)}:{secrets.token_hex(4)}",
             monotonic=self.loop_time,
             local_share=document.limits.local_share,
         )

@@ -32,3 +32,5 @@ def configure_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for chatty in ("httpx", "uvicorn.error"):  # a line for each probe, and for each start
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -131,7 +131,7 @@ class OtelTracer:
         )
         try:
             yield OtelSpan(span)
-        except BaseException as error:
+        except BaseException as error:  # whatever it was, it ends the span and goes on
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
             raise
         finally:

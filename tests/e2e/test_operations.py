@@ -29,6 +29,15 @@ def system(demo_models: Path, tmp_path: Path, config: Path) -> Iterator[System]:
         yield running
 
 
+def edit(config: Path, old: str, new: str) -> int:
+    """Replace `old` in the document; return its line."""
+    path = config / "gateway.yaml"
+    before, found, after = path.read_text().partition(old)
+    assert found
+    path.write_text(before + new + after)
+    return before.count("\n") + 1
+
+
 async def _statuses_during(system: System, change: asyncio.Event) -> list[int]:
     """Ask again and again until `change` is set, and a little longer."""
     statuses: list[int] = []
@@ -45,7 +54,7 @@ async def _statuses_during(system: System, change: asyncio.Event) -> list[int]:
 async def test_a_changed_document_is_live_after_reload_and_no_request_fails(
     system: System, config: Path
 ) -> None:
-    (config / "more.yaml").write_text("request:\n  max_items: 3\n")
+    edit(config, "max_items: 2048", "max_items: 3")
     changed = asyncio.Event()
     asking = asyncio.create_task(_statuses_during(system, changed))
 
@@ -64,7 +73,7 @@ async def test_a_changed_document_is_live_after_reload_and_no_request_fails(
 def test_a_broken_document_is_refused_with_its_line_and_changes_nothing(
     system: System, config: Path
 ) -> None:
-    (config / "broken.yaml").write_text("request:\n  max_items: 3\n  max_itemz: 4\n")
+    line = edit(config, "max_items: 2048", "max_items: 3\n  max_itemz: 4") + 1
 
     with system.admin() as admin:
         before = admin.get("/admin/config").json()["generation"]
@@ -73,8 +82,8 @@ def test_a_broken_document_is_refused_with_its_line_and_changes_nothing(
 
     problem = refused.json()
     assert refused.status_code == 422
-    assert problem["file"].endswith("broken.yaml")
-    assert problem["line"] == 3
+    assert problem["file"].endswith("gateway.yaml")
+    assert problem["line"] == line
     assert "max_itemz" in problem["field"] + problem["detail"]
     assert after == before
     with system.client() as client:

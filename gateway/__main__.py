@@ -1,0 +1,87 @@
+"""`python -m gateway`: the command line, and the processes that the supervisor starts.
+
+Such a process reads its settings from the environment. What it runs is imported when it is known
+which one it is: that keeps them small, and the metrics library must find its folder set.
+"""
+
+import asyncio
+import importlib
+import signal
+import sys
+from typing import Protocol
+
+from gateway.config.load import explain
+from gateway.errors import ConfigurationError, GatewayError
+from gateway.settings import Settings, export_metrics_dir, load_settings
+from gateway.supervisor.errors import CannotStart, ExitCode
+
+
+class Run(Protocol):
+    """What a process runs, until `stop` is set."""
+
+    async def __call__(self, settings: Settings, *, stop: asyncio.Event) -> None:
+        """Run."""
+        ...
+
+
+# Module and function by entry.
+ENTRIES = {
+    "run-worker": ("gateway.app.worker", "serve_worker"),
+    "run-admin": ("gateway.admin.serve", "serve_admin"),
+    "run-shipper": ("gateway.workers.shipper", "run_shipper"),
+    "run-billing": ("gateway.workers.billing", "run_billing"),
+    "run-request-log": ("gateway.workers.request_log", "run_request_log"),
+}
+BOOTSTRAP = "run-bootstrap"
+
+
+def run_entry(entry: str, settings: Settings) -> None:
+    """Run one of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
+    import uvloop  # noqa: PLC0415 - the bootstrap does without
+
+    export_metrics_dir(settings)
+    module, function = ENTRIES[entry]
+    run: Run = getattr(importlib.import_module(module), function)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_signal(run, settings))
+
+
+async def _until_signal(run: Run, settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run(settings, stop=stop)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the entry or the command that `arguments` name; return the exit code."""
+    entry = arguments[0] if arguments else ""
+    if entry not in ENTRIES and entry != BOOTSTRAP:
+        from gateway.cli import main as command  # noqa: PLC0415 - children do without
+
+        command(arguments, prog_name="sluicegate")
+    try:
+        settings = load_settings()
+        if entry == BOOTSTRAP:
+            from gateway.supervisor.bootstrap import bootstrap  # noqa: PLC0415 - imports SQL
+
+            bootstrap(settings, sys.stdin.readline().strip())
+        else:
+            run_entry(entry, settings)
+    except ConfigurationError as error:
+        return _fail(explain(error), ExitCode.CONFIGURATION)
+    except GatewayError as error:
+        return _fail(error.detail, ExitCode.FAILED)
+    except CannotStart as error:
+        return _fail(str(error), error.exit_code)
+    return ExitCode.OK
+
+
+def _fail(line: str, code: ExitCode) -> int:
+    print(line, file=sys.stderr)  # noqa: T201 - for whoever started this
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

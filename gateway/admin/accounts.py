@@ -1,0 +1,183 @@
+"""The routes of tenants and keys."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Controller, delete, get, post, put
+
+from gateway.auth.keys import hash_key, new_key
+from gateway.errors import DependencyUnavailable
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import KeyRecord, TenantRecord
+from gateway.runtime.control import Control, Topic
+from gateway.types import KeyId, Rule, TenantId
+
+T = TypeVar("T")
+_ACTOR = "admin"
+_PATIENCE = 2.0
+
+
+class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tenant to create; without `limits` the document's apply."""
+
+    id: str
+    name: str = ""
+    limits: tuple[Rule, ...] = ()
+
+
+class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key to create; without `models` it may use all."""
+
+    tenant: str
+    name: str = ""
+    models: list[str] | None = None
+    limits: tuple[Rule, ...] = ()
+    expires: datetime | None = None
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant as shown."""
+
+    id: TenantId
+    name: str
+    limits: tuple[Rule, ...]
+    created: datetime
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as shown: never its text."""
+
+    id: KeyId
+    tenant: TenantId
+    name: str
+    limits: tuple[Rule, ...]
+    models: tuple[str, ...] | None
+    created: datetime
+    expires: datetime | None
+    revoked: datetime | None
+
+
+class CreatedKey(Key, frozen=True, kw_only=True):
+    """A new key, with its text, this once."""
+
+    key: str
+
+
+class Tenants(msgspec.Struct, frozen=True, kw_only=True):
+    """All tenants."""
+
+    tenants: list[Tenant]
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a tenant, or all."""
+
+    keys: list[Key]
+
+
+class AccountChanges:
+    """Makes a change in the ledger, then waits a little until workers know of it.
+
+    Workers that are not told in time read the ledger on their own soon after.
+    """
+
+    def __init__(self, *, ledger: Ledger, control: Control) -> None:
+        self.accounts = ledger.accounts
+        self._control = control
+
+    async def make(self, change: Callable[[], T]) -> T:
+        """Run `change`, which blocks, and tell the workers."""
+        made = await asyncio.to_thread(change)
+        try:
+            version = await self._control.touch(Topic.ACCOUNTS)
+            await self._control.settled(Topic.ACCOUNTS, version, within=_PATIENCE)
+        except DependencyUnavailable:
+            return made
+        return made
+
+
+class TenantController(Controller):
+    """Creates, lists and limits tenants."""
+
+    path = "/admin/tenants"
+
+    @get("/")
+    async def list_all(self, changes: AccountChanges) -> Tenants:
+        """Return all tenants."""
+        found = await asyncio.to_thread(changes.accounts.tenants)
+        return Tenants(tenants=[_tenant(record) for record in found])
+
+    @post("/")
+    async def create(self, data: NewTenant, changes: AccountChanges) -> Tenant:
+        """Create a tenant."""
+        accounts = changes.accounts
+        record = await changes.make(
+            lambda: accounts.create_tenant(data.id, name=data.name, rules=data.limits, actor=_ACTOR)
+        )
+        return _tenant(record)
+
+    @get("/{tenant:str}")
+    async def show(self, tenant: str, changes: AccountChanges) -> Tenant:
+        """Return one tenant."""
+        return _tenant(await asyncio.to_thread(changes.accounts.tenant, tenant))
+
+    @put("/{tenant:str}/limits")
+    async def limit(self, tenant: str, data: tuple[Rule, ...], changes: AccountChanges) -> Tenant:
+        """Replace a tenant's limits; an empty list means that the document's apply."""
+        accounts = changes.accounts
+        return _tenant(await changes.make(lambda: accounts.set_limits(tenant, data, actor=_ACTOR)))
+
+
+class KeyController(Controller):
+    """Creates, lists, limits and revokes keys."""
+
+    path = "/admin/keys"
+
+    @get("/")
+    async def list_all(self, changes: AccountChanges, tenant: str | None = None) -> Keys:
+        """Return the keys of a tenant, or all."""
+        found = await asyncio.to_thread(changes.accounts.keys, tenant)
+        return Keys(keys=[Key(**_fields(record)) for record in found])
+
+    @post("/")
+    async def create(self, data: NewKey, changes: AccountChanges) -> CreatedKey:
+        """Create a key; its text is in this answer and nowhere else."""
+        text, accounts = new_key(), changes.accounts
+        record = await changes.make(
+            lambda: accounts.create_key(
+                data.tenant,
+                key_hash=hash_key(text),
+                name=data.name,
+                models=data.models,
+                rules=data.limits,
+                expires=data.expires,
+                actor=_ACTOR,
+            )
+        )
+        return CreatedKey(**_fields(record), key=text)
+
+    @put("/{key:str}/limits")
+    async def limit(self, key: str, data: tuple[Rule, ...], changes: AccountChanges) -> Key:
+        """Replace a key's limits; an empty list means that the document's apply."""
+        accounts = changes.accounts
+        record = await changes.make(lambda: accounts.set_key_limits(key, data, actor=_ACTOR))
+        return Key(**_fields(record))
+
+    @delete("/{key:str}", status_code=200)
+    async def revoke(self, key: str, changes: AccountChanges) -> Key:
+        """Revoke a key for ever."""
+        accounts = changes.accounts
+        record = await changes.make(lambda: accounts.revoke(key, actor=_ACTOR))
+        return Key(**_fields(record))
+
+
+def _tenant(record: TenantRecord) -> Tenant:
+    return Tenant(id=record.id, name=record.name, limits=record.rules, created=record.created)
+
+
+def _fields(record: KeyRecord) -> dict[str, Any]:  # Any: fields of several types
+    fields = msgspec.structs.asdict(record)
+    return fields | {"limits": fields.pop("rules")}

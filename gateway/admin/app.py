@@ -1,0 +1,142 @@
+"""The Litestar application of the operators' listener: routes, access, errors as problems."""
+
+import hmac
+import logging
+import secrets
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.datastructures import MutableScopeHeaders
+from litestar.di import Provide
+from litestar.enums import ScopeType
+from litestar.exceptions import HTTPException
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from redis.asyncio import Redis
+from typing_extensions import override
+
+from gateway.admin.accounts import AccountChanges, KeyController, TenantController
+from gateway.admin.active import ActiveDocument
+from gateway.admin.billing import BillingController
+from gateway.admin.configuration import ConfigController
+from gateway.admin.operations import OperationsController, live, metrics, ready
+from gateway.admin.publishing import Publisher
+from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+from gateway.errors import (
+    AuthenticationFailed,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+)
+from gateway.ledger.ledger import Ledger
+from gateway.middleware.admission import bearer
+from gateway.runtime.control import Control
+from gateway.settings import Settings
+
+_log = logging.getLogger(__name__)
+_REQUEST_ID = "request_id"
+
+
+class AdminAccess(ASGIMiddleware):
+    """Names every request, and lets only those with the admin key through; health is public."""
+
+    scopes = (ScopeType.HTTP,)
+
+    def __init__(self, admin_key: str) -> None:
+        self._key = admin_key.encode()
+
+    @override
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Pass the request on, or refuse it."""
+        request_id = f"adm_{secrets.token_hex(12)}"
+        scope["state"][_REQUEST_ID] = request_id
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableScopeHeaders.from_message(message)
+                headers["x-request-id"] = request_id
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        if not (scope["route_handler"].opt.get("public") or self._is_admin(scope)):
+            raise AuthenticationFailed("send `Authorization: Bearer` with the admin key")
+        await next_app(scope, receive, answer)
+
+    def _is_admin(self, scope: Scope) -> bool:
+        # Without a key nobody is admin: an empty one must not let everybody in.
+        return bool(self._key) and hmac.compare_digest(bearer(scope), self._key)
+
+
+def build_admin(
+    *,
+    settings: Settings,
+    control: Control,
+    cache_redis: Redis,
+    ledger: Ledger,
+    publisher: Publisher,
+) -> Litestar:
+    """Return the application; objects are made and owned by the caller."""
+    objects: dict[str, object] = {
+        "settings": settings,
+        "control": control,
+        "cache_redis": cache_redis,
+        "ledger": ledger,
+        "publisher": publisher,
+        "active": ActiveDocument(control=control, settings=settings),
+        "changes": AccountChanges(ledger=ledger, control=control),
+    }
+    return Litestar(
+        route_handlers=[
+            ConfigController,
+            TenantController,
+            KeyController,
+            BillingController,
+            OperationsController,
+            metrics,
+            live,
+            ready,
+        ],
+        dependencies={name: _provide(value) for name, value in objects.items()},
+        middleware=[AdminAccess(settings.admin_key)],
+        exception_handlers={Exception: _problem, HTTPException: _problem},
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def _provide(value: object) -> Provide:
+    return Provide(lambda: value, sync_to_thread=False)
+
+
+def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    request_id = str(request.scope["state"].get(_REQUEST_ID, ""))
+    known = _known(error, request_id)
+    headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
+    return Response(
+        encode_problem(known, request_id),
+        status_code=known.status,
+        media_type=MEDIA_TYPE.decode(),
+        headers=headers,
+    )
+
+
+def _known(error: Exception, request_id: str) -> GatewayError:
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, HTTPException) and error.status_code < InternalError.status:
+        if error.status_code == NotFound.status:
+            return NotFound("there is no such route")
+        if error.status_code == MethodNotAllowed.status:
+            return MethodNotAllowed("the route answers other methods")
+        return InvalidRequest(f"the request does not fit the route: {_reason(error)}")
+    _log.error("unexpected failure", exc_info=error, extra={"request_id": request_id})
+    return InternalError("this is our fault; the log has more under the `request_id`")
+
+
+def _reason(error: HTTPException) -> str:
+    """Return what was wrong, with the names of the fields where they are known."""
+    extra = error.extra if isinstance(error.extra, list) else []
+    parts = [f"`{e['key']}`: {e['message']}" for e in extra if isinstance(e, dict) and "key" in e]
+    return "; ".join(parts) or error.detail

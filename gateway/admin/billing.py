@@ -1,0 +1,108 @@
+"""The routes of usage, invoices and the audit."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import Controller, Response, get
+from litestar.params import Parameter
+
+from gateway.admin.active import ActiveDocument
+from gateway.errors import InvalidRequest
+from gateway.ledger import rendering
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import AuditEntry, GroupBy
+
+Format = Literal["json", "csv"]
+_CSV = "text/csv; charset=utf-8"
+_GROUPS = ", ".join(GroupBy)
+
+
+class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes, the newest first; `before` the last number continues."""
+
+    entries: list[AuditEntry]
+
+
+class BillingController(Controller):
+    """What was used, by whom, and what it costs."""
+
+    path = "/admin"
+
+    @get("/usage")
+    async def usage(
+        self,
+        ledger: Ledger,
+        active: ActiveDocument,
+        tenant: str | None = None,
+        since: Annotated[str, Parameter(query="from")] = "",
+        until: Annotated[str, Parameter(query="to")] = "",
+        group_by: str = "tenant,model",
+        format: Format = "json",  # noqa: A002 - a query parameter
+    ) -> Response[bytes] | Response[str]:
+        """Return usage of a tenant, or of all; this month so far by default."""
+        now = datetime.now(UTC)
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        start = _moment("from", since) or month
+        end = _moment("to", until) or now + timedelta(seconds=1)
+        document = await active.document()
+        rows = await asyncio.to_thread(
+            ledger.usage, tenant, start, end, _groups(group_by), prices=document.prices
+        )
+        if format == "csv":
+            return Response(rendering.usage_csv(rows), media_type=_CSV)
+        page = {
+            "from": start,
+            "to": end,
+            "rows": [rendering.usage_object(row) for row in rows],
+        }
+        return _json(page)
+
+    @get("/invoices")
+    async def invoice(
+        self,
+        ledger: Ledger,
+        active: ActiveDocument,
+        tenant: str,
+        month: str,
+        format: Format = "json",  # noqa: A002 - a query parameter
+    ) -> Response[bytes] | Response[str]:
+        """Return the invoice of a tenant for a month such as 2026-11."""
+        document = await active.document()
+        invoice = await asyncio.to_thread(ledger.invoice, tenant, month, document.prices)
+        if format == "csv":
+            return Response(rendering.invoice_csv(invoice), media_type=_CSV)
+        return Response(rendering.invoice_json(invoice), media_type="application/json")
+
+    @get("/audit")
+    async def audit(
+        self,
+        ledger: Ledger,
+        limit: Annotated[int, Parameter(ge=1, le=1000)] = 100,
+        before: int | None = None,
+    ) -> AuditPage:
+        """Return who changed what, when."""
+        entries = await asyncio.to_thread(ledger.audit.entries, limit=limit, before=before)
+        return AuditPage(entries=entries)
+
+
+def _json(value: object) -> Response[bytes]:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _groups(text: str) -> list[GroupBy]:
+    try:
+        return [GroupBy(name.strip()) for name in text.split(",") if name.strip()]
+    except ValueError as error:
+        raise InvalidRequest(f"`group_by` takes a list of: {_GROUPS}") from error
+
+
+def _moment(name: str, text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidRequest(f"`{name}` must be a date or a time, such as 2026-11-21") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

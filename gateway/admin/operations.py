@@ -1,0 +1,166 @@
+"""The routes of what runs: caches, regions, metrics and health."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, Response, get, post
+from litestar.params import Body
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.admin.active import ActiveDocument
+from gateway.errors import GatewayError, InvalidRequest
+from gateway.ledger.ledger import Ledger
+from gateway.runtime.control import Control, Topic
+from gateway.settings import Settings
+
+_PATIENCE = 5.0
+_REDIS_FIGURES = (
+    "used_memory",
+    "maxmemory",
+    "keyspace_hits",
+    "keyspace_misses",
+    "evicted_keys",
+    "expired_keys",
+)
+Json = dict[str, Any]  # Any: what workers report of themselves is passed on as it is
+
+
+class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to forget: every cached answer of a `tenant`, or of a `model`."""
+
+    tenant: str | None = None
+    model: str | None = None
+
+
+class Purged(msgspec.Struct, frozen=True, kw_only=True):
+    """`live` when no worker answers from what was purged any more."""
+
+    purged: str
+    live: bool
+    workers: dict[str, str]
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Ready when nothing is `missing`."""
+
+    ready: bool
+    missing: list[str]
+
+
+class OperationsController(Controller):
+    """Shows what runs, and purges caches."""
+
+    path = "/admin"
+
+    @get("/cache")
+    async def cache(self, control: Control, cache_redis: Redis) -> Json:
+        """Return sizes and counts of the Redis tier, and of each worker's."""
+        workers = await _reports(control, "cache")
+        return {"redis": await _redis_figures(cache_redis), "workers": workers}
+
+    @post("/cache/purge", status_code=200)
+    async def purge(
+        self,
+        data: Annotated[Purge, Body(description="A tenant or a model")],
+        control: Control,
+        ledger: Ledger,
+    ) -> Response[Purged]:
+        """Forget cached answers; 200 when every worker has, 202 when not yet."""
+        if (data.tenant is None) == (data.model is None):
+            raise InvalidRequest("name either a `tenant` or a `model`")
+        name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
+        version = await control.raise_epoch(name)
+        workers = await control.settled(Topic.EPOCHS, version, within=_PATIENCE)
+        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
+        live = all(outcome == "ok" for outcome in workers.values())
+        purged = Purged(purged=name, live=live, workers=workers)
+        return Response(purged, status_code=200 if live else 202)
+
+    @get("/regions")
+    async def regions(self, control: Control, active: ActiveDocument) -> Json:
+        """Return the backends of each region, as every worker sees them."""
+        seen = await _reports(control, "fleet")
+        document = await active.document()
+        regions = [
+            {
+                "name": region.name,
+                "backends": [
+                    {
+                        "id": backend.id,
+                        "url": backend.url,
+                        "pool": pool.name,
+                        "overflow": pool.overflow,
+                        "workers": _views(seen, backend.id),
+                    }
+                    for pool in region.pools
+                    for backend in pool.backends
+                ],
+            }
+            for region in document.regions
+        ]
+        return {"regions": regions}
+
+
+@get("/metrics")
+async def metrics(settings: Settings) -> Response[bytes]:
+    """Return the metrics of all workers together, as Prometheus reads them."""
+    text = await asyncio.to_thread(_collect, settings.metrics_dir)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+@get("/health/live", opt={"public": True})
+async def live() -> dict[str, str]:
+    """Answer."""
+    return {"status": "live"}
+
+
+@get("/health/ready", opt={"public": True})
+async def ready(control: Control, ledger: Ledger) -> Response[Readiness]:
+    """Answer 200 when changes can be made, else 503 with what is missing."""
+    missing = []
+    for name, question in (
+        ("state Redis", control.versions()),
+        ("ledger", asyncio.to_thread(ledger.accounts.version)),
+    ):
+        try:
+            await question
+        except GatewayError as error:
+            missing.append(f"{name}: {error.detail}")
+    return Response(
+        Readiness(ready=not missing, missing=missing), status_code=503 if missing else 200
+    )
+
+
+def _collect(folder: Path) -> bytes:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
+
+
+async def _reports(control: Control, part: str) -> Json:
+    """Return what each worker said last of one of its parts."""
+    reports = await control.reports()
+    return {worker: msgspec.json.decode(text).get(part) for worker, text in reports.items()}
+
+
+def _views(seen: Json, backend: str) -> Json:
+    """Return what each worker knows of `backend`."""
+    return {
+        worker: view
+        for worker, fleet in seen.items()
+        for view in fleet or ()
+        if view.get("backend") == backend
+    }
+
+
+async def _redis_figures(redis: Redis) -> Json | None:
+    try:
+        figures = await redis.info()
+        return {name: figures.get(name) for name in _REDIS_FIGURES} | {"keys": await redis.dbsize()}
+    except (RedisError, OSError):
+        return None

@@ -1,0 +1,224 @@
+"""Changes of the configuration: checked completely, published, and waited for."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gateway.config.document import Document
+from gateway.config.load import digest, explain, load_sources
+from gateway.config.sources import Source, read_folder
+from gateway.errors import (
+    ConfigurationError,
+    Conflict,
+    DependencyUnavailable,
+    GatewayError,
+    NotFound,
+    PreconditionFailed,
+)
+from gateway.ledger.ledger import Ledger
+from gateway.runtime.control import Control, Published, Topic
+from gateway.settings import Settings
+
+_log = logging.getLogger(__name__)
+_POSTED = "document.yaml"
+_RETRY = 1.0
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A document that is published; `live` when every worker has taken it.
+
+    `workers` has `ok`, `pending` or what was wrong, by worker.
+    """
+
+    generation: int
+    digest: str
+    changed: bool
+    live: bool
+    workers: dict[str, str]
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A document that would be accepted."""
+
+    valid: bool = True
+    digest: str
+
+
+class Publisher:
+    """Publishes documents; all that is refused is refused before anything changed.
+
+    `clock` is the wall clock. `patience` is how long a change waits for the workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        control: Control,
+        ledger: Ledger,
+        settings: Settings,
+        clock: Callable[[], float],
+        patience: float = 5.0,
+    ) -> None:
+        self._control = control
+        self._ledger = ledger
+        self._settings = settings
+        self._clock = clock
+        self._patience = patience
+
+    async def start(self) -> None:
+        """Publish the folder where nothing is published, or it was edited since; then return.
+
+        A document that was put by hand stays active until the folder changes. Waits for Redis.
+        """
+        while True:
+            try:
+                await self._start()
+            except DependencyUnavailable:
+                await asyncio.sleep(_RETRY)
+            except ConfigurationError as error:
+                _log.error("the folder is not published", extra={"reason": explain(error)})
+                return
+            else:
+                return
+
+    async def reload(self, *, author: str) -> Change:
+        """Publish the configuration folder.
+
+        Raises:
+            ConfigurationError: it is not valid; nothing changed.
+        """
+        sources = await asyncio.to_thread(read_folder, self._settings.config)
+        folder_digest = await self._check(sources)
+        active = await self._control.active()
+        if active is not None and active.sources == sources:
+            return await self._waited(active, changed=False)
+        return await self._publish(
+            active, sources, author=author, reason="reload", folder_digest=folder_digest
+        )
+
+    async def put(self, text: str, *, if_match: str, author: str) -> Change:
+        """Publish `text` in place of everything, provided that `if_match` names what is active.
+
+        Raises:
+            ConfigurationError: it is not valid; nothing changed.
+            PreconditionFailed: another version is active.
+        """
+        sources = (Source(name=_POSTED, text=text),)
+        await self._check(sources)
+        active = await self._control.active()
+        _match(if_match, active)
+        return await self._publish(active, sources, author=author, reason="put")
+
+    async def check(self, text: str, *, if_match: str) -> Checked:
+        """Do what `put` does, up to the point where something would change."""
+        checked = await self._check((Source(name=_POSTED, text=text),))
+        _match(if_match, await self._control.active())
+        return Checked(digest=checked)
+
+    async def rollback(self, generation: int | None, *, author: str) -> Change:
+        """Publish an earlier generation's document again; by default the one before the active.
+
+        Raises:
+            NotFound: there is none.
+        """
+        active = await self._control.active()
+        history = await self._control.history()
+        target = _earlier(history, active, generation)
+        await self._check(target.sources)
+        reason = f"rollback to generation {target.origin}"
+        return await self._publish(
+            active, target.sources, author=author, reason=reason, origin=target.origin
+        )
+
+    async def _start(self) -> None:
+        sources = await asyncio.to_thread(read_folder, self._settings.config)
+        folder_digest = await self._check(sources)
+        active = await self._control.active()
+        if active is None or active.folder_digest != folder_digest:
+            await self._publish(
+                active, sources, author="start", reason="start", folder_digest=folder_digest
+            )
+
+    async def _check(self, sources: Sequence[Source]) -> str:
+        """Return the digest of `sources`, which are valid with this gateway's placement too."""
+        await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
+        return digest(await asyncio.to_thread(load_sources, sources))
+
+    async def _publish(
+        self,
+        active: Published | None,
+        sources: Sequence[Source],
+        *,
+        author: str,
+        reason: str,
+        folder_digest: str = "",
+        origin: int = 0,
+    ) -> Change:
+        document = load_sources(sources)
+        generation = 1 if active is None else active.generation + 1
+        known = "" if active is None else active.folder_digest
+        published = Published(
+            generation=generation,
+            origin=origin or generation,
+            digest=digest(document),
+            sources=tuple(sources),
+            author=author,
+            reason=reason,
+            time=self._clock(),
+            folder_digest=folder_digest or known,
+        )
+        if not await self._control.publish(published):
+            raise Conflict("another document was published meanwhile; look at it and try again")
+        await asyncio.to_thread(self._remember, published, document)
+        return await self._waited(published, changed=True)
+
+    def _remember(self, published: Published, document: Document) -> None:
+        """Keep prices and who did it in the ledger; the document is live already."""
+        detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
+        try:
+            self._ledger.remember_prices(document.prices)
+            subject = f"generation {published.generation}"
+            self._ledger.audit(published.author, "config.publish", subject, detail)
+        except GatewayError as error:
+            _log.warning("a change is not in the audit", extra={"reason": error.detail, **detail})
+
+    async def _waited(self, published: Published, *, changed: bool) -> Change:
+        workers = await self._control.settled(
+            Topic.CONFIG, published.generation, within=self._patience
+        )
+        return Change(
+            generation=published.generation,
+            digest=published.digest,
+            changed=changed,
+            live=all(outcome == "ok" for outcome in workers.values()),
+            workers=workers,
+        )
+
+
+def etag(published: Published) -> str:
+    """Return the entity tag of a published document."""
+    return f'"{published.generation}-{published.digest}"'
+
+
+def _match(if_match: str, active: Published | None) -> None:
+    wanted = {tag.strip() for tag in if_match.split(",") if tag.strip()}
+    if not wanted or (active is not None and wanted & {"*", etag(active)}):
+        return
+    current = "nothing" if active is None else f"`{etag(active)}`"
+    raise PreconditionFailed(f"`If-Match` names another version; {current} is active")
+
+
+def _earlier(
+    history: Sequence[Published], active: Published | None, generation: int | None
+) -> Published:
+    """Return the entry of `history` (the newest first) to go back to."""
+    if generation is not None:
+        found = [entry for entry in history if entry.generation == generation]
+    else:
+        origin = 0 if active is None else active.origin
+        found = [entry for entry in history if entry.generation == entry.origin < origin]
+    if not found:
+        raise NotFound("there is no such earlier document; `GET /admin/config` lists them")
+    return found[0]

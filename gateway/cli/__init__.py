@@ -1,0 +1,5 @@
+"""The command line of `sluicegate`."""
+
+from gateway.cli.root import main
+
+__all__ = ["main"]

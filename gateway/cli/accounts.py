@@ -1,0 +1,103 @@
+"""`sluicegate keys` and `sluicegate usage`: accounts, through the admin listener."""
+
+import click
+import msgspec
+
+from gateway.cli.admin_client import AdminClient, admin_options
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_GROUPS = ("tenant", "day", "model", "key", "task", "region")
+
+
+@click.group()
+def keys() -> None:
+    """Create, list and revoke API keys."""
+
+
+@keys.command()
+@click.argument("tenant")
+@click.option("--name", default="", help="What the key is for.")
+@click.option("--model", "models", multiple=True, help="A model it may use; else it may use all.")
+@click.option("--new-tenant", is_flag=True, help="Create the tenant too.")
+@admin_options
+@JSON
+def create(
+    *,
+    tenant: str,
+    name: str,
+    models: tuple[str, ...],
+    new_tenant: bool,
+    client: AdminClient,
+    as_json: bool,
+) -> None:
+    """Create a key of TENANT. It is shown once."""
+    if new_tenant:
+        client.ask("POST", "/admin/tenants", body={"id": tenant})
+    body = {"tenant": tenant, "name": name, "models": list(models) or None}
+    answer = client.ask("POST", "/admin/keys", body=body)
+    if as_json:
+        _print_json(answer)
+    else:
+        click.echo(answer["key"])
+        click.echo(f"{answer['id']} of {tenant}; the key is not shown again", err=True)
+
+
+@keys.command(name="list")
+@click.option("--tenant", default="")
+@admin_options
+@JSON
+def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
+    """List keys, never their text."""
+    query = {"tenant": tenant} if tenant else {}
+    answer = client.ask("GET", "/admin/keys", query=query)
+    if as_json:
+        _print_json(answer)
+        return
+    for key in answer["keys"]:
+        state = "revoked" if key["revoked"] else "active"
+        click.echo("\t".join((key["id"], key["tenant"], state, key["created"], key["name"])))
+
+
+@keys.command()
+@click.argument("key_id")
+@admin_options
+@JSON
+def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
+    """Revoke a key for ever; workers refuse it within a second."""
+    answer = client.ask("DELETE", f"/admin/keys/{key_id}")
+    if as_json:
+        _print_json(answer)
+    else:
+        click.echo(f"{key_id} is revoked")
+
+
+@click.command()
+@click.option("--tenant", default="", help="Else all.")
+@click.option("--from", "since", default="", help="A date or time, such as 2026-11-01.")
+@click.option("--to", "until", default="", help="Where it ends, exclusive.")
+@click.option("--group-by", type=click.Choice(_GROUPS), multiple=True, default=("tenant", "model"))
+@admin_options
+@JSON
+def usage(
+    *,
+    tenant: str,
+    since: str,
+    until: str,
+    group_by: tuple[str, ...],
+    client: AdminClient,
+    as_json: bool,
+) -> None:
+    """Show what was used, and what it costs."""
+    query = {"tenant": tenant, "from": since, "to": until, "group_by": ",".join(group_by)}
+    answer = client.ask("GET", "/admin/usage", query={k: v for k, v in query.items() if v})
+    if as_json:
+        _print_json(answer)
+        return
+    for row in answer["rows"]:
+        names = "\t".join(str(row.get(group, "")) for group in group_by)
+        figures = f"{row['requests']} requests\t{row['items']} items"
+        click.echo(f"{names}\t{figures}\t{row['cost']} {row['currency']}")
+
+
+def _print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -1,0 +1,131 @@
+"""Asks the admin listener, for commands that are shorter lived than an HTTP library's import."""
+
+import http.client
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import click
+import msgspec
+
+from gateway.cli.failures import ADMIN_REFUSED, Failure
+
+F = TypeVar("F", bound=Callable[..., Any])
+_TIMEOUT = 30.0
+
+
+class AdminClient:
+    """A client of one listener; a refusal is a `Failure` with what the listener said."""
+
+    def __init__(self, *, url: str, key: str) -> None:
+        self._url = url
+        self._key = key
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: object = None,
+    ) -> Any:
+        """Return the answer's JSON.
+
+        Raises:
+            Failure: nothing answers, or it refuses.
+        """
+        status, content = self._exchange(method, path, query or {}, body)
+        try:
+            answer = msgspec.json.decode(content)
+        except msgspec.DecodeError as error:
+            raise self._failure(f"answered {status} and no JSON") from error
+        if status >= http.client.BAD_REQUEST:
+            raise self._failure(_problem(answer))
+        return answer
+
+    def _exchange(
+        self, method: str, path: str, query: dict[str, str], body: object
+    ) -> tuple[int, bytes]:
+        parts = urlsplit(self._url)
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT)
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        target = parts.path.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            connection.request(
+                method,
+                target,
+                body=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+            )
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(f"cannot be reached ({error}); is the gateway running?") from error
+        finally:
+            connection.close()
+
+    def _failure(self, what: str) -> Failure:
+        return Failure(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
+
+
+def _problem(answer: Any) -> str:
+    if not isinstance(answer, dict):
+        return "refused"
+    place = f"{answer['file']}:{answer.get('line')}: " if answer.get("file") else ""
+    field = f"{answer['field']}: " if answer.get("field") else ""
+    return f"{place}{field}{answer.get('detail') or answer.get('title')}"
+
+
+def admin_options(command: F) -> F:
+    """Give `command` the options that say where the listener is; it takes an `AdminClient`."""
+
+    def connect(context: click.Context, _: click.Parameter, url: str) -> AdminClient:
+        key = context.meta["admin_key"] or _kept_key(context.meta["data_dir"])
+        return AdminClient(url=url, key=key)
+
+    for decorate in (
+        click.option(
+            "--admin-url",
+            "client",
+            envvar="SLUICEGATE_ADMIN_URL",
+            default="http://127.0.0.1:8081",
+            show_default=True,
+            callback=connect,
+        ),
+        click.option(
+            "--admin-key",
+            envvar="SLUICEGATE_ADMIN_KEY",
+            default="",
+            is_eager=True,
+            expose_value=False,
+            callback=_keep,
+            help="Else the one that `sluicegate up` keeps in its data directory.",
+        ),
+        click.option(
+            "--data-dir",
+            type=click.Path(path_type=Path),
+            envvar="SLUICEGATE_DATA_DIR",
+            default=".sluicegate",
+            is_eager=True,
+            expose_value=False,
+            callback=_keep,
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    context.meta[str(option.name)] = value
+    return value
+
+
+def _kept_key(data_dir: Path) -> str:
+    path = data_dir / "admin-key"
+    if os.access(path, os.R_OK):
+        return path.read_text().strip()
+    raise click.UsageError("no admin key; give `--admin-key` or set SLUICEGATE_ADMIN_KEY")

@@ -1,0 +1,72 @@
+"""`sluicegate config`: the configuration document."""
+
+from pathlib import Path
+
+import click
+import msgspec
+import yaml
+
+from gateway.cli.admin_client import AdminClient, admin_options
+from gateway.cli.failures import Failure
+from gateway.config.load import digest, explain, load_folder
+from gateway.errors import ConfigurationError
+from gateway.supervisor.errors import ExitCode
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def config() -> None:
+    """Check, show or reload the configuration document."""
+
+
+@config.command()
+@click.argument("folder", type=click.Path(path_type=Path), default="config")
+@JSON
+def check(folder: Path, *, as_json: bool) -> None:
+    """Check a folder of *.yaml files without a running gateway; an error names file and line."""
+    try:
+        document = load_folder(folder)
+    except ConfigurationError as error:
+        if not as_json:
+            raise Failure(explain(error), ExitCode.CONFIGURATION) from error
+        place = {"file": error.file, "line": error.line, "field": error.field}
+        _print_json({"valid": False, **place, "detail": error.detail})
+        raise SystemExit(ExitCode.CONFIGURATION) from error
+    if as_json:
+        _print_json({"valid": True, "digest": digest(document)})
+    else:
+        click.echo(f"`{folder}` is valid (digest {digest(document)})")
+
+
+@config.command()
+@admin_options
+@JSON
+def show(*, client: AdminClient, as_json: bool) -> None:
+    """Show what is served now: generation, workers that took it, and the whole document."""
+    answer = client.ask("GET", "/admin/config")
+    if as_json:
+        _print_json(answer)
+        return
+    click.echo(f"# generation {answer['generation']}, digest {answer['digest']}")
+    for name, outcome in answer["workers"].items():
+        click.echo(f"# {name}: {outcome}")
+    click.echo(yaml.safe_dump(answer["document"], sort_keys=False), nl=False)
+
+
+@config.command()
+@admin_options
+@JSON
+def reload(*, client: AdminClient, as_json: bool) -> None:
+    """Make the gateway read its configuration folder again; a broken document changes nothing."""
+    answer = client.ask("POST", "/admin/config/reload")
+    if as_json:
+        _print_json(answer)
+        return
+    click.echo(f"generation {answer['generation']}, digest {answer['digest']}")
+    for name, outcome in answer["workers"].items():
+        click.echo(f"{name}: {outcome}")
+
+
+def _print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

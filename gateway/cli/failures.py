@@ -1,0 +1,31 @@
+"""How a command fails: one line on standard error, and an exit code that says what it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from gateway.config.load import explain
+from gateway.errors import ConfigurationError
+from gateway.supervisor.errors import CannotStart, ExitCode
+
+ADMIN_REFUSED = 4
+
+
+class Failure(click.ClickException):
+    """A line and an exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code  # type: ignore[misc]  # click's other errors set it on the class
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """Turn what can go wrong at a start into a `Failure`."""
+    try:
+        yield
+    except CannotStart as error:
+        raise Failure(str(error), error.exit_code) from error
+    except ConfigurationError as error:
+        raise Failure(explain(error), ExitCode.CONFIGURATION) from error

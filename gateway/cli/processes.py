@@ -1,0 +1,50 @@
+"""Commands that become another process of this distribution."""
+
+import importlib.util
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from gateway.cli.failures import Failure
+from gateway.supervisor.errors import ExitCode
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_WORKERS = ("shipper", "billing", "request-log")
+
+
+@click.command(context_settings=_PASS_ON, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def backend(arguments: tuple[str, ...]) -> None:
+    """Run a backend: serves a model repository to gateways."""
+    _become("backends", "serve", *arguments)
+
+
+@click.command(context_settings=_PASS_ON, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def models(arguments: tuple[str, ...]) -> None:
+    """Look after a model repository."""
+    _become("backends", "models", *arguments)
+
+
+@click.command(short_help="Run a process that carries events.")
+@click.argument("name", type=click.Choice(_WORKERS))
+def worker(name: str) -> None:
+    """Run one of the processes that carry events; its settings are in the environment."""
+    _become("gateway", f"run-{name}")
+
+
+@click.command(short_help="Run the operators' listener alone.")
+def admin() -> None:
+    """Run the operators' listener alone; its settings are in the environment."""
+    _become("gateway", "run-admin")
+
+
+def _become(module: str, *arguments: str) -> NoReturn:
+    if module == "backends" and importlib.util.find_spec("onnxruntime") is None:
+        raise Failure(
+            "no model runtime is installed; run `pip install 'sluicegate[backend-cpu]'`",
+            ExitCode.FAILED,
+        )
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606

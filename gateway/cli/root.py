@@ -1,0 +1,33 @@
+"""`sluicegate`: every command, in the order that `--help` shows."""
+
+import click
+from typing_extensions import override
+
+from gateway.cli.accounts import keys, usage
+from gateway.cli.config import config
+from gateway.cli.processes import admin, backend, models, worker
+from gateway.cli.serving import gateway, up
+
+_EPILOG = (
+    "Exit codes: 0 done; 1 something failed or did not start; 2 wrong usage, or a port or data"
+    " directory is in use; 3 the configuration, the environment or a key is not valid; 4 the admin"
+    " listener cannot be reached or refused."
+)
+
+
+class _InOrder(click.Group):
+    """Lists commands as they were added."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sluicegate")
+def main() -> None:
+    """Sluicegate: a caching inference gateway and request router for small models."""
+
+
+for _command in (up, gateway, backend, worker, admin, config, keys, usage, models):
+    main.add_command(_command)

@@ -1,0 +1,126 @@
+"""`sluicegate up` and `sluicegate gateway`: serve until a signal."""
+
+import os
+import re
+from pathlib import Path
+
+import click
+import msgspec
+
+from gateway.cli.failures import failing
+from gateway.settings import load_settings
+from gateway.supervisor.plan import UpOptions
+from gateway.supervisor.serve import run_gateway
+from gateway.supervisor.up import run_up
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+PORT = click.IntRange(1, 65_535)
+_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+
+
+def _default_workers() -> int:
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(map(_REGION.fullmatch, names)) or len(set(names)) != len(names):
+        raise click.BadParameter("give different names, such as `eu,us`")
+    return names
+
+
+@click.command(short_help="Run everything on this machine.")
+@click.option("--port", type=PORT, envvar="SLUICEGATE_PORT", default=8080, show_default=True)
+@click.option(
+    "--admin-port", type=PORT, envvar="SLUICEGATE_ADMIN_PORT", default=8081, show_default=True
+)
+@click.option("--host", envvar="SLUICEGATE_HOST", default="127.0.0.1", show_default=True)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Gateway processes.  [default: cores - 1, at least 1]",
+)
+@click.option(
+    "--regions",
+    callback=_regions,
+    default="eu,us",
+    show_default=True,
+    help="One backend each; the first is the preferred one.",
+)
+@click.option(
+    "--data-dir",
+    type=FOLDER,
+    envvar="SLUICEGATE_DATA_DIR",
+    default=".sluicegate",
+    show_default=True,
+)
+@click.option(
+    "--config", type=FOLDER, envvar="SLUICEGATE_CONFIG", default="config", show_default=True
+)
+@click.option("--models", type=FOLDER, help="Model repository.  [default: <data-dir>/models]")
+@click.option(
+    "--admin-key",
+    envvar="SLUICEGATE_ADMIN_KEY",
+    show_envvar=True,
+    default="",
+    help="Else one is generated, shown, and kept in <data-dir>/admin-key.",
+)
+@click.option(
+    "--demo-key",
+    envvar="SLUICEGATE_DEMO_KEY",
+    show_envvar=True,
+    default="",
+    help="Else one is generated, shown, and kept in <data-dir>/demo-key.",
+)
+def up(
+    *,
+    port: int,
+    admin_port: int,
+    host: str,
+    workers: int | None,
+    regions: tuple[str, ...],
+    data_dir: Path,
+    config: Path,
+    models: Path | None,
+    admin_key: str,
+    demo_key: str,
+) -> None:
+    """Run everything on this machine: Valkey, backends, workers, billing and operators' listener.
+
+    Needs no server installed. Who runs, and where, is in <data-dir>/processes.json.
+    """
+    if port == admin_port:
+        raise click.UsageError("`--port` and `--admin-port` must differ")
+    with failing():
+        settings = msgspec.structs.replace(
+            load_settings(),
+            port=port,
+            admin_port=admin_port,
+            host=host,
+            data_dir=data_dir,
+            config=config,
+        )
+        options = UpOptions(
+            workers=workers or _default_workers(),
+            regions=regions,
+            models=models,
+            admin_key=admin_key,
+            demo_key=demo_key,
+        )
+        run_up(settings, options, say=click.echo)
+
+
+@click.command(short_help="Run the gateway of one machine, in production.")
+@click.option("--workers", type=click.IntRange(1, 256), help="[default: cores - 1, at least 1]")
+@click.option("--admin/--no-admin", default=True, help="Run the operators' listener too.")
+def gateway(*, workers: int | None, admin: bool) -> None:
+    """Run the gateway of one machine in production: workers, event shipper, operators' listener.
+
+    Everything else is told by the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
+    SLUICEGATE_HOST, SLUICEGATE_PORT, SLUICEGATE_ADMIN_HOST, SLUICEGATE_ADMIN_PORT,
+    SLUICEGATE_ADMIN_KEY, SLUICEGATE_CACHE_URL, SLUICEGATE_STATE_URL, SLUICEGATE_LEDGER_URL,
+    SLUICEGATE_SECRET, SLUICEGATE_BACKEND_TOKEN.
+    """
+    with failing():
+        settings = load_settings()
+        run_gateway(settings, workers=workers or _default_workers(), admin=admin, say=click.echo)

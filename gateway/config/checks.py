@@ -1,0 +1,169 @@
+"""What makes a well-formed document wrong in meaning."""
+
+import datetime as dt
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlsplit
+
+from gateway.config.document import Document, LimitsEntry, PriceEntry, RegionEntry
+from gateway.config.shape import Finding
+from gateway.config.tree import Path
+from gateway.types import Rule
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
+_CURRENCY = re.compile(r"[A-Z]{3}")
+_UNITS = ("requests", "items")
+_NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
+
+
+def findings(document: Document) -> Iterator[Finding]:
+    """Yield everything that is wrong with `document`, in its order."""
+    yield from _regions(document.regions)
+    for name, entry in document.models.items():
+        yield from _named(name, ("models", name))
+        yield from _at_least(entry.cache_ttl, 0, ("models", name, "cache_ttl"))
+    yield from _deadline(document)
+    yield from _cache(document)
+    yield from _at_least(document.request.max_body_bytes, 1, ("request", "max_body_bytes"))
+    yield from _at_least(document.request.max_items, 1, ("request", "max_items"))
+    yield from _limits(document.limits)
+    yield from _routing(document)
+    yield from _prices(document.prices)
+
+
+def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[Finding]:
+    """Yield what is wrong with a list of limits, wherever it stands."""
+    rules = tuple(rules)
+    for index, rule in enumerate(rules):
+        here = (*path, index)
+        if not _RULE_NAME.fullmatch(rule.name):
+            detail = f"`{rule.name}` must be 1 to 32 letters, digits or `_`"
+            yield Finding((*here, "name"), detail)
+        if rule.unit not in _UNITS:
+            yield Finding((*here, "unit"), f"`{rule.unit}` must be `requests` or `items`")
+        yield from _at_least(rule.capacity, 1, (*here, "capacity"))
+        yield from _positive(rule.window, (*here, "window"))
+    yield from _unique([rule.name for rule in rules], path, "name")
+
+
+def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:
+    owners: dict[str, Path] = {}
+    for index, region in enumerate(regions):
+        here: Path = ("regions", index)
+        yield from _named(region.name, (*here, "name"))
+        for pool_index, pool in enumerate(region.pools):
+            pool_path = (*here, "pools", pool_index)
+            yield from _named(pool.name, (*pool_path, "name"))
+            for backend_index, backend in enumerate(pool.backends):
+                path = (*pool_path, "backends", backend_index)
+                yield from _named(backend.id, (*path, "id"))
+                if backend.id in owners:
+                    yield Finding((*path, "id"), f"another backend is called `{backend.id}`")
+                owners[backend.id] = path
+                yield from _url(backend.url, (*path, "url"))
+                yield from _positive(backend.weight, (*path, "weight"))
+        yield from _unique([pool.name for pool in region.pools], (*here, "pools"), "name")
+    yield from _unique([region.name for region in regions], ("regions",), "name")
+
+
+def _deadline(document: Document) -> Iterator[Finding]:
+    deadline = document.deadline
+    yield from _positive(deadline.default, ("deadline", "default"))
+    yield from _positive(deadline.maximum, ("deadline", "maximum"))
+    if deadline.default > deadline.maximum:
+        yield Finding(("deadline", "default"), "must not be longer than `deadline.maximum`")
+
+
+def _cache(document: Document) -> Iterator[Finding]:
+    cache = document.cache
+    yield from _at_least(cache.memory_bytes, 0, ("cache", "memory_bytes"))
+    yield from _positive(cache.redis_timeout, ("cache", "redis_timeout"))
+    yield from _between(cache.ttl_jitter, ("cache", "ttl_jitter"))
+    yield from _at_least(cache.refusal_ttl, 0, ("cache", "refusal_ttl"))
+
+
+def _limits(limits: LimitsEntry) -> Iterator[Finding]:
+    yield from rule_findings(limits.tenant, ("limits", "tenant"))
+    yield from rule_findings(limits.key, ("limits", "key"))
+    yield from _between(limits.local_share, ("limits", "local_share"))
+
+
+def _routing(document: Document) -> Iterator[Finding]:
+    routing = document.routing
+    for name in ("attempts", "eject_after", "max_calls_per_backend"):
+        yield from _at_least(getattr(routing, name), 1, ("routing", name))
+    durations = (
+        "attempt_timeout",
+        "connect_timeout",
+        "probe_interval",
+        "probe_timeout",
+        "eject_for",
+    )
+    for name in durations:
+        yield from _positive(getattr(routing, name), ("routing", name))
+
+
+def _prices(prices: tuple[PriceEntry, ...]) -> Iterator[Finding]:
+    seen: set[tuple[str, str]] = set()
+    for index, price in enumerate(prices):
+        here: Path = ("prices", index)
+        if not _is_date(price.since):
+            yield Finding((*here, "since"), f"`{price.since}` must be a date such as `2026-01-31`")
+        if not _CURRENCY.fullmatch(price.currency):
+            detail = f"`{price.currency}` must be three capital letters such as `EUR`"
+            yield Finding((*here, "currency"), detail)
+        for name in ("hit", "computed", "row", "token"):
+            yield from _at_least(getattr(price, name), 0, (*here, name))
+        if (price.model, price.since) in seen:
+            detail = f"`{price.model}` has another price from {price.since} on"
+            yield Finding((*here, "since"), detail)
+        seen.add((price.model, price.since))
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return dt.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def _url(url: str, path: Path) -> Iterator[Finding]:
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    else:
+        valid = valid and not (parts.query or parts.fragment or parts.username)
+    if not valid:
+        yield Finding(path, "must be a URL such as `http://10.0.0.5:9000`")
+
+
+def _named(name: str, path: Path) -> Iterator[Finding]:
+    if not _NAME.fullmatch(name):
+        yield Finding(path, f"`{name[:80]}` {_NAME_RULE}")
+
+
+def _unique(names: list[str], path: Path, field: str) -> Iterator[Finding]:
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    for name in sorted(repeated):
+        index = len(names) - 1 - names[::-1].index(name)
+        yield Finding((*path, index, field), f"`{name}` is given twice")
+
+
+def _at_least(value: float, minimum: int, path: Path) -> Iterator[Finding]:
+    if not (math.isfinite(value) and value >= minimum):
+        yield Finding(path, f"must be at least {minimum}, got {value:g}")
+
+
+def _positive(value: float, path: Path) -> Iterator[Finding]:
+    if not (math.isfinite(value) and value > 0):
+        yield Finding(path, f"must be more than 0, got {value:g}")
+
+
+def _between(value: float, path: Path) -> Iterator[Finding]:
+    if not 0 <= value <= 1:
+        yield Finding(path, f"must be from 0 to 1, got {value:g}")

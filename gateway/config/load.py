@@ -1,0 +1,107 @@
+"""Reads a configuration document: YAML texts in, a checked `Document` out."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gateway.config import checks, tree
+from gateway.config.document import Document, RegionEntry
+from gateway.config.shape import Misfit, shape
+from gateway.config.sources import Source, read_folder, read_source
+from gateway.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a placement file says: where the backends really are."""
+
+    regions: tuple[RegionEntry, ...] = ()
+
+
+def load_folder(folder: Path, *, placement: Path | None = None) -> Document:
+    """Return the document of `folder`, with the regions of the `placement` file if there is one.
+
+    Raises:
+        ConfigurationError: the first thing that is wrong, with its file, line and field.
+    """
+    return load_sources(read_folder(folder), placement=placement)
+
+
+def load_sources(sources: Sequence[Source], *, placement: Path | None = None) -> Document:
+    """Return the document that `sources` make together; a section may stand in one of them only.
+
+    Raises:
+        ConfigurationError: the first thing that is wrong, with its file, line and field.
+    """
+    values, places = _join(sources)
+    if placement is not None:
+        overlay = tree.parse(read_source(placement))
+        _shape(overlay.values, Placement, overlay.places)
+        values = values | overlay.values
+        places = places | overlay.places
+    document = _shape(values, Document, places)
+    for finding in checks.findings(document):
+        raise _located(finding.path, finding.detail, places)
+    return document
+
+
+def load_text(text: str, *, name: str = "document", placement: Path | None = None) -> Document:
+    """Return the document of one text, such as a posted one.
+
+    Raises:
+        ConfigurationError: the first thing that is wrong, with its line and field.
+    """
+    return load_sources((Source(name=name, text=text),), placement=placement)
+
+
+def digest(document: Document) -> str:
+    """Return 16 hex digits that are equal where documents mean the same."""
+    encoded = msgspec.json.encode(document, order="sorted")
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
+
+
+def explain(error: ConfigurationError) -> str:
+    """Return `error` as one line: `config/gateway.yaml:12: models.x.cache_ttl: what is wrong`."""
+    place = ""
+    if error.file is not None:
+        place = error.file if error.line is None else f"{error.file}:{error.line}"
+    return ": ".join(part for part in (place, error.field, error.detail) if part)
+
+
+def _join(
+    sources: Sequence[Source],
+) -> tuple[dict[str, object], dict[tree.Path, tree.Place]]:
+    values: dict[str, object] = {}
+    places: dict[tree.Path, tree.Place] = {}
+    for source in sources:
+        parsed = tree.parse(source)
+        for section in parsed.values:
+            if section in values:
+                other = places[section,].file
+                raise _located((section,), f"the section stands in `{other}` too", parsed.places)
+        values |= parsed.values
+        places |= parsed.places
+    return values, places
+
+
+def _shape(values: object, kind: type[T], places: Mapping[tree.Path, tree.Place]) -> T:
+    try:
+        return shape(values, kind)
+    except Misfit as error:
+        raise _located(error.path, error.detail, places) from error
+
+
+def _located(
+    path: tree.Path, detail: str, places: Mapping[tree.Path, tree.Place]
+) -> ConfigurationError:
+    place = tree.place_of(places, path)
+    return ConfigurationError(
+        detail,
+        file=None if place is None else place.file,
+        line=None if place is None else place.line,
+        field=tree.field_name(path),
+    )

@@ -1,0 +1,87 @@
+"""Plain values to the document's structs; an error names the field it is about."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+
+import msgspec
+
+from gateway.config.tree import Path
+
+T = TypeVar("T")
+
+
+class Misfit(Exception):
+    """A value does not fit the document; `path` says which."""
+
+    def __init__(self, path: Path, detail: str) -> None:
+        super().__init__(detail)
+        self.path = path
+        self.detail = detail
+
+
+class Finding(NamedTuple):
+    """Something that is wrong in meaning, not in shape."""
+
+    path: Path
+    detail: str
+
+
+def shape(values: object, kind: type[T]) -> T:
+    """Return `values` as a `kind`.
+
+    Raises:
+        Misfit: they do not fit.
+    """
+    _inspect(values, kind, ())
+    return msgspec.convert(values, kind)
+
+
+def _inspect(value: object, kind: Any, path: Path) -> None:
+    """Find the misfit in document order; msgspec's own paths do not name the keys of mappings."""
+    origin = get_origin(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        _inspect_struct(value, kind, path)
+    elif origin is dict:
+        for key, entry in _mapping(value, path).items():
+            _inspect(entry, get_args(kind)[1], (*path, key))
+    elif origin is tuple:
+        if not isinstance(value, list):
+            _misfit(path, "expected a list", value)
+        for index, entry in enumerate(value):
+            _inspect(entry, get_args(kind)[0], (*path, index))
+    else:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            detail = str(error)
+            raise Misfit(path, detail[0].lower() + detail[1:]) from error
+
+
+def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> None:
+    entries = _mapping(value, path)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    for key, entry in entries.items():
+        if key not in fields:
+            raise Misfit((*path, key), _unknown(key, list(fields)))
+        _inspect(entry, fields[key].type, (*path, key))
+    for name, field in fields.items():
+        if field.required and name not in entries:
+            raise Misfit(path, f"the field `{name}` is missing")
+
+
+def _mapping(value: object, path: Path) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        _misfit(path, "expected a mapping", value)
+    return value
+
+
+def _misfit(path: Path, expected: str, value: object) -> NoReturn:
+    got = "nothing" if value is None else f"`{type(value).__name__}`"
+    raise Misfit(path, f"{expected}, got {got}")
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean `{close[0]}`?" if close else f"; known: {', '.join(sorted(known))}"
+    return f"unknown field `{key}`{hint}"

@@ -1,0 +1,54 @@
+"""The texts a configuration document is made of, and reading them from a folder."""
+
+from pathlib import Path
+
+import msgspec
+
+from gateway.errors import ConfigurationError
+
+MAX_SOURCE_BYTES = 4 * 1024 * 1024
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """One YAML text; `name` is what errors call it, a path where it came from a file."""
+
+    name: str
+    text: str
+
+
+def read_folder(folder: Path) -> tuple[Source, ...]:
+    """Return every `*.yaml` of `folder`, ordered by name.
+
+    Raises:
+        ConfigurationError: there is no such folder, it holds no document, or a file is unreadable.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"`{folder}` is not a folder; name one that holds `*.yaml` files", file=str(folder)
+        )
+    paths = sorted(path for path in folder.glob("*.yaml") if path.is_file())
+    if not paths:
+        raise ConfigurationError(f"`{folder}` holds no `*.yaml` file", file=str(folder))
+    return tuple(read_source(path) for path in paths)
+
+
+def read_source(path: Path) -> Source:
+    """Return the text of one file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is not UTF-8 or is far too large.
+    """
+    name = str(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file cannot be read: {error.strerror or error}", file=name
+        ) from error
+    if len(content) > MAX_SOURCE_BYTES:
+        raise ConfigurationError(f"the file is larger than {MAX_SOURCE_BYTES} bytes", file=name)
+    try:
+        return Source(name=name, text=content.decode())
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError("the file is not UTF-8", file=name, line=line) from error

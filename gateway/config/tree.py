@@ -1,0 +1,147 @@
+"""YAML text to plain values, keeping the line every value stands on."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import yaml
+
+from gateway.config.sources import Source
+from gateway.errors import ConfigurationError
+
+Path = tuple[str | int, ...]
+"""Where a value is in the document: keys and list positions from the top."""
+
+MAX_NODES = 200_000
+_PLAIN_TAGS = frozenset(
+    f"tag:yaml.org,2002:{name}"
+    for name in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
+)
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A line of a source, counted from 1."""
+
+    file: str
+    line: int
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """A text as plain values, and the place of each."""
+
+    values: dict[str, Any]  # Any: what a YAML text may hold is not known before it is checked
+    places: dict[Path, Place]
+
+
+def field_name(path: Path) -> str:
+    """Return `path` as operators write it, such as `regions[0].pools[1].name`."""
+    name = ""
+    for part in path:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        else:
+            name += f".{part}" if name else part
+    return name
+
+
+def place_of(places: Mapping[Path, Place], path: Path) -> Place | None:
+    """Return the place of `path`, or that of the nearest value around it."""
+    for length in range(len(path), -1, -1):
+        if (place := places.get(path[:length])) is not None:
+            return place
+    return None
+
+
+def parse(source: Source) -> Tree:
+    """Return the values of `source`, whose top must be a mapping; an empty text is an empty one.
+
+    Raises:
+        ConfigurationError: the text is no YAML, or uses what a document may not.
+    """
+    try:
+        node = yaml.compose(source.text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as error:
+        raise _syntax_error(source, error) from error
+    if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
+        return Tree(values={}, places={(): Place(source.name, 1)})
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigurationError(
+            "the top of the document must be a mapping such as `models:`",
+            file=source.name,
+            line=_line(node),
+        )
+    builder = _Builder(source.name)
+    values = builder.build(node, ())
+    return Tree(values=values, places=builder.places)
+
+
+class _Builder:
+    """Turns nodes into values; refuses duplicate keys, foreign tags and texts that explode."""
+
+    def __init__(self, file: str) -> None:
+        self.places: dict[Path, Place] = {}
+        self._file = file
+        self._scalars = yaml.SafeLoader("")
+        self._open: set[int] = set()
+        self._nodes = 0
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise self._error(node, path, "the document is too large once its aliases are expanded")
+        if node.tag not in _PLAIN_TAGS:
+            raise self._error(node, path, f"the tag `{node.tag}` is not allowed here")
+        self.places.setdefault(path, Place(self._file, _line(node)))
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if id(node) in self._open:
+            raise self._error(node, path, "the value contains itself through an alias")
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return {
+                    key: self.build(value, (*path, key)) for key, value in self._pairs(node, path)
+                }
+            return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
+        finally:
+            self._open.discard(id(node))
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        if node.tag == _TIMESTAMP_TAG:
+            return node.value  # dates travel as text, quoted or not
+        try:
+            return self._scalars.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            raise self._error(node, path, f"`{node.value}` cannot be read") from error
+
+    def _pairs(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, yaml.Node]]:
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._error(key_node, path, "a key must be a word")
+            if key_node.tag == _MERGE_TAG:
+                raise self._error(
+                    key_node, path, "merge keys (`<<`) are not supported; write the fields out"
+                )
+            key = key_node.value  # as written: `no` and `1` stay names
+            if key in seen:
+                raise self._error(key_node, (*path, key), "the field is given twice")
+            seen.add(key)
+            self.places[(*path, key)] = Place(self._file, _line(key_node))
+            yield key, value_node
+
+    def _error(self, node: yaml.Node, path: Path, detail: str) -> ConfigurationError:
+        return ConfigurationError(detail, file=self._file, line=_line(node), field=field_name(path))
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _syntax_error(source: Source, error: yaml.YAMLError) -> ConfigurationError:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    line = mark.line + 1 if mark is not None else None
+    return ConfigurationError(f"not valid YAML: {problem}", file=source.name, line=line)

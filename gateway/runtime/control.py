@@ -1,0 +1,237 @@
+"""What the state Redis holds about configuration: what is published, and who took it.
+
+Keys share one hash tag, so that a script may use several of them on a Redis Cluster:
+`sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`, `:workers`,
+`:reports`, `:epochs`. Channel `sg:{config}:changed` says that something is new; who misses a
+message finds out by asking for the versions.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import Any, TypeVar, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.config.sources import Source
+from gateway.errors import DependencyUnavailable
+
+T = TypeVar("T")
+
+_PREFIX = "sg:{config}:"
+_ACTIVE = _PREFIX + "active"
+_GENERATION = _PREFIX + "generation"
+_HISTORY = _PREFIX + "history"
+_WORKERS = _PREFIX + "workers"
+_REPORTS = _PREFIX + "reports"
+_EPOCHS = _PREFIX + "epochs"
+_CHANGED = _PREFIX + "changed"
+_KEPT = 50
+_ACKS_KEPT = 86_400
+_LIVE = 5
+
+# Publishes only on top of the generation its author saw.
+_PUBLISH = """
+local current = tonumber(redis.call('GET', KEYS[1]) or '0')
+if current ~= tonumber(ARGV[1]) then return current end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3])
+redis.call('LPUSH', KEYS[3], ARGV[3])
+redis.call('LTRIM', KEYS[3], 0, ARGV[4])
+redis.call('PUBLISH', ARGV[5], 'config')
+return -1
+"""
+# The clock is the server's, so that machines need not agree on theirs.
+_HEARTBEAT = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3] * 60)) do
+  redis.call('ZREM', KEYS[1], gone)
+  redis.call('HDEL', KEYS[2], gone)
+end
+return now
+"""
+_LIVE_WORKERS = """
+local now = tonumber(redis.call('TIME')[1])
+return redis.call('ZRANGEBYSCORE', KEYS[1], now - ARGV[1], '+inf')
+"""
+
+
+class Topic(StrEnum):
+    """What may change: the document, the cache's epochs, or tenants and keys."""
+
+    CONFIG = "config"
+    EPOCHS = "epochs"
+    ACCOUNTS = "accounts"
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """A published document.
+
+    `origin` is the generation whose text it is: another's after a rollback. `folder_digest` is
+    that of the configuration folder when it was last published: it tells whether the folder was
+    edited since.
+    """
+
+    generation: int
+    origin: int
+    digest: str
+    sources: tuple[Source, ...]
+    author: str
+    reason: str
+    time: float
+    folder_digest: str = ""
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """A number for each topic; it changes when the topic does."""
+
+    config: int = 0
+    epochs: int = 0
+    accounts: int = 0
+
+    def of(self, topic: Topic) -> int:
+        """Return the version of `topic`."""
+        return int(getattr(self, topic.value))
+
+
+class Control:
+    """Reads and writes those keys. Every method may raise `DependencyUnavailable`."""
+
+    def __init__(self, redis: "Redis") -> None:
+        self._redis = redis
+
+    async def versions(self) -> Versions:
+        """Return what is newest, topic by topic."""
+        keys = (_GENERATION, _version(Topic.EPOCHS), _version(Topic.ACCOUNTS))
+        config, epochs, accounts = await self._ask(self._redis.mget(*keys))
+        return Versions(
+            config=int(config or 0), epochs=int(epochs or 0), accounts=int(accounts or 0)
+        )
+
+    async def active(self) -> Published | None:
+        """Return the published document; `None` before the first one."""
+        found = await self._ask(self._redis.get(_ACTIVE))
+        return None if found is None else msgspec.msgpack.decode(found, type=Published)
+
+    async def history(self) -> list[Published]:
+        """Return what was published, the newest first."""
+        found = await self._ask(self._redis.lrange(_HISTORY, 0, -1))
+        return [msgspec.msgpack.decode(entry, type=Published) for entry in found]
+
+    async def publish(self, published: Published) -> bool:
+        """Make `published` active; `False` where another was published since its author looked."""
+        answer = await self._script(
+            _PUBLISH,
+            (_GENERATION, _ACTIVE, _HISTORY),
+            published.generation - 1,
+            published.generation,
+            msgspec.msgpack.encode(published),
+            _KEPT - 1,
+            _CHANGED,
+        )
+        return int(answer) == -1
+
+    async def epochs(self) -> dict[str, int]:
+        """Return the cache's epochs by `tenant:<id>` and `model:<name>`."""
+        found = await self._ask(self._redis.hgetall(_EPOCHS))
+        return {name.decode(): int(value) for name, value in found.items()}
+
+    async def raise_epoch(self, name: str) -> int:
+        """Make every cached answer of `name` unreachable; return the version to wait for."""
+        await self._ask(self._redis.hincrby(_EPOCHS, name, 1))
+        return await self.touch(Topic.EPOCHS)
+
+    async def touch(self, topic: Topic) -> int:
+        """Tell everybody that `topic` changed; return the version to wait for."""
+        version = await self._ask(self._redis.incr(_version(topic)))
+        await self._ask(self._redis.publish(_CHANGED, topic.value))
+        return int(version)
+
+    async def acknowledge(
+        self, worker: str, topic: Topic, version: int, outcome: str = "ok"
+    ) -> None:
+        """Record that `worker` took `version`, or why it could not."""
+        key = _acks(topic, version)
+        await self._ask(self._redis.hset(key, worker, outcome))
+        await self._ask(self._redis.expire(key, _ACKS_KEPT))
+
+    async def acknowledgements(self, topic: Topic, version: int) -> dict[str, str]:
+        """Return the outcome by worker."""
+        found = await self._ask(self._redis.hgetall(_acks(topic, version)))
+        return {worker.decode(): outcome.decode() for worker, outcome in found.items()}
+
+    async def settled(
+        self, topic: Topic, version: int, *, within: float, interval: float = 0.02
+    ) -> dict[str, str]:
+        """Wait until every live worker acknowledged; `pending` stands for who did not in time.
+
+        Where a newer version takes the place of `version`, that is the one waited for.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within
+        while True:
+            workers = await self.workers()
+            acks = await self.acknowledgements(topic, version)
+            outcomes = {worker: acks.get(worker, "pending") for worker in workers}
+            if "pending" not in outcomes.values() or loop.time() >= deadline:
+                return outcomes
+            await asyncio.sleep(interval)
+            version = max(version, (await self.versions()).of(topic))
+
+    async def heartbeat(self, worker: str, report: bytes) -> None:
+        """Say that `worker` lives, and leave its `report` (JSON)."""
+        await self._script(_HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
+
+    async def leave(self, worker: str) -> None:
+        """Say that nobody need wait for `worker` any more."""
+        await self._ask(self._redis.zrem(_WORKERS, worker))
+        await self._ask(self._redis.hdel(_REPORTS, worker))
+
+    async def workers(self) -> list[str]:
+        """Return the workers that gave a sign of life within the last seconds."""
+        found = await self._script(_LIVE_WORKERS, (_WORKERS,), _LIVE)
+        return sorted(worker.decode() for worker in found)
+
+    async def reports(self) -> dict[str, bytes]:
+        """Return the last report (JSON) of each live worker."""
+        found = await self._ask(self._redis.hgetall(_REPORTS))
+        live = set(await self.workers())
+        return {name.decode(): text for name, text in found.items() if name.decode() in live}
+
+    @asynccontextmanager
+    async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+        """Give a function that waits a second for news and says whether there was some.
+
+        Its connection is its own, so that it may be cancelled.
+        """
+        async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+            await self._ask(pubsub.subscribe(_CHANGED))
+
+            async def heard() -> bool:
+                return await self._ask(pubsub.get_message(timeout=1.0)) is not None
+
+            yield heard
+
+    async def _script(self, script: str, keys: Sequence[str], *values: str | bytes | int) -> Any:
+        return await self._ask(self._redis.eval(script, len(keys), *keys, *values))
+
+    async def _ask(self, question: Any) -> Any:  # Any: redis-py answers by command
+        try:
+            return await cast("Awaitable[Any]", question)
+        except (RedisError, OSError) as error:
+            raise DependencyUnavailable(
+                "the state Redis cannot be reached; try again in a moment", retry_after=1.0
+            ) from error
+
+
+def _version(topic: Topic) -> str:
+    return f"{_PREFIX}version:{topic.value}"
+
+
+def _acks(topic: Topic, version: int) -> str:
+    return f"{_PREFIX}acks:{topic.value}:{version}"

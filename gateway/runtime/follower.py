@@ -1,0 +1,170 @@
+"""Keeps a worker on the published configuration: hears of a change, prepares, takes, confirms."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from redis.asyncio import Redis
+
+from gateway.config.load import explain, load_sources
+from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError
+from gateway.runtime.control import Control, Published, Topic, Versions
+from gateway.runtime.runtime import Runtime, compile_runtime, folder_runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+
+_log = logging.getLogger(__name__)
+_NEVER = Versions(config=-1, epochs=-1, accounts=-1)
+
+
+def identity(settings: Settings) -> str:
+    """Return the worker's name among those of every gateway that shares the Redis."""
+    folder = str(settings.data_dir.absolute()).encode()
+    place = hashlib.blake2b(folder, digest_size=3).hexdigest()
+    return f"{socket.gethostname()}:{place}:{settings.worker}"
+
+
+async def first_runtime(redis: Redis, settings: Settings) -> Runtime:
+    """Return the published runtime, or that of the configuration folder where there is none.
+
+    Raises:
+        ConfigurationError: nothing valid is published, and the folder is not valid either.
+    """
+    control = Control(redis)
+    try:
+        published = await control.active()
+        if published is not None:
+            return await _compile(published, await control.epochs(), settings)
+    except (DependencyUnavailable, ConfigurationError) as error:
+        _log.warning("the published configuration is not used", extra={"reason": str(error)})
+    return await asyncio.to_thread(folder_runtime, settings.config, settings.placement)
+
+
+class RuntimeFollower:
+    """Follows the state Redis while it is entered; without Redis nothing changes.
+
+    `report` makes the JSON that a worker leaves with each sign of life; `accounts_changed` is
+    awaited when tenants or keys changed, before that is acknowledged.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: RuntimeStore,
+        redis: Redis,
+        settings: Settings,
+        report: Callable[[], bytes] = lambda: b"{}",
+        accounts_changed: Callable[[], Awaitable[None]] | None = None,
+        poll: float = 1.0,
+    ) -> None:
+        self._store = store
+        self._control = Control(redis)
+        self._settings = settings
+        self._worker = identity(settings)
+        self._report = report
+        self._accounts_changed = accounts_changed
+        self._poll = poll
+        self._seen = _NEVER
+        self._news = asyncio.Event()
+        self._stopping = False
+        self._reached = True
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._step()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._listen())]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopping = True
+        self._news.set()
+        follow, listen = self._tasks
+        listen.cancel()  # its connection is its own and is closed with it
+        await asyncio.wait([follow, listen])
+        with contextlib.suppress(DependencyUnavailable):
+            await self._control.leave(self._worker)
+
+    async def _follow(self) -> None:
+        while not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), self._poll)
+            self._news.clear()
+            if not self._stopping:
+                await self._step()
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with self._control.changes() as heard:
+                    while True:
+                        if await heard():
+                            self._news.set()
+            except DependencyUnavailable:
+                await asyncio.sleep(self._poll)  # meanwhile the poll finds out
+
+    async def _step(self) -> None:
+        try:
+            await self._control.heartbeat(self._worker, self._report())
+            newest = await self._control.versions()
+            if newest.config != self._seen.config or newest.epochs != self._seen.epochs:
+                await self._take_config(newest)
+            if newest.accounts != self._seen.accounts:
+                await self._take_accounts(newest)
+            self._seen = newest
+            self._connected(True)
+        except DependencyUnavailable:
+            self._connected(False)
+        except Exception:  # noqa: BLE001 - a bug in one step must not end the following of later ones
+            _log.exception("a step of following the configuration failed")
+
+    def _connected(self, reached: bool) -> None:  # noqa: FBT001
+        if self._reached and not reached:
+            _log.warning("the state Redis cannot be reached; the configuration stays as it is")
+        elif reached and not self._reached:
+            _log.info("the state Redis is reached again")
+        self._reached = reached
+
+    async def _take_config(self, newest: Versions) -> None:
+        published = await self._control.active()
+        epochs = await self._control.epochs()
+        current = self._store.current
+        generation = current.generation if published is None else published.generation
+        outcome = "ok"
+        try:
+            if published is not None and generation != current.generation:
+                await self._store.swap(await _compile(published, epochs, self._settings))
+            elif dict(current.epochs) != epochs:
+                await self._store.swap(msgspec.structs.replace(current, epochs=epochs))
+        except ConfigurationError as error:
+            outcome = explain(error)
+        except GatewayError as error:
+            outcome = error.detail
+        except Exception as error:  # noqa: BLE001 - a hook failed: this worker stays, its author is told
+            _log.exception("a new configuration was not taken")
+            outcome = f"the worker failed to take it: {type(error).__name__}"
+        await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
+        await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, outcome)
+
+    async def _take_accounts(self, newest: Versions) -> None:
+        if self._accounts_changed is not None:
+            await self._accounts_changed()
+        await self._control.acknowledge(self._worker, Topic.ACCOUNTS, newest.accounts)
+
+
+async def _compile(published: Published, epochs: dict[str, int], settings: Settings) -> Runtime:
+    document = await asyncio.to_thread(
+        load_sources, published.sources, placement=settings.placement
+    )
+    return compile_runtime(document, published.generation, epochs)

@@ -1,0 +1,43 @@
+"""Makes the ledger and the demo tenant: a step of `sluicegate up`, run in a process of its own.
+
+It keeps SQL out of the supervisor, which starts sooner and stays small.
+"""
+
+import contextlib
+
+from gateway.auth.keys import hash_key
+from gateway.errors import Conflict
+from gateway.ledger.ledger import Ledger
+from gateway.settings import Settings
+from gateway.supervisor.errors import CannotStart
+from gateway.types import Rule
+
+DEMO_TENANT = "demo"
+_ACTOR = "sluicegate up"
+# Far above what one machine serves, and enforced like anybody's.
+_DEMO_RULES = (
+    Rule(name="minute", unit="requests", capacity=10_000_000, window=60.0),
+    Rule(name="items", unit="items", capacity=10_000_000, window=60.0),
+)
+
+
+def bootstrap(settings: Settings, demo_key: str) -> None:
+    """Make sure that the ledger exists, and that `demo_key` is a key of the demo tenant.
+
+    Raises:
+        CannotStart: the key was revoked, or belongs to another tenant.
+    """
+    with Ledger(settings.ledger) as ledger:
+        accounts = ledger.accounts
+        with contextlib.suppress(Conflict):  # a later start
+            accounts.create_tenant(
+                DEMO_TENANT, name="Demonstration", rules=_DEMO_RULES, actor=_ACTOR
+            )
+        key_hash = hash_key(demo_key)
+        known = accounts.find_key(key_hash)
+        if known is None:
+            accounts.create_key(DEMO_TENANT, key_hash=key_hash, name="demo", actor=_ACTOR)
+        elif known.revoked is not None or known.tenant != DEMO_TENANT:
+            raise CannotStart(
+                "the demo key was revoked, or is another tenant's; give another with `--demo-key`"
+            )

@@ -1,0 +1,136 @@
+"""Keeps one process running: starts it, starts it again when it crashes, stops it."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.supervisor.backoff import Backoff
+from gateway.supervisor.errors import CannotStart
+from gateway.supervisor.spawn import Spawner
+from gateway.supervisor.spec import ProcessSpec
+
+_PROBE_INTERVAL = 0.05
+
+
+class Child:
+    """A process of `spec`; `say` prints for the operator.
+
+    `changed` is called whenever `pid` changed, with the pid that ended where one did. Before the
+    process was ready once, its end is final and `until_ready` raises; after that it is restarted.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: ProcessSpec,
+        spawner: Spawner,
+        say: Callable[[str], None],
+        changed: Callable[[int | None], None],
+    ) -> None:
+        self.spec = spec
+        self.pid: int | None = None
+        self._spawner = spawner
+        self._say = say
+        self._changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._was_ready = False
+        self._end = ""
+
+    async def run(self) -> None:
+        """Keep the process running until `stop`."""
+        clock = asyncio.get_running_loop().time
+        backoff = Backoff()
+        try:
+            while not self._stopping.is_set():
+                started = clock()
+                self._end = await self._run_once()
+                if self._stopping.is_set() or not self._was_ready:
+                    break
+                delay = backoff.after(clock() - started)
+                self._say(f"{self.spec.name} {self._end}; restarting in {delay:.1f} s; {self._see}")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay)
+        finally:
+            self._ended.set()
+
+    async def until_ready(self) -> None:
+        """Wait until the process says that it is ready.
+
+        Raises:
+            CannotStart: it ended, or took too long.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.spec.ready_within
+        missing = "does not run yet"
+        while loop.time() < deadline:
+            if self._ended.is_set():
+                said = last_line(self._spawner.log_of(self.spec))
+                raise CannotStart(f"{self.spec.name} {self._end} while starting{said}; {self._see}")
+            if self.pid is not None and not (missing := await self.spec.probe.missing()):
+                self._was_ready = True
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)
+        within = f"within {self.spec.ready_within:g} s"
+        raise CannotStart(f"{self.spec.name} {missing} {within}; {self._see}")
+
+    async def stop(self, force: asyncio.Event) -> bool:
+        """Ask the process to end, make it end when it takes too long or at `force`.
+
+        Returns:
+            Whether it ended by itself.
+        """
+        self._stopping.set()
+        self._signal(signal.SIGTERM)
+        waits = [asyncio.create_task(self._ended.wait()), asyncio.create_task(force.wait())]
+        await asyncio.wait(
+            waits, timeout=self.spec.stop_within, return_when=asyncio.FIRST_COMPLETED
+        )
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        by_itself = self._ended.is_set()
+        self._signal(signal.SIGKILL)
+        await self._ended.wait()
+        return by_itself
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._stopping.set()
+        self._signal(signal.SIGKILL)
+
+    async def _run_once(self) -> str:
+        try:
+            process = await self._spawner.spawn(self.spec)
+        except OSError as error:
+            return f"cannot be run ({error.strerror})"
+        self._process, self.pid = process, process.pid
+        if self._stopping.is_set():
+            self._signal(signal.SIGTERM)  # the stop came while it was being started
+        self._changed(None)
+        code = await process.wait()
+        self._process = self.pid = None
+        self._changed(process.pid)
+        return f"died ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    @property
+    def _see(self) -> str:
+        return f"see {self._spawner.log_of(self.spec)}"
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, shortened, to go on with a sentence."""
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f" (`{lines[-1].strip()[:200]}`)" if lines else ""

@@ -1,0 +1,23 @@
+"""Why `sluicegate up` ends early, as one line and an exit code."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the exit codes of `sluicegate` mean."""
+
+    OK = 0
+    FAILED = 1
+    """Something did not start, or what was asked could not be done."""
+    BUSY = 2
+    """A port or the data directory is used by another process; wrong usage of the command."""
+    CONFIGURATION = 3
+    """The configuration document, the environment or a key is not valid."""
+
+
+class CannotStart(Exception):
+    """Nothing can run until the operator does what the message says."""
+
+    def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

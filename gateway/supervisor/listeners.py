@@ -1,0 +1,108 @@
+"""The sockets that children listen on: found free, opened once, kept open over their restarts."""
+
+import contextlib
+import errno
+import random
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+from gateway.supervisor.errors import CannotStart, ExitCode
+
+# Below the range that the system takes for outgoing connections, so that none of them sits on a
+# backend's port while the backend restarts.
+_FREE_PORTS = range(20_000, 32_000)
+_ATTEMPTS = 200
+
+
+def check_free(host: str, port: int, *, option: str) -> None:
+    """Make sure that nobody listens on `port`.
+
+    Raises:
+        CannotStart: somebody does; the message names the `option` that chooses another port.
+    """
+    with contextlib.closing(_socket(host)) as candidate:
+        try:
+            candidate.bind((host, port))
+            candidate.listen()  # two that are bound and do not listen yet meet here
+        except OSError as error:
+            raise _refused(host, port, option, error) from error
+
+
+@contextlib.contextmanager
+def open_listeners(
+    host: str, port: int, count: int, *, option: str
+) -> Iterator[Sequence[socket.socket]]:
+    """Open `count` sockets bound to one free port; who they are handed to calls `listen`.
+
+    They stay open while this is entered, so that connections that wait in one outlive the process
+    that listened.
+
+    Raises:
+        CannotStart: the port is in use.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(claim(port))
+        check_free(host, port, option=option)
+        opened = [stack.enter_context(_socket(host)) for _ in range(count)]
+        try:
+            for listener in opened:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listener.bind((host, port))
+        except OSError as error:
+            raise _refused(host, port, option, error) from error
+        yield opened
+
+
+@contextlib.contextmanager
+def claim(port: int) -> Iterator[None]:
+    """Claim `port` among supervisors.
+
+    Sockets with `SO_REUSEPORT` that do not listen yet are invisible to `check_free`; this is what
+    keeps two supervisors that start at the same time apart.
+
+    Raises:
+        CannotStart: another supervisor has it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+        if sys.platform == "linux":  # only there a name needs no file
+            try:
+                guard.bind(f"\0sluicegate-port-{port}")
+            except OSError as error:
+                raise CannotStart(
+                    f"port {port} belongs to another sluicegate; stop it or choose another port",
+                    exit_code=ExitCode.BUSY,
+                ) from error
+        yield
+
+
+def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
+    """Return a port that nobody listens on and that is not in `taken`.
+
+    Raises:
+        CannotStart: no free one was found.
+    """
+    for _ in range(_ATTEMPTS):
+        port = choose.choice(_FREE_PORTS)
+        if port in taken:
+            continue
+        with contextlib.closing(_socket(host)) as candidate, contextlib.suppress(OSError):
+            candidate.bind((host, port))
+            return port
+    raise CannotStart(f"no free port was found on {host}")
+
+
+def _socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    # Connections of a former run that still wait for their end do not make the port busy.
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return opened
+
+
+def _refused(host: str, port: int, option: str, error: OSError) -> CannotStart:
+    if error.errno == errno.EADDRINUSE:
+        detail = "is in use by another process; stop it or choose another port"
+    else:
+        detail = f"cannot be used ({error.strerror}); choose another"
+    return CannotStart(f"port {port} on {host} {detail} with `{option}`", exit_code=ExitCode.BUSY)

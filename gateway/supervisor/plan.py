@@ -1,0 +1,85 @@
+"""What `sluicegate up` runs: every process as a spec, before the first one starts."""
+
+import random
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.settings import Settings
+from gateway.supervisor import topology, valkey
+from gateway.supervisor.credentials import Credentials
+from gateway.supervisor.data_directory import DataDirectory
+from gateway.supervisor.spec import ProcessSpec, Role
+
+_EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER)
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line of `up` says beyond the settings. Empty keys are generated."""
+
+    workers: int
+    regions: tuple[str, ...]
+    models: Path | None = None
+    admin_key: str = ""
+    demo_key: str = ""
+    cache_bytes: int = 256 * 1024 * 1024
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes by when they can start, and the settings they share."""
+
+    settings: Settings
+    models: Path
+    valkeys: tuple[ProcessSpec, ...]
+    backends: tuple[ProcessSpec, ...]
+    others: tuple[ProcessSpec, ...]
+
+
+def plan_up(
+    settings: Settings,
+    options: UpOptions,
+    *,
+    directory: DataDirectory,
+    keys: Credentials,
+    workers: Sequence[socket.socket],
+    admin: socket.socket,
+) -> Plan:
+    """Return what to run; `workers` and `admin` are the sockets to hand down.
+
+    Raises:
+        CannotStart: there is no Valkey for this machine, or no free port.
+    """
+    program, sockets = valkey.find_program(), directory.sockets()
+    cache = valkey.cache_spec(
+        program, sockets=sockets, data=directory.folder("cache"), max_bytes=options.cache_bytes
+    )
+    state = valkey.state_spec(program, sockets=sockets, data=directory.folder("state"))
+    models = (options.models or directory.root / "models").absolute()
+    own = msgspec.structs.replace(
+        settings,
+        data_dir=directory.root,
+        config=settings.config.absolute(),
+        placement=directory.placement,
+        cache_url=valkey.url(cache),
+        state_url=valkey.url(state),
+        secret=settings.secret or directory.secret("secret"),
+        admin_key="",
+        listen_fd=None,
+    )
+    return Plan(
+        settings=own,
+        models=models,
+        valkeys=(cache, state),
+        backends=tuple(
+            topology.backend_specs(
+                options.regions, models=models, settings=own, choose=random.SystemRandom()
+            )
+        ),
+        others=(
+            *topology.event_specs(own, _EVENT_ROLES),
+            topology.admin_spec(own, admin, keys.admin_key),
+            *topology.worker_specs(own, workers),
+        ),
+    )

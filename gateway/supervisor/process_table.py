@@ -1,0 +1,72 @@
+"""`processes.json`: who runs, for tests and operators, and for the start after a crash."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gateway.supervisor.spec import Role
+
+FILE = "processes.json"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A process. `started` is its start by the kernel's clock, which tells it from a later pid."""
+
+    role: Role
+    region: str
+    index: int
+    pid: int
+    address: str
+    started: int = 0
+
+
+def write_table(folder: Path, entries: list[Entry]) -> None:
+    """Replace the table, whole."""
+    text = msgspec.json.format(msgspec.json.encode(entries), indent=1)
+    temporary = folder / f".{FILE}"
+    temporary.write_bytes(text + b"\n")
+    temporary.replace(folder / FILE)
+
+
+def read_table(folder: Path) -> list[Entry]:
+    """Return the table; empty where there is none that can be read."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=list[Entry])
+    except (OSError, msgspec.DecodeError):
+        return []
+
+
+def start_of(pid: int) -> int:
+    """Return when the process started, in ticks of the kernel's clock; 0 where it is not known."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    fields = stat.rpartition(b")")[2].split()  # the name before it may hold blanks
+    if fields[0] in b"ZX":
+        return 0  # ended, and waits to be collected
+    return int(fields[19])
+
+
+def end_leftovers(
+    folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
+) -> int:
+    """Kill what a supervisor that was killed left behind; return how many there were.
+
+    A pid is ours only if its start time is the recorded one.
+    """
+    leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
+    for entry in leftovers:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(entry.pid, signal.SIGKILL)
+    waited = 0.0
+    while waited < within and any(start_of(e.pid) == e.started for e in leftovers):
+        pause(0.02)
+        waited += 0.02
+    (folder / FILE).unlink(missing_ok=True)
+    return len(leftovers)

@@ -1,0 +1,55 @@
+"""SIGHUP: asks the admin listener to read the configuration folder again."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gateway.settings import Settings
+from gateway.supervisor.local_http import ask
+from gateway.supervisor.topology import reachable
+
+RELOAD_PATH = "/admin/config/reload"
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What is told of the answer, be it a success or a problem."""
+
+    generation: int | None = None
+    detail: str = ""
+    file: str | None = None
+    line: int | None = None
+    field: str = ""
+
+
+def reloader(
+    settings: Settings, admin_key: str, tell: Callable[[str], None]
+) -> Callable[[], Awaitable[None]]:
+    """Return what reloads, and tells how it went; it never raises."""
+
+    async def reload() -> None:
+        try:
+            status, body = await ask(
+                reachable(settings.admin_host),
+                settings.admin_port,
+                RELOAD_PATH,
+                method="POST",
+                headers={"authorization": f"Bearer {admin_key}"},
+                timeout=10.0,
+            )
+            answer = msgspec.json.decode(body, type=_Answer)
+        except (OSError, msgspec.DecodeError) as error:
+            tell(f"the configuration was not reloaded: {error}")
+            return
+        tell(describe(status, answer))
+
+    return reload
+
+
+def describe(status: int, answer: _Answer) -> str:
+    """Return one line on the answer of the reload route."""
+    if answer.generation is not None:
+        waiting = "" if status == 200 else ", not yet taken by every worker"  # noqa: PLR2004 - OK
+        return f"the configuration is at generation {answer.generation}{waiting}"
+    place = f"{answer.file}:{answer.line}: " if answer.file else ""
+    field = f"{answer.field}: " if answer.field else ""
+    return f"the configuration was not reloaded: {place}{field}{answer.detail}"

@@ -1,0 +1,70 @@
+"""`sluicegate gateway`: the gateway workers of one machine; Redis and backends are elsewhere."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from socket import socket
+
+import msgspec
+
+from gateway.settings import Settings
+from gateway.supervisor import topology
+from gateway.supervisor.data_directory import open_directory
+from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.reload import reloader
+from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.supervisor import Supervisor, supervise
+from gateway.supervisor.up import check_configuration
+
+
+def run_gateway(
+    settings: Settings, *, workers: int, admin: bool, say: Callable[[str], None]
+) -> None:
+    """Run workers, the shipper of their events and, with `admin`, the operators' listener.
+
+    Raises:
+        CannotStart: a port is busy, the configuration is broken, a process did not start, ...
+    """
+    check_configuration(settings)
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(open_directory(settings.data_dir, say))
+        listeners = stack.enter_context(
+            open_listeners(settings.host, settings.port, workers, option="--port")
+        )
+        admin_listeners = stack.enter_context(
+            open_listeners(
+                settings.admin_host, settings.admin_port, int(admin), option="--admin-port"
+            )
+        )
+        own = msgspec.structs.replace(
+            settings,
+            data_dir=directory.root,
+            config=settings.config.absolute(),
+            secret=settings.secret or directory.secret("secret"),
+            admin_key="",
+            listen_fd=None,
+        )
+        specs = _specs(own, listeners, admin_listeners, settings.admin_key)
+        spawner = Spawner(logs=directory.logs, environment=inherited_environment())
+        supervisor = Supervisor(root=directory.root, spawner=spawner, say=say)
+
+        async def start() -> None:
+            await supervisor.ready(supervisor.start(specs))
+            say(f"serving on http://{settings.host}:{settings.port}")
+
+        reload = reloader(own, settings.admin_key, say)
+        asyncio.run(supervise(supervisor, start, reload=reload, say=say))
+
+
+def _specs(
+    settings: Settings,
+    workers: Sequence[socket],
+    admin: Sequence[socket],
+    admin_key: str,
+) -> list[ProcessSpec]:
+    return [
+        *topology.event_specs(settings, (Role.SHIPPER,)),
+        *(topology.admin_spec(settings, listener, admin_key) for listener in admin),
+        *topology.worker_specs(settings, workers),
+    ]

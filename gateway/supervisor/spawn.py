@@ -1,0 +1,132 @@
+"""Starts a process that dies with its parent and keeps its output in a file."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gateway.settings import process_environment
+from gateway.supervisor.errors import CannotStart
+from gateway.supervisor.spec import ProcessSpec
+
+_PR_SET_PDEATHSIG = 1
+_MAX_LOG_BYTES = 16 * 1024 * 1024
+
+
+class Spawner:
+    """Starts children with this process's environment plus their own."""
+
+    def __init__(self, *, logs: Path, environment: Mapping[str, str]) -> None:
+        self._logs = logs
+        self._environment = environment
+        self._before_exec = _die_with_parent()
+
+    def log_of(self, spec: ProcessSpec) -> Path:
+        """Return the file that holds what the child prints."""
+        return self._logs / f"{spec.name}.log"
+
+    async def spawn(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
+        """Return the running child.
+
+        Raises:
+            OSError: the program cannot be started.
+        """
+        path = self.log_of(spec)
+        if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        listener = spec.listener
+        with path.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self._environment, **spec.environment},
+                pass_fds=() if listener is None else (listener.fileno(),),
+                # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which
+                # stops the children in order.
+                start_new_session=True,
+                preexec_fn=self._before_exec,
+            )
+
+    async def run_step(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        secret: str = "",
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Run a program to its end; `secret` is its input, and what it prints is told and logged.
+
+        Raises:
+            CannotStart: it failed; the message is its last line.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**self._environment, **environment},
+            start_new_session=True,
+            preexec_fn=self._before_exec,
+        )
+        path = self._logs / f"{name}.log"
+        try:
+            last = await _talk(process, secret, path, tell)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise CannotStart(f"{name} failed: {last}; see {path}")
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment for children: this process's, without the keys it was given."""
+    own = ("SLUICEGATE_ADMIN_KEY", "SLUICEGATE_DEMO_KEY")
+    return {name: value for name, value in process_environment().items() if name not in own}
+
+
+async def _talk(
+    process: asyncio.subprocess.Process, secret: str, path: Path, tell: Callable[[str], None]
+) -> str:
+    """Give a process its input and hear it out; return its last line."""
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("the process has no pipes")
+    with contextlib.suppress(ConnectionError):  # it ended without reading: its output says why
+        process.stdin.write(secret.encode())
+        await process.stdin.drain()
+    process.stdin.close()
+    last = "no output"
+    with path.open("w") as log:
+        async for line in process.stdout:
+            if text := line.decode(errors="replace").strip():
+                last = text.removeprefix("Error: ")
+                log.write(text + "\n")
+                tell(text)
+    await process.wait()
+    return last
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Return what makes the child die when its parent does, however that ends.
+
+    The kernel watches the thread that forked, which is the main one: the loop runs there.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # found before the fork: the child must not take locks
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the kernel was told
+            os._exit(1)
+
+    return before_exec

