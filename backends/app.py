@@ -1,6 +1,7 @@
 """Composition root of a backend: loads what it serves, serves it, drains."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -106,6 +107,9 @@ async def _serve(settings: BackendSettings, listener: socket.socket, parent: int
     ) as loaded:
         for name, reason in loaded.problems.items():
             _log.error("a model is not served", extra={"model": name, "reason": reason})
+        # What was loaded stays: the collector need not walk it for every generation.
+        gc.collect()
+        gc.freeze()
         server = BackendServer(make_routes(loaded.engine, settings, tracing))
         host, port = listener.getsockname()[:2]
         _log.info(

@@ -217,7 +217,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend's identity, readiness (`missing` is empty when ready), models and load."""
+    """A backend's identity, readiness, models and load.
+
+    `missing` says what is not as it should be; a ready backend may still miss a model whose
+    repository entry is broken.
+    """
 
     backend_id: str
     region: str

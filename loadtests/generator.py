@@ -62,9 +62,11 @@ class _Connection(asyncio.Protocol):
         if end < 0:
             return
         head = self._buffer[:end].lower()
-        start = head.find(b"content-length:") + len(b"content-length:")
-        length = int(head[start:].split(b"\r\n", 1)[0])
-        if len(self._buffer) < end + 4 + length:
+        start = head.find(b"content-length:")
+        if start < 0:
+            if not self._buffer.endswith(b"\r\n0\r\n\r\n"):  # the last chunk
+                return
+        elif len(self._buffer) < end + 4 + int(head[start + 15 :].split(b"\r\n", 1)[0]):
             return
         now = time.perf_counter()
         self._buffer = b""

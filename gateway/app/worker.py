@@ -40,7 +40,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings, process_environment
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
-from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
 from gateway.telemetry.tracing import tracer_from
 from gateway.upstream.http import HttpBackendClient
 
@@ -79,6 +79,7 @@ class _Worker:
         self.runtimes = runtimes
         self.loop_time = asyncio.get_running_loop().time
         self.tracer = tracer_from(process_environment(), service="sluicegate-gateway")
+        ask_for_the_process_once()
         self.metrics = GatewayMetrics(REGISTRY)
         self.keys = KeyRing()
         self.ledger = Ledger(settings.ledger)

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -44,9 +43,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(
-    models: Path, port: int, *options: str
-) -> Iterator["subprocess.Popen[str]"]:
+def serving(models: Path, port: int, *options: str) -> Iterator["subprocess.Popen[str]"]:
     command = [*SERVE, "--models", str(models), "--port", str(port), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -80,8 +77,7 @@ def classify(port: int, texts: list[str]) -> list[Done]:
         task=Task.CLASSIFY,
         parameters=msgspec.msgpack.encode(ClassifyParameters()),
         items=[
-            CallItem(body=msgspec.msgpack.encode(text), remaining=20.0, scope="t")
-            for text in texts
+            CallItem(body=msgspec.msgpack.encode(text), remaining=20.0, scope="t") for text in texts
         ],
     )
     status, body = request(port, "POST", CALL_PATH, msgspec.msgpack.encode(call))
@@ -128,7 +124,7 @@ def test_a_busy_port_is_one_line_and_exit_code_two(models: Path) -> None:
     [
         (("--models", "/nowhere"), {}, "`/nowhere` does not exist"),
         ((), {"SLUICEGATE_BACKEND_PORT": "x"}, "`SLUICEGATE_BACKEND_PORT` is wrong"),
-        (("--host", "no.such.host.invalid"), {}, "no.such.host.invalid"),
+        (("--host", "192.0.2.1"), {}, "cannot listen on 192.0.2.1"),
     ],
 )
 def test_what_keeps_it_from_starting_is_one_line(
@@ -141,7 +137,7 @@ def test_what_keeps_it_from_starting_is_one_line(
         text=True,
         timeout=20.0,
         check=False,
-        env=os.environ | base | environment,
+        env=base | environment,
     )
 
     assert result.returncode == 2
@@ -222,7 +218,7 @@ def test_onnx_runtime_is_told_not_to_phone_home(models: Path, tmp_path: Path) ->
         capture_output=True,
         timeout=30.0,
         check=True,
-        env=os.environ | {"HOME": str(home), "XDG_CACHE_HOME": str(home)},
+        env={"HOME": str(home), "XDG_CACHE_HOME": str(home)},
     )
 
     assert list(home.rglob("*")) == []

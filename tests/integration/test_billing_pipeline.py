@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from redis.typing import EncodableT, FieldT
 
-from gateway.events.block import SHIPPED, STREAM, Block
+from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
 from gateway.workers.request_log import GROUP
 from gateway.workers.stream import BILLING
@@ -248,8 +249,8 @@ async def test_a_dead_consumer_fills_the_disk_and_never_redis(pipeline: Pipeline
 async def test_a_poisonous_entry_is_set_aside_and_blocks_nothing(pipeline: Pipeline) -> None:
     await pipeline.redis.xgroup_create(STREAM, BILLING, id="0", mkstream=True)
     await pipeline.redis.xadd(STREAM, {"poison": "yes"})
-    bad = Block(log_id="w9-9", first=1, last=2, payload=b"\xc1").fields()
-    await pipeline.redis.execute_command("XADD", STREAM, "*", *bad)
+    bad: dict[FieldT, EncodableT] = {"log": "w9-9", "first": 1, "last": 2, "payload": b"\xc1"}
+    await pipeline.redis.xadd(STREAM, bad)
     billing = pipeline.billing()
 
     with EventLog(pipeline.events, name="w0") as log:

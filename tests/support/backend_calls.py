@@ -1,7 +1,7 @@
 """A backend in this process: its real parts behind ASGI, called as a gateway calls it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,22 @@ import msgspec
 from backends.api.asgi import Message
 from backends.api.engine import Engine
 from backends.api.routes import Routes
-from backends.app import make_routes, open_backend
+from backends.app import make_routes, onnx_opener, open_backend
 from backends.batching.batcher import Batcher
 from backends.executors.base import ModelExecutor
 from backends.protocol import (
     CALL_PATH,
-    PARAMETERS,
     Call,
     CallItem,
+    ChooseParameters,
+    ClassifyParameters,
     Done,
+    EmbedParameters,
+    EntitiesParameters,
     Failed,
     Frame,
     FrameReader,
+    InferParameters,
     ModelInfo,
     Parameters,
     Report,
@@ -30,6 +34,15 @@ from backends.protocol import (
 )
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing, Tracing
+
+# The tasks whose parameters all have defaults.
+_DEFAULTS: dict[Task, Callable[[], Parameters]] = {
+    Task.CLASSIFY: ClassifyParameters,
+    Task.CHOOSE: ChooseParameters,
+    Task.EMBED: EmbedParameters,
+    Task.ENTITIES: EntitiesParameters,
+    Task.INFER: InferParameters,
+}
 
 
 class Exchange:
@@ -94,7 +107,7 @@ class Backend:
 
     def call(self, model: str, task: Task, items: list[Any], **changes: Any) -> Call:
         """Make a call; `changes` are of its fields, or `remaining`, `scope`, `parameters`."""
-        parameters: Parameters = changes.pop("parameters", None) or PARAMETERS[task]()
+        parameters: Parameters = changes.pop("parameters", None) or _DEFAULTS[task]()
         remaining, scope = changes.pop("remaining", 30.0), changes.pop("scope", "tenant")
         known = {info.name: info for info in self.engine.state().models}
         call = Call(
@@ -139,13 +152,14 @@ class Backend:
 @asynccontextmanager
 async def running_backend(
     models: Path,
-    executor: ModelExecutor,
+    executor: ModelExecutor | None = None,
     *,
     tracing: Tracing | None = None,
     **settings: Any,
 ) -> AsyncIterator[Backend]:
-    """Run a backend over `models` whose graphs `executor` stands for."""
+    """Run a backend over `models`; `executor` stands for their graphs, else they run."""
     given = BackendSettings(models=models, region="eu", backend_id="eu-0", **settings)
     tracing = tracing or NoTracing()
-    async with open_backend(given, tracing=tracing, open_executor=lambda _: executor) as loaded:
+    opener = onnx_opener(given) if executor is None else lambda _: executor
+    async with open_backend(given, tracing=tracing, open_executor=opener) as loaded:
         yield Backend(make_routes(loaded.engine, given, tracing), loaded.engine, loaded.batchers)

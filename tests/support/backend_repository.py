@@ -69,10 +69,9 @@ def write_encoder(root: Path, name: str = "tiny", *, real: bool = False, **chang
 
 def toy_graph() -> bytes:
     """Return a real BERT of toy size with seeded weights."""
-    shape = BertShape(
-        layers=1, hidden=DIMENSIONS, heads=2, intermediate=16, vocab=80, positions=64
-    )
-    return build_bert(shape, seeded_weights(shape, seed=1)).SerializeToString()
+    shape = BertShape(layers=1, hidden=DIMENSIONS, heads=2, intermediate=16, vocab=80, positions=64)
+    content: bytes = build_bert(shape, seeded_weights(shape, seed=1)).SerializeToString()
+    return content
 
 
 def write_head(root: Path, name: str, labels: list[str], **changes: Any) -> Path:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from backends.batching.batcher import Batcher, QueueLimits
 from backends.batching.policy import BatchLimits
@@ -15,7 +16,7 @@ from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.telemetry.spans import NoTracing
-from backends.types import Encoding, FloatArray, OutputKind
+from backends.types import Encoding, FloatArray, IntArray, OutputKind
 from tests.support.gate import Gate
 from tests.support.waiting import until
 
@@ -170,10 +171,13 @@ async def test_a_cancelled_asker_s_rows_never_run() -> None:
 
 async def test_an_answer_that_is_not_finite_is_a_failure_of_its_row_only() -> None:
     class Infinite(DummyExecutor):
-        def run(self, **given: object) -> FloatArray:
-            output = super().run(**given)  # type: ignore[arg-type]
-            output[0, 0] = np.inf
-            return output
+        @override
+        def run(
+            self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+        ) -> FloatArray:
+            values = super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+            values[0, 0] = np.inf
+            return values
 
     gate = Infinite()
     async with running(gate) as (rows, _):

@@ -23,7 +23,7 @@ def make_row(
         key=("tenant", "graph", kind, ids.tobytes()),
         deadline=deadline,
         span=NO_SPAN,
-        settle=lambda row, value: None,
+        settle=lambda _row, _value: None,
     )
     ticket = Ticket(1, deadline=deadline)
     row.join(ticket, 0)
@@ -41,7 +41,8 @@ async def test_the_oldest_row_leads_and_rows_of_its_length_go_with_it() -> None:
 
     first, second = queue.take(), queue.take()
 
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert [row.length for row in first.rows] == [10, 10, 11]
     assert [row.length for row in second.rows] == [40]
     assert (queue.rows, queue.tokens) == (0, 0)

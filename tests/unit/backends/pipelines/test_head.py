@@ -15,9 +15,7 @@ def write(path: Path, **arrays: object) -> Path:
 
 
 def test_a_head_of_two_layers_is_two_products_with_an_activation_between(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "head.npz", w0=[[1, -1], [0, 2]], b0=[0, -1], w1=[[1], [10]], b1=[0.5]
-    )
+    path = write(tmp_path / "head.npz", w0=[[1, -1], [0, 2]], b0=[0, -1], w1=[[1], [10]], b1=[0.5])
     layers = read_head(path, inputs=2, outputs=1)
     head = HeadWeights(layers, activation="relu", normalize_input=False)
 

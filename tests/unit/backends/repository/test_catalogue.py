@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_models_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_field_is_named_with_its_file(
-    tmp_path: Path, change: dict[str, object], message: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     write_encoder(tmp_path, **change)
 

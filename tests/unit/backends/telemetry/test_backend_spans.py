@@ -47,7 +47,8 @@ def parent_of(span: ReadableSpan) -> int | None:
 
 def id_of(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    number: int = span.context.span_id
+    return number
 
 
 def trace_of(span: ReadableSpan) -> str:
@@ -96,7 +97,9 @@ async def test_a_batch_links_to_the_rows_of_other_traces(
         await asyncio.gather(first, *calls)
 
     spans = exporter.get_finished_spans()
-    (batch,) = [s for s in spans if s.name == "batch" and s.attributes and s.attributes["rows"] == 2]
+    (batch,) = [
+        s for s in spans if s.name == "batch" and s.attributes and s.attributes["rows"] == 2
+    ]
     (link,) = batch.links
     rows = {trace_of(span): span for span in spans if span.name == "row"}
     assert {trace_of(batch), f"{link.context.trace_id:032x}"} == {TRACE, OTHER}

@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typing_extensions import ParamSpec, TypeVar, override
 
 from backends.errors import ModelFailed, ModelProblem
 from backends.tokenization.tokenizer import Tokenizer
@@ -14,6 +15,8 @@ from backends.types import Text
 from tests.support.backend_repository import id_of, make_tokenizer
 
 pytestmark = pytest.mark.anyio
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RecordingPool(ThreadPoolExecutor):
@@ -23,9 +26,10 @@ class RecordingPool(ThreadPoolExecutor):
         super().__init__(2)
         self.jobs = 0
 
-    def submit(self, *args, **kwargs):  # type: ignore[no-untyped-def] # noqa: ANN002, ANN003, ANN201
+    @override
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         self.jobs += 1
-        return super().submit(*args, **kwargs)
+        return super().submit(fn, *args, **kwargs)
 
 
 @pytest.fixture
@@ -94,9 +98,7 @@ async def test_places_count_characters_of_the_original(file: Path, pool: Recordi
     assert words == ["👍🏽", "the", "Paris", ",", "good", "-", "film"]
 
 
-async def test_pieces_of_a_word_say_that_they_continue_it(
-    file: Path, pool: RecordingPool
-) -> None:
+async def test_pieces_of_a_word_say_that_they_continue_it(file: Path, pool: RecordingPool) -> None:
     tokenizer = Tokenizer(file, pool=pool)
 
     (pieces,) = await tokenizer.pieces(["goods 漢"])

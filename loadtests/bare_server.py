@@ -1,0 +1,33 @@
+"""The least a Python server can do: uvicorn, and an application that sends the same bytes.
+
+`python -m loadtests.bare_server PORT LENGTH`
+"""
+
+import sys
+from typing import Any
+
+import uvicorn
+
+
+def make_app(length: int) -> Any:
+    """Return an ASGI application that answers every request with `length` bytes."""
+    body = b"x" * length
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+if __name__ == "__main__":
+    uvicorn.run(
+        make_app(int(sys.argv[2])),
+        port=int(sys.argv[1]),
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+    )

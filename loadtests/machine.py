@@ -1,0 +1,64 @@
+"""Where a measurement ran, which cores its processes had, and the memory they took."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a figure depends on."""
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    python: str
+    date: str
+    commit: str
+
+
+def this_machine() -> Machine:
+    """Return the machine this runs on."""
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(
+        cpu=cpu,
+        cores=os.cpu_count() or 1,
+        memory_gib=round(pages / 2**30, 1),
+        python=platform.python_version(),
+        date=datetime.now(UTC).date().isoformat(),
+        commit=_commit(),
+    )
+
+
+def pin(pids: Iterable[int], core: int) -> None:
+    """Keep processes, all their threads, on one core (modulo the cores there are)."""
+    cores = {core % (os.cpu_count() or 1)}
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def resident_mib(pid: int) -> float:
+    """Return a process's memory, shared pages counted in part (PSS)."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(pid)
+
+
+def _commit() -> str:
+    command = ("git", "rev-parse", "--short", "HEAD")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "none"

@@ -1,0 +1,151 @@
+"""How many distinct sentences run through the model, beside the bare session on the same ones."""
+
+import asyncio
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import tokenizers
+
+from backends.protocol import (
+    CALL_PATH,
+    BackendState,
+    Call,
+    CallItem,
+    ClassifyParameters,
+    ModelInfo,
+    Task,
+)
+from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.machine import resident_mib, this_machine
+from loadtests.report import rows, show
+from loadtests.workload import sentences
+from tests.support.system import System
+
+_BATCH = 8
+_MODEL = "sentiment"
+
+
+def measure(*, connections: int, count: int, rounds: int) -> None:
+    """Measure the bare session, a backend over HTTP and the gateway in turns; print the table."""
+    texts = sentences(count * rounds * 2, seed=2)
+    measured: dict[str, list[Outcome]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        with System(root / "data", models=root / "models") as system:
+            backend = system.processes("backend")[0].address or ""
+            info = asyncio.run(_model(backend))
+            for number in range(rounds):
+                own = texts[number * count * 2 :][: count * 2]
+                runs = {
+                    "bare session, sorted, batches of 8": _bare(root / "models", own[:count]),
+                    "a backend over HTTP": _loop(
+                        _backend_target(backend), _calls(own[:count], info), connections
+                    ),
+                    "through the gateway": _loop(
+                        _gateway_target(system), _requests(own[count:]), connections
+                    ),
+                }
+                for what, outcome in runs.items():
+                    measured.setdefault(what, []).append(outcome)
+            used = {
+                f"{process.role} {process.region or process.index}": resident_mib(process.pid)
+                for process in system.processes()
+            }
+    show(
+        f"Misses: distinct sentences, {connections} connections",
+        rows(measured),
+        used,
+        this_machine(),
+    )
+
+
+def _loop(target: Target, bodies: Iterator[bytes], connections: int) -> Outcome:
+    return asyncio.run(closed_loop(target, bodies, connections=connections, duration=120))
+
+
+def _bare(models: Path, texts: list[str]) -> Outcome:
+    """Run the graph alone: like lengths together, a one-thread session for each core."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - only after its telemetry is off
+
+    folder = models / "minilm" / "1"
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    encoded = sorted((e.ids for e in tokenizer.encode_batch_fast(texts)), key=len)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    cores = os.cpu_count() or 1
+    sessions = [
+        onnxruntime.InferenceSession(
+            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+        )
+        for _ in range(cores)
+    ]
+    batches = [_arrays(encoded[at : at + _BATCH]) for at in range(0, len(encoded), _BATCH)]
+
+    def run(number: int) -> None:
+        for batch in itertools.islice(batches, number, None, cores):
+            sessions[number].run(["pooled"], batch)
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(run, range(cores)))
+    took = time.perf_counter() - started
+    return Outcome(duration=took, statuses={}, latencies=[took / len(texts)] * len(texts))
+
+
+def _arrays(batch: list[list[int]]) -> dict[str, np.ndarray]:
+    width = max(map(len, batch))
+    ids = np.zeros((len(batch), width), np.int32)
+    mask = np.zeros_like(ids)
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
+async def _model(address: str) -> ModelInfo:
+    host, _, port = address.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /v1/state HTTP/1.0\r\n\r\n")
+    _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    state = msgspec.msgpack.decode(body, type=BackendState)
+    return next(model for model in state.models if model.name == _MODEL)
+
+
+def _calls(texts: list[str], info: ModelInfo) -> Iterator[bytes]:
+    parameters = msgspec.msgpack.encode(ClassifyParameters())
+    for text in texts:
+        item = CallItem(body=msgspec.msgpack.encode(text), remaining=30.0, scope="tenant:bench")
+        call = Call(
+            model=_MODEL,
+            revision=info.revision,
+            profile=info.profile,
+            task=Task.CLASSIFY,
+            parameters=parameters,
+            items=[item],
+        )
+        yield msgspec.msgpack.encode(call)
+
+
+def _requests(texts: list[str]) -> Iterator[bytes]:
+    for text in texts:
+        yield msgspec.json.encode({"model": _MODEL, "input": text})
+
+
+def _backend_target(address: str) -> Target:
+    host, _, port = address.removeprefix("http://").partition(":")
+    return Target(host=host, port=int(port), path=CALL_PATH)
+
+
+def _gateway_target(system: System) -> Target:
+    headers = (("authorization", f"Bearer {system.key}"),)
+    return Target(host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers)
