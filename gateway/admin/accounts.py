@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar import Controller, delete, get, post, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import DependencyUnavailable
@@ -105,13 +107,15 @@ class TenantController(Controller):
     path = "/admin/tenants"
 
     @get("/")
-    async def list_all(self, changes: AccountChanges) -> Tenants:
+    async def list_all(self, changes: NamedDependency[AccountChanges]) -> Tenants:
         """Return all tenants."""
         found = await asyncio.to_thread(changes.accounts.tenants)
         return Tenants(tenants=[_tenant(record) for record in found])
 
     @post("/")
-    async def create(self, data: NewTenant, changes: AccountChanges) -> Tenant:
+    async def create(
+        self, data: JSONBody[NewTenant], changes: NamedDependency[AccountChanges]
+    ) -> Tenant:
         """Create a tenant."""
         accounts = changes.accounts
         record = await changes.make(
@@ -120,12 +124,17 @@ class TenantController(Controller):
         return _tenant(record)
 
     @get("/{tenant:str}")
-    async def show(self, tenant: str, changes: AccountChanges) -> Tenant:
+    async def show(self, tenant: FromPath[str], changes: NamedDependency[AccountChanges]) -> Tenant:
         """Return one tenant."""
         return _tenant(await asyncio.to_thread(changes.accounts.tenant, tenant))
 
     @put("/{tenant:str}/limits")
-    async def limit(self, tenant: str, data: tuple[Rule, ...], changes: AccountChanges) -> Tenant:
+    async def limit(
+        self,
+        tenant: FromPath[str],
+        data: JSONBody[tuple[Rule, ...]],
+        changes: NamedDependency[AccountChanges],
+    ) -> Tenant:
         """Replace a tenant's limits; an empty list means that the document's apply."""
         accounts = changes.accounts
         return _tenant(await changes.make(lambda: accounts.set_limits(tenant, data, actor=_ACTOR)))
@@ -137,13 +146,17 @@ class KeyController(Controller):
     path = "/admin/keys"
 
     @get("/")
-    async def list_all(self, changes: AccountChanges, tenant: str | None = None) -> Keys:
+    async def list_all(
+        self, changes: NamedDependency[AccountChanges], tenant: FromQuery[str | None] = None
+    ) -> Keys:
         """Return the keys of a tenant, or all."""
         found = await asyncio.to_thread(changes.accounts.keys, tenant)
         return Keys(keys=[Key(**_fields(record)) for record in found])
 
     @post("/")
-    async def create(self, data: NewKey, changes: AccountChanges) -> CreatedKey:
+    async def create(
+        self, data: JSONBody[NewKey], changes: NamedDependency[AccountChanges]
+    ) -> CreatedKey:
         """Create a key; its text is in this answer and nowhere else."""
         text, accounts = new_key(), changes.accounts
         record = await changes.make(
@@ -160,14 +173,19 @@ class KeyController(Controller):
         return CreatedKey(**_fields(record), key=text)
 
     @put("/{key:str}/limits")
-    async def limit(self, key: str, data: tuple[Rule, ...], changes: AccountChanges) -> Key:
+    async def limit(
+        self,
+        key: FromPath[str],
+        data: JSONBody[tuple[Rule, ...]],
+        changes: NamedDependency[AccountChanges],
+    ) -> Key:
         """Replace a key's limits; an empty list means that the document's apply."""
         accounts = changes.accounts
         record = await changes.make(lambda: accounts.set_key_limits(key, data, actor=_ACTOR))
         return Key(**_fields(record))
 
     @delete("/{key:str}", status_code=200)
-    async def revoke(self, key: str, changes: AccountChanges) -> Key:
+    async def revoke(self, key: FromPath[str], changes: NamedDependency[AccountChanges]) -> Key:
         """Revoke a key for ever."""
         accounts = changes.accounts
         record = await changes.make(lambda: accounts.revoke(key, actor=_ACTOR))

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 from litestar import Controller, Response, get
-from litestar.params import Parameter
+from litestar.di import NamedDependency
+from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active import ActiveDocument
 from gateway.errors import InvalidRequest
@@ -33,13 +34,13 @@ class BillingController(Controller):
     @get("/usage")
     async def usage(
         self,
-        ledger: Ledger,
-        active: ActiveDocument,
-        tenant: str | None = None,
-        since: Annotated[str, Parameter(query="from")] = "",
-        until: Annotated[str, Parameter(query="to")] = "",
-        group_by: str = "tenant,model",
-        format: Format = "json",  # noqa: A002 - a query parameter
+        ledger: NamedDependency[Ledger],
+        active: NamedDependency[ActiveDocument],
+        tenant: FromQuery[str | None] = None,
+        since: Annotated[str, QueryParameter(name="from")] = "",
+        until: Annotated[str, QueryParameter(name="to")] = "",
+        group_by: FromQuery[str] = "tenant,model",
+        format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter
     ) -> Response[bytes] | Response[str]:
         """Return usage of a tenant, or of all; this month so far by default."""
         now = datetime.now(UTC)
@@ -62,11 +63,11 @@ class BillingController(Controller):
     @get("/invoices")
     async def invoice(
         self,
-        ledger: Ledger,
-        active: ActiveDocument,
-        tenant: str,
-        month: str,
-        format: Format = "json",  # noqa: A002 - a query parameter
+        ledger: NamedDependency[Ledger],
+        active: NamedDependency[ActiveDocument],
+        tenant: FromQuery[str],
+        month: FromQuery[str],
+        format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter
     ) -> Response[bytes] | Response[str]:
         """Return the invoice of a tenant for a month such as 2026-11."""
         document = await active.document()
@@ -78,9 +79,9 @@ class BillingController(Controller):
     @get("/audit")
     async def audit(
         self,
-        ledger: Ledger,
-        limit: Annotated[int, Parameter(ge=1, le=1000)] = 100,
-        before: int | None = None,
+        ledger: NamedDependency[Ledger],
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        before: FromQuery[int | None] = None,
     ) -> AuditPage:
         """Return who changed what, when."""
         entries = await asyncio.to_thread(ledger.audit.entries, limit=limit, before=before)

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, Request, Response, get, post, put
-from litestar.params import Parameter
+from litestar.di import NamedDependency
+from litestar.params import FromQuery, HeaderParameter
 
 from gateway.admin.publishing import Change, Checked, Publisher, etag
 from gateway.config.document import Document
@@ -54,7 +55,9 @@ class ConfigController(Controller):
     path = "/admin/config"
 
     @get("/")
-    async def show(self, control: Control, settings: Settings) -> Response[ActiveConfig]:
+    async def show(
+        self, control: NamedDependency[Control], settings: NamedDependency[Settings]
+    ) -> Response[ActiveConfig]:
         """Return what is active."""
         published = await control.active()
         if published is None:
@@ -75,9 +78,9 @@ class ConfigController(Controller):
     async def replace(
         self,
         request: Request[Any, Any, Any],
-        publisher: Publisher,
-        if_match: Annotated[str, Parameter(header="if-match")] = "",
-        dry_run: bool = False,  # noqa: FBT001, FBT002 - a query parameter
+        publisher: NamedDependency[Publisher],
+        if_match: Annotated[str, HeaderParameter(name="if-match")] = "",
+        dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[Change | Checked]:
         """Publish the posted YAML (or JSON) document in place of everything."""
         text = await _text(request)
@@ -86,13 +89,13 @@ class ConfigController(Controller):
         return _answer(await publisher.put(text, if_match=if_match, author=_AUTHOR))
 
     @post("/reload")
-    async def reload(self, publisher: Publisher) -> Response[Change | Checked]:
+    async def reload(self, publisher: NamedDependency[Publisher]) -> Response[Change | Checked]:
         """Publish the configuration folder; 200 when live everywhere, 202 when not yet."""
         return _answer(await publisher.reload(author=_AUTHOR))
 
     @post("/rollback")
     async def rollback(
-        self, request: Request[Any, Any, Any], publisher: Publisher
+        self, request: Request[Any, Any, Any], publisher: NamedDependency[Publisher]
     ) -> Response[Change | Checked]:
         """Publish an earlier document again."""
         body = await request.body() or b"{}"

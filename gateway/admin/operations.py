@@ -2,11 +2,12 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from litestar import Controller, Response, get, post
-from litestar.params import Body
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from redis.asyncio import Redis
@@ -58,7 +59,9 @@ class OperationsController(Controller):
     path = "/admin"
 
     @get("/cache")
-    async def cache(self, control: Control, cache_redis: Redis) -> Json:
+    async def cache(
+        self, control: NamedDependency[Control], cache_redis: NamedDependency[Redis]
+    ) -> Json:
         """Return sizes and counts of the Redis tier, and of each worker's."""
         workers = await _reports(control, "cache")
         return {"redis": await _redis_figures(cache_redis), "workers": workers}
@@ -66,9 +69,9 @@ class OperationsController(Controller):
     @post("/cache/purge", status_code=200)
     async def purge(
         self,
-        data: Annotated[Purge, Body(description="A tenant or a model")],
-        control: Control,
-        ledger: Ledger,
+        data: JSONBody[Purge],
+        control: NamedDependency[Control],
+        ledger: NamedDependency[Ledger],
     ) -> Response[Purged]:
         """Forget cached answers; 200 when every worker has, 202 when not yet."""
         if (data.tenant is None) == (data.model is None):
@@ -82,7 +85,9 @@ class OperationsController(Controller):
         return Response(purged, status_code=200 if live else 202)
 
     @get("/regions")
-    async def regions(self, control: Control, active: ActiveDocument) -> Json:
+    async def regions(
+        self, control: NamedDependency[Control], active: NamedDependency[ActiveDocument]
+    ) -> Json:
         """Return the backends of each region, as every worker sees them."""
         seen = await _reports(control, "fleet")
         document = await active.document()
@@ -107,7 +112,7 @@ class OperationsController(Controller):
 
 
 @get("/metrics")
-async def metrics(settings: Settings) -> Response[bytes]:
+async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
     text = await asyncio.to_thread(_collect, settings.metrics_dir)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
@@ -120,7 +125,9 @@ async def live() -> dict[str, str]:
 
 
 @get("/health/ready", opt={"public": True})
-async def ready(control: Control, ledger: Ledger) -> Response[Readiness]:
+async def ready(
+    control: NamedDependency[Control], ledger: NamedDependency[Ledger]
+) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
     missing = []
     for name, question in (

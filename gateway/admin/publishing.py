@@ -1,6 +1,7 @@
 """Changes of the configuration: checked completely, published, and waited for."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -67,16 +68,18 @@ class Publisher:
         self._clock = clock
         self._patience = patience
 
-    async def start(self) -> None:
+    async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
 
-        A document that was put by hand stays active until the folder changes. Waits for Redis.
+        A document that was put by hand stays active until the folder changes. Waits for Redis,
+        until `stop`.
         """
-        while True:
+        while not stop.is_set():
             try:
                 await self._start()
             except DependencyUnavailable:
-                await asyncio.sleep(_RETRY)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _RETRY)
             except ConfigurationError as error:
                 _log.error("the folder is not published", extra={"reason": explain(error)})
                 return

@@ -61,9 +61,8 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             publisher=publisher,
         )
         async with asyncio.TaskGroup() as tasks:
-            starting = tasks.create_task(publisher.start())
+            tasks.create_task(publisher.start(stop))
             await _serve(app, settings, stop)
-            starting.cancel()
 
 
 async def _serve(app: Litestar, settings: Settings, stop: asyncio.Event) -> None:

@@ -32,6 +32,7 @@ _CHANGED = _PREFIX + "changed"
 _KEPT = 50
 _ACKS_KEPT = 86_400
 _LIVE = 5
+_LISTEN = 0.25
 
 # Publishes only on top of the generation its author saw.
 _PUBLISH = """
@@ -205,15 +206,12 @@ class Control:
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Give a function that waits a second for news and says whether there was some.
-
-        Its connection is its own, so that it may be cancelled.
-        """
+        """Give a function that waits a moment for news and says whether there was some."""
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
             await self._ask(pubsub.subscribe(_CHANGED))
 
             async def heard() -> bool:
-                return await self._ask(pubsub.get_message(timeout=1.0)) is not None
+                return await self._ask(pubsub.get_message(timeout=_LISTEN)) is not None
 
             yield heard
 

@@ -72,7 +72,7 @@ class RuntimeFollower:
         self._poll = poll
         self._seen = _NEVER
         self._news = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._reached = True
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,31 +88,31 @@ class RuntimeFollower:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stopping = True
+        self._stopping.set()
         self._news.set()
-        follow, listen = self._tasks
-        listen.cancel()  # its connection is its own and is closed with it
-        await asyncio.wait([follow, listen])
+        # No cancelling: redis-py swallows it now and then.
+        await asyncio.wait(self._tasks)
         with contextlib.suppress(DependencyUnavailable):
             await self._control.leave(self._worker)
 
     async def _follow(self) -> None:
-        while not self._stopping:
+        while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self._poll)
             self._news.clear()
-            if not self._stopping:
+            if not self._stopping.is_set():
                 await self._step()
 
     async def _listen(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
                 async with self._control.changes() as heard:
-                    while True:
+                    while not self._stopping.is_set():
                         if await heard():
                             self._news.set()
             except DependencyUnavailable:
-                await asyncio.sleep(self._poll)  # meanwhile the poll finds out
+                with contextlib.suppress(TimeoutError):  # meanwhile the poll finds out
+                    await asyncio.wait_for(self._stopping.wait(), self._poll)
 
     async def _step(self) -> None:
         try:

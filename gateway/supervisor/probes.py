@@ -5,6 +5,7 @@ import contextlib
 import socket
 
 from gateway.supervisor.local_http import ask
+from gateway.supervisor.spec import Probe
 
 READY_PATH = "/health/ready"
 
@@ -34,20 +35,20 @@ class HttpReady:
 
 
 class ListenerReady:
-    """Ready when it listens on the socket handed to it, and its readiness route says 200.
+    """Ready when it listens on the socket handed to it, and then `rest` is ready.
 
     Workers share a port, so a request cannot choose one; the socket tells which of them listens.
     """
 
-    def __init__(self, listener: socket.socket, http: HttpReady) -> None:
+    def __init__(self, listener: socket.socket, rest: Probe) -> None:
         self._listener = listener
-        self._http = http
+        self._rest = rest
 
     async def missing(self) -> str:
         """Return why it is not."""
         if not self._listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return "does not listen yet"
-        return await self._http.missing()
+        return await self._rest.missing()
 
 
 class ValkeyReady:

@@ -11,7 +11,7 @@ from gateway.supervisor.topology import reachable
 RELOAD_PATH = "/admin/config/reload"
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True):
     """What is told of the answer, be it a success or a problem."""
 
     generation: int | None = None
@@ -36,7 +36,7 @@ def reloader(
                 headers={"authorization": f"Bearer {admin_key}"},
                 timeout=10.0,
             )
-            answer = msgspec.json.decode(body, type=_Answer)
+            answer = msgspec.json.decode(body, type=Answer)
         except (OSError, msgspec.DecodeError) as error:
             tell(f"the configuration was not reloaded: {error}")
             return
@@ -45,7 +45,7 @@ def reloader(
     return reload
 
 
-def describe(status: int, answer: _Answer) -> str:
+def describe(status: int, answer: Answer) -> str:
     """Return one line on the answer of the reload route."""
     if answer.generation is not None:
         waiting = "" if status == 200 else ", not yet taken by every worker"  # noqa: PLR2004 - OK

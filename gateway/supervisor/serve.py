@@ -65,6 +65,6 @@ def _specs(
 ) -> list[ProcessSpec]:
     return [
         *topology.event_specs(settings, (Role.SHIPPER,)),
-        *(topology.admin_spec(settings, listener, admin_key) for listener in admin),
-        *topology.worker_specs(settings, workers),
+        *(topology.admin_spec(settings, listener, admin_key, alone=True) for listener in admin),
+        *topology.worker_specs(settings, workers, alone=True),
     ]

@@ -46,9 +46,14 @@ def backend_specs(
     return specs
 
 
-def worker_specs(settings: Settings, listeners: Sequence[socket.socket]) -> list[ProcessSpec]:
-    """Return a gateway worker for each listener."""
-    http = HttpReady(reachable(settings.host), settings.port)
+def worker_specs(
+    settings: Settings, listeners: Sequence[socket.socket], *, alone: bool = False
+) -> list[ProcessSpec]:
+    """Return a gateway worker for each listener.
+
+    One that runs `alone` is ready when it listens: what it needs is somebody else's to start.
+    """
+    rest = Spawned() if alone else HttpReady(reachable(settings.host), settings.port)
     return [
         _own(
             Role.GATEWAY,
@@ -57,20 +62,22 @@ def worker_specs(settings: Settings, listeners: Sequence[socket.socket]) -> list
             index=index,
             listener=listener,
             address=f"http://{settings.host}:{settings.port}",
-            probe=ListenerReady(listener, http),
+            probe=ListenerReady(listener, rest),
         )
         for index, listener in enumerate(listeners)
     ]
 
 
-def admin_spec(settings: Settings, listener: socket.socket, admin_key: str) -> ProcessSpec:
+def admin_spec(
+    settings: Settings, listener: socket.socket, admin_key: str, *, alone: bool = False
+) -> ProcessSpec:
     """Return the process of the operators' listener; it alone is told the admin key."""
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
-    http = HttpReady(reachable(settings.admin_host), settings.admin_port)
+    rest = Spawned() if alone else HttpReady(reachable(settings.admin_host), settings.admin_port)
     address = f"http://{settings.admin_host}:{settings.admin_port}"
-    probe = ListenerReady(listener, http)
+    probe = ListenerReady(listener, rest)
     return _own(Role.ADMIN, "run-admin", own, listener=listener, address=address, probe=probe)
 
 

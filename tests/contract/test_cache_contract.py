@@ -10,6 +10,7 @@ from gateway.cache.key import CacheKey
 from gateway.config.document import CacheEntry
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
+from tests.support.waiting import until
 
 TIERS = {
     "both": (True, True),
@@ -41,10 +42,26 @@ def keeps(request: pytest.FixtureRequest) -> bool:
     return "none" not in request.node.name
 
 
+@pytest.fixture
+def writes(request: pytest.FixtureRequest) -> int:
+    """How many of one entry given to the cache under test are written to Redis."""
+    return int(any(name in request.node.name for name in ("both", "redis")))
+
+
+async def written(cache: Cache, count: int) -> None:
+    """Wait until Redis has `count` entries: they are written off the path."""
+    await until(lambda: cache.statistics().remote.written == count, what="entries are written")
+
+
 @pytest.mark.anyio
-async def test_what_was_stored_is_found_by_its_key(cache: Cache, keeps: bool) -> None:  # noqa: FBT001 - a fixture
+async def test_what_was_stored_is_found_by_its_key(
+    cache: Cache,
+    keeps: bool,  # noqa: FBT001 - a fixture
+    writes: int,
+) -> None:
     cache.store(cache_key("a"), entry("A"))
     cache.store(cache_key("b"), entry("B"))
+    await written(cache, 2 * writes)
 
     found = await cache.lookup([cache_key("b"), cache_key("c"), cache_key("a")])
 
@@ -85,9 +102,10 @@ async def test_an_expired_answer_is_not_found(cache: Cache, clock: Clock) -> Non
 
 @pytest.mark.anyio
 async def test_peek_finds_what_lookup_found_if_there_is_memory(
-    cache: Cache, clock: Clock, request: pytest.FixtureRequest
+    cache: Cache, clock: Clock, writes: int, request: pytest.FixtureRequest
 ) -> None:
     cache.store(cache_key("a"), entry("A"))
+    await written(cache, writes)
 
     await cache.lookup([cache_key("a")])
 

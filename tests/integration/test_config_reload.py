@@ -174,10 +174,10 @@ async def test_a_reload_of_an_unchanged_folder_makes_no_generation(
 async def test_an_edit_while_nobody_ran_is_published_at_the_start(
     redis: Redis, settings: Settings, publisher: Publisher
 ) -> None:
-    await publisher.start()
+    await publisher.start(asyncio.Event())
     write(settings, ttl=5)
 
-    await publisher.start()
+    await publisher.start(asyncio.Event())
 
     active = await Control(redis).active()
     assert active is not None
@@ -187,21 +187,21 @@ async def test_an_edit_while_nobody_ran_is_published_at_the_start(
 async def test_a_document_put_by_hand_outlives_a_restart_until_the_folder_changes(
     redis: Redis, settings: Settings, publisher: Publisher
 ) -> None:
-    await publisher.start()
+    await publisher.start(asyncio.Event())
     await publisher.put("models: {m: {cache_ttl: 9}}", if_match="", author="a")
 
-    await publisher.start()
+    await publisher.start(asyncio.Event())
     assert ttl(await first_runtime(redis, settings)) == 9
 
     write(settings, ttl=3)
-    await publisher.start()
+    await publisher.start(asyncio.Event())
     assert ttl(await first_runtime(redis, settings)) == 3
 
 
 async def test_a_put_on_top_of_another_version_is_refused(
     redis: Redis, settings: Settings, publisher: Publisher
 ) -> None:
-    await publisher.start()
+    await publisher.start(asyncio.Event())
     first = await Control(redis).active()
     assert first is not None
     await publisher.put("models: {m: {}}", if_match=etag(first), author="a")
@@ -226,7 +226,7 @@ async def test_two_publications_at_once_do_not_overwrite_each_other(redis: Redis
 async def test_a_publication_that_lost_is_a_conflict(
     redis: Redis, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await publisher.start()
+    await publisher.start(asyncio.Event())
     active = await Control(redis).active()
     assert active is not None
 

@@ -1,0 +1,74 @@
+"""The operators' listener on a real Valkey and a SQLite ledger, and a worker that follows."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from gateway.ledger.ledger import Ledger
+from gateway.redis_connection import connect
+from gateway.runtime.follower import RuntimeFollower, first_runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+from tests.support.admin import KEY, client_of
+from tests.support.system import free_port
+from tests.support.valkey import Valkey
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with Valkey() as running:
+        yield running
+
+
+@pytest.fixture
+def settings(tmp_path: Path, valkey: Valkey) -> Settings:
+    valkey.flush()
+    folder = tmp_path / "config"
+    folder.mkdir()
+    (folder / "g.yaml").write_text("models:\n  m:\n    cache_ttl: 1\n")
+    (tmp_path / "metrics").mkdir()
+    return Settings(
+        data_dir=tmp_path,
+        config=folder,
+        admin_key=KEY,
+        state_url=valkey.url,
+        cache_url=valkey.url,
+        admin_port=free_port(),
+    )
+
+
+@pytest.fixture
+async def redis(settings: Settings) -> AsyncIterator[Redis]:
+    client = connect(settings.state_url, timeout=2.0)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def ledger(settings: Settings) -> Iterator[Ledger]:
+    with Ledger(settings.ledger) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def admin(
+    settings: Settings, redis: Redis, ledger: Ledger
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(settings, redis, ledger) as client:
+        yield client
+
+
+@pytest.fixture
+async def worker(settings: Settings, redis: Redis) -> AsyncIterator[RuntimeStore]:
+    """A worker that follows, and reports what a gateway's does."""
+    store = RuntimeStore(await first_runtime(redis, settings))
+    fleet = [{"backend": "eu-0", "health": "ready"}]
+    report = msgspec.json.encode({"cache": {"hits": 3}, "fleet": fleet})
+    async with RuntimeFollower(
+        store=store, redis=redis, settings=settings, report=lambda: report, poll=0.05
+    ):
+        yield store

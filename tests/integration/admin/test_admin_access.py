@@ -1,0 +1,97 @@
+"""The operators' listener: access, health, caches, regions, metrics."""
+
+import httpx
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from gateway.ledger.ledger import Ledger
+from gateway.redis_connection import connect
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+from tests.support.admin import KEY, client_of, refused
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    "path", ["/admin/config", "/admin/keys", "/admin/cache", "/metrics", "/admin/audit"]
+)
+@pytest.mark.parametrize("given", ["", "Bearer ", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x"])
+async def test_nothing_is_told_without_the_admin_key(
+    admin: httpx.AsyncClient, path: str, given: str
+) -> None:
+    answer = await admin.get(path, headers={"authorization": given})
+
+    refused(answer, 401, "authentication_failed")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+async def test_without_an_admin_key_nobody_is_admin(
+    settings: Settings, redis: Redis, ledger: Ledger
+) -> None:
+    keyless = msgspec.structs.replace(settings, admin_key="")
+    async with client_of(keyless, redis, ledger) as client:
+        answer = await client.get("/admin/keys", headers={"authorization": "Bearer "})
+
+    refused(answer, 401, "authentication_failed")
+
+
+async def test_health_needs_no_key(admin: httpx.AsyncClient) -> None:
+    live = await admin.get("/health/live", headers={"authorization": ""})
+    ready = await admin.get("/health/ready", headers={"authorization": ""})
+
+    assert (live.status_code, ready.json()) == (200, {"ready": True, "missing": []})
+
+
+async def test_readiness_names_what_is_missing(settings: Settings, ledger: Ledger) -> None:
+    away = connect("unix:///nowhere", timeout=0.2)
+    async with client_of(settings, away, ledger) as client:
+        ready = await client.get("/health/ready")
+        config = await client.get("/admin/config")
+    await away.aclose()
+
+    assert ready.status_code == 503
+    assert ready.json()["missing"][0].startswith("state Redis: ")
+    assert refused(config, 503, "dependency_unavailable")["detail"]
+    assert config.headers["retry-after"] == "1"
+
+
+async def test_a_route_that_does_not_exist_is_a_problem(admin: httpx.AsyncClient) -> None:
+    refused(await admin.get("/admin/nothing"), 404, "not_found")
+    refused(await admin.delete("/admin/config"), 405, "method_not_allowed")
+
+
+async def test_a_purge_is_live_in_every_worker_when_it_returns(
+    admin: httpx.AsyncClient, worker: RuntimeStore
+) -> None:
+    answer = await admin.post("/admin/cache/purge", json={"model": "m"})
+
+    assert (answer.status_code, answer.json()["live"]) == (200, True)
+    assert worker.current.epochs == {"model:m": 1}
+
+
+async def test_caches_and_regions_are_shown_as_workers_see_them(
+    admin: httpx.AsyncClient, worker: RuntimeStore, settings: Settings
+) -> None:
+    backend = '{id: eu-0, url: "http://h:1"}'
+    (settings.config / "r.yaml").write_text(
+        f"regions: [{{name: eu, pools: [{{backends: [{backend}]}}]}}]"
+    )
+    await admin.post("/admin/config/reload")
+
+    cache = (await admin.get("/admin/cache")).json()
+    regions = (await admin.get("/admin/regions")).json()["regions"]
+
+    assert list(cache["workers"].values()) == [{"hits": 3}]
+    assert cache["redis"]["used_memory"] > 0
+    (shown,) = regions[0]["backends"]
+    assert (shown["id"], shown["url"]) == ("eu-0", "http://h:1")
+    assert [view["health"] for view in shown["workers"].values()] == ["ready"]
+
+
+async def test_metrics_are_text_for_prometheus(admin: httpx.AsyncClient) -> None:
+    answer = await admin.get("/metrics")
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")

@@ -1,0 +1,85 @@
+"""The command line against a running operators' listener."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.admin.serve import serve_admin
+from gateway.cli import main
+from gateway.settings import Settings
+from tests.support.admin import KEY
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def listener(settings: Settings) -> Iterator[Settings]:
+    """The listener as a process runs it, on its port."""
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    def serve() -> None:
+        loop.run_until_complete(serve_admin(settings, stop=stop))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    url = f"http://127.0.0.1:{settings.admin_port}/health/ready"
+    wait_until(lambda: _answers(url), what="the listener answers")
+    yield settings
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(timeout=10)
+    loop.close()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def run(settings: Settings, *arguments: str) -> Result:
+    """Run `sluicegate` with the listener's address and key."""
+    url = f"http://127.0.0.1:{settings.admin_port}"
+    environment = {"SLUICEGATE_ADMIN_URL": url, "SLUICEGATE_ADMIN_KEY": KEY}
+    return CliRunner().invoke(main, arguments, env=environment)
+
+
+def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
+    reloaded = run(listener, "config", "reload")
+    shown = run(listener, "config", "show")
+    created = run(listener, "keys", "create", "acme", "--new-tenant", "--json")
+    listed = run(listener, "keys", "list", "--tenant", "acme")
+    key = msgspec.json.decode(created.stdout)
+    revoked = run(listener, "keys", "revoke", key["id"])
+    usage = run(listener, "usage", "--json")
+
+    results = [reloaded, shown, created, listed, revoked, usage]
+    assert [result.exit_code for result in results] == [0] * 6, [r.output for r in results]
+    assert reloaded.output.startswith("generation 1, digest ")
+    assert "cache_ttl: 1.0" in shown.output
+    assert listed.output.split("\t")[:3] == [key["id"], "acme", "active"]
+    assert key["key"].startswith("sk-")
+
+
+def test_a_refusal_is_one_line_with_its_place_and_exit_code_4(listener: Settings) -> None:
+    (listener.config / "g.yaml").write_text("models:\n  m: 3\n")
+
+    result = run(listener, "config", "reload")
+
+    assert result.exit_code == 4
+    assert "g.yaml:2: models.m: expected a mapping, got `int`" in result.output
+
+
+def test_the_folder_is_published_at_the_start(listener: Settings) -> None:
+    deadline = time.monotonic() + 10
+    result = run(listener, "config", "show", "--json")
+    while result.exit_code and time.monotonic() < deadline:
+        result = run(listener, "config", "show", "--json")
+
+    assert msgspec.json.decode(result.stdout)["author"] == "start"

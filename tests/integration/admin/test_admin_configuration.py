@@ -1,0 +1,94 @@
+"""The operators' listener: the configuration document."""
+
+import httpx
+import pytest
+
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+from tests.support.admin import refused
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_reload_answers_when_every_worker_has_taken_it(
+    admin: httpx.AsyncClient, worker: RuntimeStore
+) -> None:
+    answer = await admin.post("/admin/config/reload")
+
+    change = answer.json()
+    assert (answer.status_code, change["generation"], change["live"]) == (200, 1, True)
+    assert list(change["workers"].values()) == ["ok"]
+    assert worker.current.generation == 1
+
+
+async def test_a_broken_folder_is_refused_with_file_line_and_field(
+    admin: httpx.AsyncClient, worker: RuntimeStore, settings: Settings
+) -> None:
+    await admin.post("/admin/config/reload")
+    file = settings.config / "g.yaml"
+    file.write_text("models:\n  m:\n    cache_tll: 1\n")
+
+    problem = refused(await admin.post("/admin/config/reload"), 422, "invalid_configuration")
+
+    place = (problem["file"], problem["line"], problem["field"])
+    assert place == (str(file), 3, "models.m.cache_tll")
+    assert worker.current.generation == 1
+
+
+async def test_the_document_is_shown_with_who_has_taken_it(
+    admin: httpx.AsyncClient, worker: RuntimeStore
+) -> None:
+    refused(await admin.get("/admin/config"), 404, "not_found")
+    await admin.post("/admin/config/reload")
+
+    answer = await admin.get("/admin/config")
+
+    shown = answer.json()
+    assert shown["document"]["models"]["m"]["cache_ttl"] == 1
+    assert shown["files"][0]["text"].startswith("models:")
+    assert list(shown["workers"].values()) == ["ok"]
+    assert answer.headers["etag"] == f'"1-{shown["digest"]}"'
+
+
+async def test_a_put_needs_the_version_it_names(
+    admin: httpx.AsyncClient, worker: RuntimeStore
+) -> None:
+    first = await admin.post("/admin/config/reload")
+    text = "models: {m: {cache_ttl: 7}}"
+    tag = {"if-match": first.headers["etag"]}
+
+    dry = await admin.put("/admin/config?dry_run=true", content=text, headers=tag)
+    before = worker.current.generation
+    put = await admin.put("/admin/config", content=text, headers=tag)
+    again = await admin.put("/admin/config", content=text, headers=tag)
+
+    assert (dry.status_code, dry.json()["valid"], before) == (200, True, 1)
+    assert put.json()["generation"] == 2
+    assert worker.current.document.models["m"].cache_ttl == 7
+    refused(again, 412, "precondition_failed")
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(b"models: [", "invalid_configuration"), (b"\xff", "invalid_request")],
+)
+async def test_a_put_that_is_no_document_is_refused(
+    admin: httpx.AsyncClient, content: bytes, code: str
+) -> None:
+    answer = await admin.put("/admin/config", content=content)
+
+    assert refused(answer, answer.status_code, code)["detail"]
+
+
+async def test_a_rollback_brings_the_former_document_back(
+    admin: httpx.AsyncClient, worker: RuntimeStore
+) -> None:
+    await admin.post("/admin/config/reload")
+    await admin.put("/admin/config", content="models: {m: {cache_ttl: 7}}")
+
+    answer = await admin.post("/admin/config/rollback")
+
+    assert answer.json()["generation"] == 3
+    assert worker.current.document.models["m"].cache_ttl == 1
+    refused(await admin.post("/admin/config/rollback", json={"generation": 99}), 404, "not_found")
+    refused(await admin.post("/admin/config/rollback", json={"to": 1}), 400, "invalid_request")

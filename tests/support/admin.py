@@ -1,0 +1,43 @@
+"""A client of the operators' listener, without a socket between."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+from redis.asyncio import Redis
+
+from gateway.admin.app import build_admin
+from gateway.admin.publishing import Publisher
+from gateway.ledger.ledger import Ledger
+from gateway.runtime.control import Control
+from gateway.settings import Settings
+
+KEY = "the-admin-key-0123456789"
+AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    settings: Settings, redis: Redis, ledger: Ledger
+) -> AsyncIterator[httpx.AsyncClient]:
+    control = Control(redis)
+    publisher = Publisher(
+        control=control, ledger=ledger, settings=settings, clock=lambda: 0.0, patience=0.3
+    )
+    app = build_admin(
+        settings=settings, control=control, cache_redis=redis, ledger=ledger, publisher=publisher
+    )
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        client.headers.update(AUTHORIZATION)
+        yield client
+
+
+def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """Return the problem, which must be one."""
+    problem: dict[str, Any] = response.json()
+    assert (response.status_code, problem["code"]) == (status, code), problem
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["x-request-id"] == problem["request_id"]
+    return problem

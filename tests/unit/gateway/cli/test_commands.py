@@ -1,0 +1,111 @@
+"""The command line, as far as it goes without a running gateway."""
+
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+
+CONFIG = Path(__file__).parents[4] / "config"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
+    result = run("--help")
+
+    for command in ("up", "gateway", "backend", "worker", "config", "keys", "usage", "models"):
+        assert f"\n  {command} " in result.output
+    assert "Exit codes: 0 done; 1 something failed" in result.output
+
+
+def test_up_has_the_documented_options() -> None:
+    result = run("up", "--help")
+
+    for option in ("port", "admin-port", "workers", "regions", "data-dir", "config", "models"):
+        assert f"--{option} " in result.output
+    assert "SLUICEGATE_ADMIN_KEY" in result.output
+    assert "SLUICEGATE_DEMO_KEY" in result.output
+
+
+def test_a_valid_folder_is_said_to_be_valid() -> None:
+    assert run("config", "check", str(CONFIG)).exit_code == 0
+
+    shown = msgspec.json.decode(run("config", "check", str(CONFIG), "--json").stdout)
+    assert shown["valid"] is True
+
+
+def test_a_broken_folder_is_one_line_with_its_place_and_exit_code_3(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("\nmodels: 3\n")
+
+    result = run("config", "check", str(tmp_path))
+    shown = msgspec.json.decode(run("config", "check", str(tmp_path), "--json").stdout)
+
+    assert result.exit_code == 3
+    line = f"Error: {tmp_path}/g.yaml:2: models: expected a mapping, got `int`\n"
+    assert result.stderr == line
+    assert (shown["valid"], shown["line"], shown["field"]) == (False, 2, "models")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--regions", "eu,eu"), 2, "different names"),
+        (("--regions", ""), 2, "different names"),
+        (("--workers", "0"), 2, "--workers"),
+        (("--port", "70000"), 2, "--port"),
+        (("--port", "9000", "--admin-port", "9000"), 2, "must differ"),
+        (("--config", "/nowhere"), 3, "is not a folder"),
+        (("--demo-key", "short"), 3, "--demo-key"),
+    ],
+)
+def test_up_refuses_what_cannot_work_before_it_starts_anything(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    places = ("--data-dir", str(tmp_path / "d"), "--config", str(CONFIG))
+
+    result = run("up", *places, *arguments)
+
+    assert result.exit_code == code, result.output
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_up_on_a_busy_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+
+        result = run("up", "--port", port, "--config", str(CONFIG), "--data-dir", str(tmp_path))
+
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Error: port {port} on 127.0.0.1 is in use by another process; stop it")
+    assert line.endswith("`--port`")
+
+
+def test_without_an_admin_key_a_command_says_how_to_give_one(tmp_path: Path) -> None:
+    result = run("keys", "list", "--data-dir", str(tmp_path))
+
+    assert result.exit_code == 2
+    assert "--admin-key" in result.output
+
+
+def test_a_listener_that_does_not_answer_is_exit_code_4(tmp_path: Path) -> None:
+    (tmp_path / "admin-key").write_text("kept-by-up-0123456789\n")
+
+    result = run("keys", "list", "--data-dir", str(tmp_path), "--admin-url", "http://127.0.0.1:1")
+
+    assert result.exit_code == 4
+    assert "cannot be reached" in result.output
+    assert "kept-by-up" not in result.output
+
+
+def test_an_unknown_worker_is_refused() -> None:
+    assert run("worker", "cook").exit_code == 2

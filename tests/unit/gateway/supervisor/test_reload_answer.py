@@ -1,0 +1,27 @@
+"""What SIGHUP tells of the admin listener's answer."""
+
+import msgspec
+import pytest
+
+from gateway.supervisor.reload import Answer, describe
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "line"),
+    [
+        (200, b'{"generation": 3, "digest": "x"}', "the configuration is at generation 3"),
+        (
+            202,
+            b'{"generation": 3}',
+            "the configuration is at generation 3, not yet taken by every worker",
+        ),
+        (
+            422,
+            b'{"detail": "expected a list", "file": "c/g.yaml", "line": 4, "field": "prices"}',
+            "the configuration was not reloaded: c/g.yaml:4: prices: expected a list",
+        ),
+        (401, b'{"detail": "send a key"}', "the configuration was not reloaded: send a key"),
+    ],
+)
+def test_an_answer_is_one_line(status: int, body: bytes, line: str) -> None:
+    assert describe(status, msgspec.json.decode(body, type=Answer)) == line
