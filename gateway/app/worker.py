@@ -19,7 +19,6 @@ from gateway.app.call_spans import CallSpans
 from gateway.app.figures import Figures
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
-from gateway.app.server import listener_of, serve
 from gateway.app.views import CurrentDocument, LedgerUsage, WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
@@ -37,6 +36,7 @@ from gateway.routing.fleet import Fleet
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
+from gateway.serving import listener_on, serve
 from gateway.settings import Settings, process_environment
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
@@ -54,7 +54,9 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
         ConfigurationError: the document, or an address, cannot be used.
     """
     configure_logging(settings.log_level)
-    listener = listener_of(settings)
+    listener = listener_on(
+        settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
+    )
     async with build_worker(settings) as app:
         await serve(app, listener, drain=settings.drain, stop=stop)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -16,7 +15,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.group import Entry, GroupReader
+from gateway.workers.group import Entry, GroupReader, consumer_name
 from gateway.workers.intake import Intake, Taken
 from gateway.workers.patience import Backoff, pause
 from gateway.workers.stream import BILLING
@@ -117,11 +116,6 @@ class Billing:
         self._counts["lost"] += recorded.lost
         if taken.oldest:
             self._lag = max(0.0, (self._clock() - taken.oldest) / 1e9)
-
-
-def consumer_name(settings: Settings) -> str:
-    """Return the same name after a restart, so that a worker finds what it had not finished."""
-    return f"{socket.gethostname()}-{settings.worker}"
 
 
 async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:

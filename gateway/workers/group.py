@@ -1,5 +1,6 @@
 """The consumers' side of the stream: every entry is read until somebody acknowledged it."""
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.events.block import STREAM
+from gateway.settings import Settings
 
 
 class Entry(NamedTuple):
@@ -15,6 +17,11 @@ class Entry(NamedTuple):
 
     id: bytes
     fields: Mapping[bytes, bytes]
+
+
+def consumer_name(settings: Settings) -> str:
+    """Return the same name after a restart, so that a worker finds what it had not finished."""
+    return f"{socket.gethostname()}-{settings.worker}"
 
 
 class GroupReader:

@@ -15,8 +15,7 @@ from gateway.redis_connection import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import RequestEvent
-from gateway.workers.billing import consumer_name
-from gateway.workers.group import Entry, GroupReader
+from gateway.workers.group import Entry, GroupReader, consumer_name
 from gateway.workers.patience import Backoff, pause
 from gateway.workers.rotating_file import RotatingFile
 

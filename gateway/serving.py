@@ -10,7 +10,6 @@ from litestar.types import ASGIApp
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.settings import Settings
 
 _BACKLOG = 2048
 
@@ -27,7 +26,10 @@ class _Server(uvicorn.Server):
 async def serve(
     app: ASGIApp, listener: socket.socket, *, drain: float, stop: asyncio.Event
 ) -> None:
-    """Serve `app` on `listener`; after `stop` is set, wait up to `drain` for open requests."""
+    """Serve `app` on `listener`; after `stop` is set, wait up to `drain` for open requests.
+
+    The listener is bound and starts to listen here: until then nobody can connect.
+    """
     config = uvicorn.Config(
         app,
         loop="none",
@@ -53,23 +55,21 @@ async def serve(
         watcher.cancel()
 
 
-def listener_of(settings: Settings) -> socket.socket:
-    """Return the inherited listening socket, or a new one on the settings' address.
+def listener_on(host: str, port: int, inherited: int | None, *, setting: str) -> socket.socket:
+    """Return the `inherited` listening socket, or a new one on `host` and `port`.
 
     Raises:
-        ConfigurationError: the address cannot be had.
+        ConfigurationError: the address cannot be had; `setting` is the variable to change.
     """
-    if settings.listen_fd is not None:
-        return socket.socket(fileno=settings.listen_fd)
+    if inherited is not None:
+        return socket.socket(fileno=inherited)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"{settings.host}:{settings.port} cannot be listened on ({error.strerror});"
-            " choose another `SLUICEGATE_PORT`"
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another `{setting}`"
         ) from error
-    listener.listen(_BACKLOG)
     return listener
