@@ -18,7 +18,7 @@ from gateway.cache.key import CacheKey, KeyMaker
 from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
 from gateway.dispatch.work import Work, WorkItem
-from gateway.errors import ModelNotFound, NotCached, TaskNotSupported
+from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import Span, Tracer
 from gateway.types import (
@@ -94,6 +94,10 @@ class ModelTable(Protocol):
         """Return the model of that name."""
         ...
 
+    def knows_models(self) -> bool:
+        """Tell whether any backend has ever said what it serves."""
+        ...
+
 
 class WorkRunner(Protocol):
     """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
@@ -159,6 +163,7 @@ class Inference:
 
         Raises:
             ModelNotFound: no backend serves the model, or the document switched it off.
+            UpstreamUnavailable: no backend has been reached since the start.
             TaskNotSupported: the model answers other tasks.
             NotCached: the caller wanted cached answers only and one is missing.
         """
@@ -179,6 +184,10 @@ class Inference:
         entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
         model = self._models.model(request.model) if entry.enabled else None
         if model is None:
+            if not self._models.knows_models():
+                raise UpstreamUnavailable(
+                    "No backend has been reached yet; try again shortly.", retry_after=1.0
+                )
             raise ModelNotFound(
                 f"No model `{request.model}` is served; GET /v1/models lists those that are."
             )

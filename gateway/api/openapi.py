@@ -107,7 +107,8 @@ def _operation(task: Task, body: _Json, answer: _Json, problem: _Json) -> _Json:
     if task is Task.INFER:
         schema = {"type": "string"}
         parameters.append({"name": "model", "in": "path", "required": True, "schema": schema})
-    content = {"application/json": {"schema": body, "example": _EXAMPLES[task]}}
+    examples = {"demo": {"summary": "With a demo model", "value": _EXAMPLES[task]}}
+    content = {"application/json": {"schema": body, "examples": examples}}
     responses: _Json = {
         "200": {
             "description": "An answer for each item",

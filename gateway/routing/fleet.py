@@ -119,6 +119,10 @@ class Fleet:
         """Return all models, by name."""
         return [placement.model for placement in self._placements.values()]
 
+    def knows_models(self) -> bool:
+        """Tell whether any backend has ever said what it serves."""
+        return bool(self._placements)
+
     def is_ready(self) -> bool:
         """Tell whether some backend is available."""
         now = self._clock()

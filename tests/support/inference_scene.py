@@ -1,0 +1,198 @@
+"""The use case with small stand-ins around it, and requests to give it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from backends.protocol import ClassifyParameters, ModelInfo, Task
+from gateway.cache.coalescing import Flights
+from gateway.cache.entry import Entry, Found
+from gateway.cache.key import CacheKey, KeyMaker
+from gateway.config.document import Document, ModelEntry
+from gateway.dispatch.work import Work
+from gateway.inference import Answer, CacheDirectives, Caller, Inference
+from gateway.runtime.runtime import Runtime
+from gateway.telemetry.tracing import NullTracer
+from gateway.types import (
+    InferenceRequest,
+    ItemFailure,
+    ItemOutcome,
+    KeyId,
+    ModelName,
+    Principal,
+    RegionName,
+    ServedModel,
+    Source,
+    TenantId,
+)
+from tests.support.clock import Clock
+
+INFO = ModelInfo(
+    name="sentiment",
+    revision="aaaaaaaaaaaa",
+    profile="fp32",
+    tasks=[Task.CLASSIFY],
+    algorithm="head",
+    algorithm_version=1,
+    max_tokens=256,
+)
+
+
+class Models:
+    """A table of models that tests change."""
+
+    def __init__(self, *infos: ModelInfo) -> None:
+        self.infos = {info.name: info for info in infos}
+
+    def model(self, name: str) -> ServedModel | None:
+        """Return the model of that name."""
+        info = self.infos.get(name)
+        return ServedModel(info=info, regions=(RegionName("eu"),)) if info else None
+
+    def knows_models(self) -> bool:
+        """Tell whether there is any."""
+        return bool(self.infos)
+
+
+class DictCache:
+    """A result cache of one tier that `peek` and `lookup` both see."""
+
+    def __init__(self) -> None:
+        self.entries: dict[CacheKey, Entry] = {}
+        self.before_lookup: Callable[[], None] = lambda: None
+
+    def peek(self, key: CacheKey, now: float) -> Entry | None:
+        """Return the entry unless it is too old."""
+        entry = self.entries.get(key)
+        return entry if entry is not None and entry.expires_at > now else None
+
+    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+        """Return the entries that are there, as if from Redis."""
+        await asyncio.sleep(0)
+        entries = [self.entries.get(key) for key in keys]
+        self.before_lookup()
+        return [Found(entry=entry, tier="redis") if entry else None for entry in entries]
+
+    def store(self, key: CacheKey, entry: Entry) -> None:
+        """Keep the entry."""
+        self.entries[key] = entry
+
+
+class GatedRunner:
+    """Answers each item with its own body once `gate` is set; `failure` fails all instead."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.works: list[Work] = []
+        self.failure: ItemFailure | None = None
+
+    async def run(
+        self,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Callable[[int, ItemOutcome], None],
+        traceparent: str = "",
+    ) -> None:
+        """Settle every item, at the latest at the deadline."""
+        self.works.append(work)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.gate.wait()
+        except TimeoutError:
+            late = ItemFailure(status=504, code="deadline_exceeded", detail="Late.")
+            outcomes = [ItemOutcome(source=Source.FAILED, failure=late)] * len(work.items)
+        else:
+            outcomes = [self._outcome(item.body) for item in work.items]
+        assert loop.time() < deadline + 1.0
+        for item, outcome in zip(work.items, outcomes, strict=True):
+            settle(item.index, outcome)
+
+    @property
+    def computed(self) -> list[bytes]:
+        """The bodies that were run, in order."""
+        return [item.body for work in self.works for item in work.items]
+
+    def _outcome(self, body: bytes) -> ItemOutcome:
+        if self.failure is not None:
+            return ItemOutcome(source=Source.FAILED, failure=self.failure)
+        return ItemOutcome(source=Source.COMPUTED, result=b'"%b"' % body, rows=1, tokens=5)
+
+
+class KeptTasks:
+    """Holds the tasks that the use case started."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[object]] = []
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run `work`."""
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+
+
+class Scene:
+    """The use case; what is around it can be looked at and changed."""
+
+    def __init__(self) -> None:
+        self.models = Models(INFO)
+        self.cache = DictCache()
+        self.runner = GatedRunner()
+        self.flights = Flights()
+        self.tasks = KeptTasks()
+        self.wall = Clock(1_000.0)
+        self.document = Document()
+        self.epochs: dict[str, int] = {}
+        self.inference = Inference(
+            models=self.models,
+            keys=KeyMaker(secret=b"secret"),
+            cache=self.cache,
+            flights=self.flights,
+            runner=self.runner,
+            tasks=self.tasks,
+            tracer=NullTracer(),
+            wall=self.wall,
+        )
+
+    def configure(self, **entry: object) -> None:
+        """Give the model's entry in the document these values."""
+        models = {"sentiment": msgspec.convert(entry, ModelEntry)}
+        self.document = msgspec.structs.replace(self.document, models=models)
+
+    async def ask(
+        self,
+        *texts: str,
+        tenant: str = "t1",
+        within: float = 5.0,
+        model: str = "sentiment",
+        task: Task = Task.CLASSIFY,
+        directives: CacheDirectives | None = None,
+    ) -> Answer:
+        """Return the answer for `texts`."""
+        request = InferenceRequest(
+            task=task,
+            model=ModelName(model),
+            parameters=msgspec.msgpack.encode(ClassifyParameters()),
+            items=tuple(text.encode() for text in texts),
+        )
+        caller = Caller(
+            principal=Principal(tenant=TenantId(tenant), key=KeyId("k")),
+            deadline=asyncio.get_running_loop().time() + within,
+            directives=directives or CacheDirectives(),
+        )
+        runtime = Runtime(
+            generation=1,
+            digest="d",
+            document=self.document,
+            endpoints=(),
+            epochs=MappingProxyType(self.epochs),
+        )
+        return await self.inference.infer(request, caller, runtime)
+
+
+def sources(answer: Answer) -> list[Source]:
+    """Return how each item ended."""
+    return [outcome.source for outcome in answer.outcomes]

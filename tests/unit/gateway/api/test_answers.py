@@ -1,0 +1,156 @@
+"""What an answer says: results, errors, usage, and how the cache was involved."""
+
+import msgspec
+import pytest
+
+from gateway.api.answers import (
+    cache_headers,
+    count_usage,
+    encode_answer,
+    failed_usage,
+    first_failure,
+)
+from gateway.api.schemas import ClassifyBody, RerankBody
+from gateway.errors import DeadlineExceeded, InvalidItem, Overloaded, UpstreamUnavailable
+from gateway.inference import Answer, CacheDirectives
+from gateway.types import ItemFailure, ItemOutcome, RegionName, ServedModel, Source
+from tests.support.inference_scene import INFO
+
+_MODEL = ServedModel(info=INFO, regions=(RegionName("eu"),))
+_PLAIN = CacheDirectives()
+
+
+def computed(result: bytes = b'{"labels":[]}', rows: int = 1) -> ItemOutcome:
+    return ItemOutcome(source=Source.COMPUTED, result=result, rows=rows, tokens=4)
+
+
+def hit(tier: str = "memory", age: float = 3.0) -> ItemOutcome:
+    return ItemOutcome(source=Source.HIT, result=b"{}", tier=tier, age=age)
+
+
+def collapsed() -> ItemOutcome:
+    return ItemOutcome(source=Source.COLLAPSED, result=b"{}")
+
+
+def failed(status: int = 422, code: str = "empty_input", after: float | None = None) -> ItemOutcome:
+    failure = ItemFailure(status=status, code=code, detail="No.", retry_after=after)
+    return ItemOutcome(source=Source.FAILED, failure=failure)
+
+
+def answer(*outcomes: ItemOutcome) -> Answer:
+    return Answer(model=_MODEL, outcomes=list(outcomes))
+
+
+def test_usage_counts_how_items_ended() -> None:
+    usage = count_usage([hit(), collapsed(), computed(rows=2), failed()])
+
+    assert (usage.items, usage.hit, usage.collapsed, usage.computed, usage.failed) == (
+        4,
+        1,
+        1,
+        1,
+        1,
+    )
+    assert (usage.rows, usage.tokens) == (2, 4)
+
+
+def test_a_request_that_fails_as_a_whole_uses_nothing() -> None:
+    usage = failed_usage(3)
+
+    assert (usage.items, usage.failed, usage.rows) == (3, 3, 0)
+
+
+def test_an_answer_is_json_with_stored_results() -> None:
+    body = ClassifyBody(model="sentiment", input="x")
+    outcomes = answer(computed(b'{"labels":[{"label":"a","score":0.5}]}'), failed())
+
+    found = msgspec.json.decode(encode_answer(body, outcomes, count_usage(outcomes.outcomes)))
+
+    assert found["revision"] == INFO.revision
+    assert found["results"][0]["labels"][0]["label"] == "a"
+    assert found["results"][1]["error"] == {"code": "empty_input", "detail": "No."}
+
+
+def rank(*scores: float | None, **fields: object) -> list[dict[str, object]]:
+    body = msgspec.convert(
+        {"model": "m", "query": "q", "documents": [f"d{i}" for i in range(len(scores))]} | fields,
+        RerankBody,
+    )
+    outcomes = answer(
+        *(failed() if score is None else computed(b'{"score":%f}' % score) for score in scores)
+    )
+    encoded = encode_answer(body, outcomes, failed_usage(0))
+    results: list[dict[str, object]] = msgspec.json.decode(encoded)["results"]
+    return results
+
+
+def test_documents_come_best_first_and_equal_ones_in_their_order() -> None:
+    assert [entry["index"] for entry in rank(0.1, 0.9, 0.5, 0.9)] == [1, 3, 2, 0]
+
+
+def test_top_n_keeps_the_best_and_documents_are_returned_when_asked() -> None:
+    found = rank(0.1, 0.9, top_n=1, return_documents=True)
+
+    assert found == [{"index": 1, "score": 0.9, "document": "d1"}]
+
+
+def test_documents_that_failed_come_last() -> None:
+    found = rank(None, 0.2)
+
+    assert [entry["index"] for entry in found] == [1, 0]
+    assert "error" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "directives", "expected"),
+    [
+        ([hit()], _PLAIN, b"sluicegate; hit; detail=memory"),
+        ([hit("redis")], _PLAIN, b"sluicegate; hit; detail=redis"),
+        ([hit("redis"), hit()], _PLAIN, b"sluicegate; hit; detail=mixed"),
+        ([computed()], _PLAIN, b"sluicegate; fwd=uri-miss; stored"),
+        ([collapsed()], _PLAIN, b"sluicegate; fwd=uri-miss; collapsed"),
+        ([hit(), computed()], _PLAIN, b"sluicegate; fwd=partial; stored"),
+        ([computed()], CacheDirectives(no_cache=True), b"sluicegate; fwd=request; stored"),
+        ([computed()], CacheDirectives(no_store=True), b"sluicegate; fwd=uri-miss"),
+    ],
+)
+def test_cache_status_says_what_happened(
+    outcomes: list[ItemOutcome], directives: CacheDirectives, expected: bytes
+) -> None:
+    assert dict(cache_headers(outcomes, directives))[b"cache-status"] == expected
+
+
+def test_age_is_that_of_the_oldest_hit() -> None:
+    headers = dict(cache_headers([hit(age=3.0), hit(age=9.9)], _PLAIN))
+
+    assert headers[b"age"] == b"9"
+
+
+def test_the_first_failure_fails_the_request() -> None:
+    error = first_failure(answer(computed(), failed()), continue_on_error=False)
+
+    assert isinstance(error, InvalidItem)
+    assert (error.index, error.item_code) == (1, "empty_input")
+
+
+def test_a_failure_alone_does_not_fail_a_request_that_goes_on() -> None:
+    assert first_failure(answer(computed(), failed()), continue_on_error=True) is None
+    assert first_failure(answer(failed()), continue_on_error=True) is None
+
+
+def test_a_request_that_goes_on_fails_when_no_backend_could_be_asked() -> None:
+    outcomes = answer(failed(503, "upstream_unavailable"), failed(503, "upstream_unavailable"))
+
+    error = first_failure(outcomes, continue_on_error=True)
+
+    assert isinstance(error, UpstreamUnavailable)
+    assert error.retry_after == 1.0
+
+
+def test_failures_keep_their_kind_and_when_to_come_back() -> None:
+    late = first_failure(answer(failed(504, "deadline_exceeded")), continue_on_error=False)
+    busy = first_failure(answer(failed(503, "overloaded", 2.5)), continue_on_error=False)
+
+    assert isinstance(late, DeadlineExceeded)
+    assert isinstance(busy, Overloaded)
+    assert busy.retry_after == 2.5

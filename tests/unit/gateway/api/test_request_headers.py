@@ -1,0 +1,53 @@
+"""What callers ask for in headers, and what is refused."""
+
+import pytest
+
+from gateway.api.request_headers import bearer_token, cache_directives, time_allowed
+from gateway.config.document import DeadlineEntry
+from gateway.errors import InvalidRequest
+from gateway.inference import CacheDirectives
+
+_DEADLINE = DeadlineEntry(default=10.0, maximum=60.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [(b"Bearer abc", b"abc"), (b"bearer  abc ", b"abc"), (b"Basic abc", b""), (b"", b"")],
+)
+def test_the_key_is_taken_from_a_bearer_header(value: bytes, key: bytes) -> None:
+    assert bearer_token(value) == key
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(b"", 10.0), (b"2.5", 2.5), (b"600", 60.0)])
+def test_a_request_gets_the_time_it_asks_for_up_to_the_maximum(
+    value: bytes, seconds: float
+) -> None:
+    assert time_allowed(value, _DEADLINE) == seconds
+
+
+@pytest.mark.parametrize("value", [b"0", b"-1", b"nan", b"inf", b"soon", b"\xff"])
+def test_a_time_that_is_none_is_refused(value: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="X-Request-Timeout"):
+        time_allowed(value, _DEADLINE)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"", CacheDirectives()),
+        (b"no-cache, no-store", CacheDirectives(no_cache=True, no_store=True)),
+        (b'Max-Age="60"', CacheDirectives(max_age=60.0)),
+        (b"only-if-cached, stale-if-error=5", CacheDirectives(only_if_cached=True)),
+        (b"private;x, , ,", CacheDirectives()),
+    ],
+)
+def test_cache_control_is_read_and_unknown_directives_ignored(
+    value: bytes, expected: CacheDirectives
+) -> None:
+    assert cache_directives(value) == expected
+
+
+@pytest.mark.parametrize("value", [b"max-age", b"max-age=soon", b"max-age=-1"])
+def test_a_max_age_that_is_no_number_is_refused(value: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="max-age"):
+        cache_directives(value)

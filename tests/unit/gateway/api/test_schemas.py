@@ -1,0 +1,127 @@
+"""Bodies become requests; every field of every body reaches the cache key or is named here."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.api.schemas import (
+    TASK_BODIES,
+    Body,
+    ChooseBody,
+    ClassifyBody,
+    EmbedBody,
+    EntitiesBody,
+    InferBody,
+    RerankBody,
+    TaskBody,
+    ZeroShotBody,
+)
+from gateway.cache.key import CacheKey, KeyMaker
+from gateway.types import InferenceRequest
+
+_BASE: dict[type[TaskBody], dict[str, Any]] = {
+    ClassifyBody: {"model": "m", "input": "a"},
+    ZeroShotBody: {"model": "m", "input": "a", "labels": ["x", "y"]},
+    ChooseBody: {"model": "m", "input": {"prompt": "p", "choices": ["x", "y"]}},
+    RerankBody: {"model": "m", "query": "q", "documents": ["a"]},
+    EntitiesBody: {"model": "m", "input": "a"},
+    EmbedBody: {"model": "m", "input": "a"},
+}
+# Another value for every field of every body.
+_OTHER: dict[type[TaskBody], dict[str, Any]] = {
+    ClassifyBody: {"model": "n", "input": "b", "top_k": 1, "function": "none"},
+    ZeroShotBody: {
+        "model": "n",
+        "input": "b",
+        "labels": ["y", "x"],
+        "multi_label": True,
+        "hypothesis_template": "{}",
+    },
+    ChooseBody: {"model": "n", "input": {"prompt": "p", "choices": ["y", "x"]}},
+    RerankBody: {"model": "n", "query": "r", "documents": ["b"]},
+    EntitiesBody: {"model": "n", "input": "b", "aggregation": "max"},
+    EmbedBody: {"model": "n", "input": "b", "normalize": False, "dimensions": 3},
+}
+# They shape the answer around the results and change none of them.
+_NOT_IN_THE_KEY = {"on_error": "continue", "top_n": 1, "return_documents": True}
+
+
+def decode(body: type[TaskBody], fields: dict[str, Any]) -> TaskBody:
+    return msgspec.json.decode(msgspec.json.encode(fields), type=body)
+
+
+def keys(request: InferenceRequest) -> list[CacheKey]:
+    return KeyMaker(secret=b"s").keys(
+        scope="t",
+        epoch="0",
+        revision="r",
+        profile="fp32",
+        algorithm="a",
+        algorithm_version=1,
+        model=request.model,
+        task=request.task,
+        parameters=request.parameters,
+        items=request.items,
+    )
+
+
+_FIELDS = [(body, field) for body in TASK_BODIES for field in body.__struct_fields__]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"), _FIELDS, ids=[f"{body.__name__}-{field}" for body, field in _FIELDS]
+)
+def test_every_field_changes_the_key_or_is_exempt_by_name(body: type[TaskBody], field: str) -> None:
+    base = keys(decode(body, _BASE[body]).request())
+    exempt = field in _NOT_IN_THE_KEY
+    value = _NOT_IN_THE_KEY[field] if exempt else _OTHER[body][field]
+
+    changed = keys(decode(body, _BASE[body] | {field: value}).request())
+
+    assert (changed == base) == exempt
+
+
+def test_the_same_text_is_another_item_for_every_task() -> None:
+    found = [keys(decode(body, _BASE[body]).request())[0].address for body in TASK_BODIES]
+
+    assert len(set(found)) == len(TASK_BODIES)
+
+
+@pytest.mark.parametrize("body", TASK_BODIES)
+def test_an_unknown_field_is_refused_by_name(body: type[TaskBody]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="temperature"):
+        decode(body, _BASE[body] | {"temperature": 1})
+
+
+def test_a_text_and_a_list_of_one_are_the_same_request() -> None:
+    one = decode(ClassifyBody, {"model": "m", "input": "a"}).request()
+    listed = decode(ClassifyBody, {"model": "m", "input": ["a"]}).request()
+
+    assert one == listed
+
+
+def test_a_pair_is_another_item_than_its_texts() -> None:
+    pair = decode(ClassifyBody, {"model": "m", "input": [["a", "b"]]}).request()
+    texts = decode(ClassifyBody, {"model": "m", "input": ["a", "b"]}).request()
+
+    assert len(pair.items) == 1
+    assert pair.items[0] not in texts.items
+
+
+def infer(**fields: Any) -> InferenceRequest:
+    body: Body = msgspec.json.decode(msgspec.json.encode(fields), type=InferBody)
+    assert isinstance(body, InferBody)
+    return body.request_for("m")
+
+
+def test_the_order_of_free_parameters_does_not_matter() -> None:
+    one = infer(inputs=[{"a": 1, "b": 2}], parameters={"x": 1, "y": {"p": 1, "q": 2}})
+    two = infer(inputs=[{"b": 2, "a": 1}], parameters={"y": {"q": 2, "p": 1}, "x": 1})
+
+    assert keys(one) == keys(two)
+
+
+@pytest.mark.parametrize("value", [1.0, True, "1", [1], None])
+def test_values_that_only_look_alike_are_different_items(value: object) -> None:
+    assert keys(infer(inputs=[value])) != keys(infer(inputs=[1]))

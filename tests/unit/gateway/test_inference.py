@@ -1,0 +1,246 @@
+"""The use case: what is asked of the cache, joined, computed, kept."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from backends.protocol import Task
+from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
+from gateway.inference import CacheDirectives
+from gateway.types import ItemFailure, Source
+from tests.support.inference_scene import INFO, Scene, sources
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+_HIT, _COMPUTED, _COLLAPSED = Source.HIT, Source.COMPUTED, Source.COLLAPSED
+
+
+@pytest.fixture
+async def scene(anyio_backend: str) -> Scene:
+    return Scene()
+
+
+async def test_an_item_is_computed_once_and_then_a_hit(scene: Scene) -> None:
+    first = await scene.ask("a")
+    scene.wall.advance(7.0)
+    second = await scene.ask("a")
+
+    assert sources(first) == [_COMPUTED]
+    assert sources(second) == [_HIT]
+    assert second.outcomes[0].result == first.outcomes[0].result
+    assert second.outcomes[0].age == 7.0
+    assert (second.outcomes[0].rows, second.outcomes[0].tokens) == (0, 0)
+
+
+async def test_only_the_misses_of_a_request_travel(scene: Scene) -> None:
+    await scene.ask("a", "b")
+
+    answer = await scene.ask("a", "c", "b", "d")
+
+    assert sources(answer) == [_HIT, _COMPUTED, _HIT, _COMPUTED]
+    assert scene.runner.computed[2:] == [b"c", b"d"]
+
+
+async def test_equal_items_of_one_request_are_computed_once(scene: Scene) -> None:
+    answer = await scene.ask("a", "a", "b", "a")
+
+    assert sources(answer) == [_COMPUTED, _COLLAPSED, _COMPUTED, _COLLAPSED]
+    assert scene.runner.computed == [b"a", b"b"]
+
+
+async def test_equal_requests_at_once_are_computed_once(scene: Scene) -> None:
+    answers = await asyncio.gather(*(scene.ask("a") for _ in range(200)))
+
+    assert scene.runner.computed == [b"a"]
+    assert sorted(outcome for answer in answers for outcome in sources(answer)) == (
+        [_COLLAPSED] * 199 + [_COMPUTED]
+    )
+    assert sum(answer.outcomes[0].rows for answer in answers) == 1
+
+
+async def test_a_leader_that_leaves_harms_nobody(scene: Scene) -> None:
+    scene.runner.gate.clear()
+    leader = asyncio.create_task(scene.ask("a"))
+    await until(lambda: bool(scene.runner.works))
+    follower = asyncio.create_task(scene.ask("a"))
+    await until(lambda: scene.flights.statistics().joined == 1)
+
+    leader.cancel()
+    scene.runner.gate.set()
+
+    assert sources(await follower) == [_COLLAPSED]
+    assert scene.flights.statistics().in_flight == 0
+
+
+async def test_a_follower_outlives_a_leader_with_less_time(scene: Scene) -> None:
+    scene.runner.gate.clear()
+    leader = asyncio.create_task(scene.ask("a", within=0.05))
+    await until(lambda: bool(scene.runner.works))
+    follower = asyncio.create_task(scene.ask("a", within=5.0))
+
+    hurried = await leader
+    scene.runner.gate.set()
+
+    failure = hurried.outcomes[0].failure
+    assert failure is not None
+    assert failure.code == "deadline_exceeded"
+    assert sources(await follower) == [_COMPUTED]
+
+
+async def test_a_request_does_not_outlive_its_deadline(scene: Scene) -> None:
+    scene.runner.gate.clear()
+    started = asyncio.get_running_loop().time()
+
+    answer = await scene.ask("a", "b", within=0.1)
+
+    assert asyncio.get_running_loop().time() - started < 0.5
+    codes = [outcome.failure and outcome.failure.code for outcome in answer.outcomes]
+    assert codes == ["deadline_exceeded", "deadline_exceeded"]
+
+
+async def test_what_landed_while_redis_was_asked_is_not_computed_again(scene: Scene) -> None:
+    await scene.ask("a")
+    ((key, entry),) = scene.cache.entries.items()
+    scene.cache.entries.clear()
+    scene.cache.before_lookup = lambda: scene.cache.store(key, entry)
+
+    answer = await scene.ask("a")
+
+    assert sources(answer) == [_HIT]
+    assert scene.runner.computed == [b"a"]
+
+
+async def test_no_cache_computes_anew_and_stores(scene: Scene) -> None:
+    await scene.ask("a")
+    scene.wall.advance(5.0)
+
+    again = await scene.ask("a", directives=CacheDirectives(no_cache=True))
+
+    assert sources(again) == [_COMPUTED]
+    assert [entry.stored_at for entry in scene.cache.entries.values()] == [1_005.0]
+
+
+async def test_no_store_leaves_nothing_behind(scene: Scene) -> None:
+    await scene.ask("a", directives=CacheDirectives(no_store=True))
+
+    assert scene.cache.entries == {}
+
+
+async def test_only_if_cached_computes_nothing(scene: Scene) -> None:
+    with pytest.raises(NotCached):
+        await scene.ask("a", directives=CacheDirectives(only_if_cached=True))
+
+    assert scene.runner.computed == []
+
+
+async def test_max_age_refuses_what_is_older(scene: Scene) -> None:
+    await scene.ask("a")
+    scene.wall.advance(10.0)
+
+    fresh = await scene.ask("a", directives=CacheDirectives(max_age=10.0))
+    stale = await scene.ask("a", directives=CacheDirectives(max_age=9.0))
+
+    assert sources(fresh) == [_HIT]
+    assert sources(stale) == [_COMPUTED]
+
+
+async def test_a_refusal_is_remembered_for_a_short_while(scene: Scene) -> None:
+    refusal = ItemFailure(status=422, code="empty_input", detail="Say something.")
+    scene.runner.failure = refusal
+    await scene.ask("")
+
+    again = await scene.ask("")
+    scene.wall.advance(scene.document.cache.refusal_ttl)
+    scene.cache.entries = {
+        key: entry for key, entry in scene.cache.entries.items() if entry.expires_at > scene.wall()
+    }
+    later = await scene.ask("")
+
+    assert again.outcomes[0].failure == refusal
+    assert later.outcomes[0].failure == refusal
+    assert len(scene.runner.computed) == 2
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+async def test_a_fault_is_never_remembered(scene: Scene, status: int) -> None:
+    scene.runner.failure = ItemFailure(status=status, code="x", detail="No.", retryable=True)
+    await scene.ask("a")
+    scene.runner.failure = None
+
+    answer = await scene.ask("a")
+
+    assert sources(answer) == [_COMPUTED]
+
+
+async def test_tenants_do_not_see_each_others_answers(scene: Scene) -> None:
+    await scene.ask("a", tenant="t1")
+
+    answer = await scene.ask("a", tenant="t2")
+
+    assert sources(answer) == [_COMPUTED]
+    assert {work.items[0].scope for work in scene.runner.works} == {"tenant:t1", "tenant:t2"}
+
+
+async def test_a_shared_model_serves_tenants_each_others_answers(scene: Scene) -> None:
+    scene.configure(scope="shared")
+    await scene.ask("a", tenant="t1")
+
+    answer = await scene.ask("a", tenant="t2")
+
+    assert sources(answer) == [_HIT]
+
+
+@pytest.mark.parametrize("epoch", ["model:sentiment", "tenant:t1"])
+async def test_a_raised_epoch_forgets(scene: Scene, epoch: str) -> None:
+    await scene.ask("a")
+    scene.epochs = {epoch: 1}
+
+    answer = await scene.ask("a")
+
+    assert sources(answer) == [_COMPUTED]
+
+
+async def test_another_revision_has_answers_of_its_own(scene: Scene) -> None:
+    await scene.ask("a")
+    scene.models.infos["sentiment"] = msgspec.structs.replace(INFO, revision="bbbbbbbbbbbb")
+
+    answer = await scene.ask("a")
+
+    assert sources(answer) == [_COMPUTED]
+
+
+async def test_a_model_whose_answers_are_not_kept_is_computed_each_time(scene: Scene) -> None:
+    scene.configure(cache_ttl=0)
+    await scene.ask("a")
+
+    answer = await scene.ask("a")
+
+    assert sources(answer) == [_COMPUTED]
+    assert scene.cache.entries == {}
+
+
+async def test_a_model_that_nobody_serves_is_not_found(scene: Scene) -> None:
+    with pytest.raises(ModelNotFound, match="`nobody`"):
+        await scene.ask("a", model="nobody")
+
+
+async def test_a_model_that_is_switched_off_is_not_found(scene: Scene) -> None:
+    scene.configure(enabled=False)
+
+    with pytest.raises(ModelNotFound):
+        await scene.ask("a")
+
+
+async def test_before_any_backend_was_reached_nothing_is_said_about_models(scene: Scene) -> None:
+    scene.models.infos.clear()
+
+    with pytest.raises(UpstreamUnavailable) as refused:
+        await scene.ask("a")
+
+    assert refused.value.retry_after == 1.0
+
+
+async def test_a_task_that_the_model_does_not_answer_is_named(scene: Scene) -> None:
+    with pytest.raises(TaskNotSupported, match="`classify`, not `embed`"):
+        await scene.ask("a", task=Task.EMBED)
