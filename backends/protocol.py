@@ -24,6 +24,8 @@ MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+# What msgspec raises for bytes that are no message: malformed, no UTF-8, or nested too deeply.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Task(StrEnum):
@@ -264,7 +266,15 @@ class FrameReader:
             end = start + _LENGTH.size + length
             if len(buffer) < end:
                 break
-            frame = _frame_decoder.decode(bytes(buffer[start + _LENGTH.size : end]))
+            frame = _decode_frame(bytes(buffer[start + _LENGTH.size : end]))
             start = end
             yield frame
         del buffer[:start]
+
+
+def _decode_frame(body: bytes) -> Frame:
+    try:
+        frame: Frame = _frame_decoder.decode(body)
+    except UNREADABLE as error:
+        raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
+    return frame

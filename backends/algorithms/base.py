@@ -23,7 +23,7 @@ class Algorithm(Protocol):
 
     @property
     def version(self) -> int:
-        """The version of the code, part of every cache key."""
+        """The version of the code, that of algorithms below included; part of cache keys."""
         ...
 
     # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.

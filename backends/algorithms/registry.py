@@ -19,6 +19,9 @@ from backends.repository.manifest import (
 )
 
 Algorithms = dict[Task, Algorithm]
+# Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
+# a change there that changes answers.
+_FOUNDATION_VERSION = 1
 
 
 def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
@@ -63,7 +66,7 @@ def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> Endpoint:
         profile=manifest.profile,
         tasks=list(algorithms),
         algorithm="embedding",
-        algorithm_version=_version(algorithms),
+        algorithm_version=combined_version(algorithms),
         max_tokens=manifest.max_tokens,
         dimensions=manifest.dimensions,
         description=manifest.description,
@@ -86,7 +89,7 @@ def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> E
         profile=encoder.info.profile,
         tasks=list(algorithms),
         algorithm=manifest.task.value,
-        algorithm_version=_version(algorithms),
+        algorithm_version=combined_version(algorithms),
         labels=labels,
         max_tokens=encoder.info.max_tokens,
         description=manifest.description,
@@ -115,7 +118,7 @@ def _algorithm_endpoint(
         profile=below[0].info.profile,
         tasks=list(algorithms),
         algorithm=manifest.algorithm,
-        algorithm_version=_version(algorithms),
+        algorithm_version=combined_version(algorithms),
         max_tokens=min(endpoint.info.max_tokens for endpoint in below),
         description=manifest.description,
         demonstration=manifest.demonstration,
@@ -141,6 +144,6 @@ def _reviewer(model: Model, below: Sequence[Endpoint]) -> Algorithms:
             )
 
 
-def _version(algorithms: Mapping[Task, Algorithm]) -> int:
+def combined_version(algorithms: Mapping[Task, Algorithm]) -> int:
     """Return one number that grows with the version of any of the algorithms."""
-    return max((algorithm.version for algorithm in algorithms.values()), default=1)
+    return _FOUNDATION_VERSION + sum(algorithm.version for algorithm in algorithms.values())

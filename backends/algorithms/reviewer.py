@@ -40,7 +40,7 @@ class Reviewer(Algorithm):
     @property
     @override
     def version(self) -> int:
-        return 1
+        return 1 + self._mood.version + self._topics.version + self._intent.version
 
     @override
     async def run(self, item: Any, parameters: InferParameters, ask: Ask) -> Any:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,11 +17,19 @@ from backends.api.asgi import (
 )
 from backends.api.engine import Engine
 from backends.api.items import Decoders, ItemAnswerer
-from backends.errors import BackendError, BadCall, CallRefused, Overloaded, Unauthorized
+from backends.errors import (
+    BackendError,
+    BadCall,
+    CallRefused,
+    CallTooLarge,
+    Overloaded,
+    Unauthorized,
+)
 from backends.protocol import (
     CALL_PATH,
     MEDIA_TYPE,
     TOKEN_HEADER,
+    UNREADABLE,
     WIRE_VERSION,
     Call,
     CallItem,
@@ -33,6 +41,9 @@ from backends.telemetry.spans import Span, Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
+_MAX_ITEMS = 65_536
+# A call alone must not fill the queue and be refused for it; nor is every item worth a task.
+_ITEMS_AT_ONCE = 256
 _START = {
     "type": "http.response.start",
     "status": 200,
@@ -88,6 +99,7 @@ class CallHandler:
                 call=call,
                 decoders=self._decoders,
                 received=received,
+                clock=self._clock,
                 span=span,
             )
         except (CallRefused, Overloaded) as error:
@@ -113,17 +125,19 @@ class CallHandler:
     def _decode(self, body: bytes) -> Call:
         try:
             call = self._decoders.call.decode(body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadCall(f"the body is no call: {error}") from None
         if call.version != WIRE_VERSION:
             raise BadCall(f"version {call.version} of the wire is not spoken; send {WIRE_VERSION}")
         if not call.items:
             raise BadCall("the call has no items")
+        if len(call.items) > _MAX_ITEMS:
+            raise CallTooLarge(f"the call has more than {_MAX_ITEMS} items; send fewer")
         return call
 
 
 class _OutcomeStream:
-    """One call being answered: a task per item, and one that notices the client leave."""
+    """One call being answered: tasks that take its items, one that notices the client leave."""
 
     def __init__(self, answerer: ItemAnswerer, items: list[CallItem]) -> None:
         self._answerer = answerer
@@ -134,21 +148,23 @@ class _OutcomeStream:
 
     async def run(self, receive: Receive, send: Send, engine: Engine) -> bool:
         """Return whether every outcome was sent."""
+        waiting = enumerate(self._items)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._answer(index, item))
-                for index, item in enumerate(self._items)
+                group.create_task(self._answer(waiting))
+                for _ in range(min(len(self._items), _ITEMS_AT_ONCE))
             ]
             watcher = group.create_task(self._watch(receive, tasks))
             await self._send_all(send, engine)
             watcher.cancel()
         return not self._gone
 
-    async def _answer(self, index: int, item: CallItem) -> None:
-        outcome = await self._answerer.answer(index, item)
-        # The list is another one after each sending: it must be looked up after the wait.
-        self._ready.append(outcome)
-        self._changed.set()
+    async def _answer(self, waiting: Iterator[tuple[int, CallItem]]) -> None:
+        for index, item in waiting:
+            outcome = await self._answerer.answer(index, item)
+            # The list is another one after each sending: it must be looked up after the wait.
+            self._ready.append(outcome)
+            self._changed.set()
 
     async def _watch(self, receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
         while (await receive())["type"] != "http.disconnect":

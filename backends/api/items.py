@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from backends.api.engine import Engine
 from backends.batching.shared import Caller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
 from backends.pipelines.ask import Ask, encode_result
-from backends.protocol import ITEMS, PARAMETERS, Call, CallItem, Done, Failed, Task
+from backends.protocol import ITEMS, PARAMETERS, UNREADABLE, Call, CallItem, Done, Failed, Task
 from backends.telemetry.spans import Span
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class ItemAnswerer:
         call: Call,
         decoders: Decoders,
         received: float,
+        clock: Callable[[], float],
         span: Span,
     ) -> None:
         self._engine = engine
@@ -50,10 +52,11 @@ class ItemAnswerer:
         self._algorithm = endpoint.algorithms[call.task]
         self._decoder = decoders.items[call.task]
         self._received = received
+        self._clock = clock
         self._span = span
         try:
             self._parameters = decoders.parameters[call.task].decode(call.parameters)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadCall(f"the parameters are none of `{call.task}`: {error}") from None
 
     async def answer(self, index: int, item: CallItem) -> Done | Failed:
@@ -75,16 +78,17 @@ class ItemAnswerer:
         return Done(index=index, result=result, rows=caller.rows, tokens=caller.tokens)
 
     async def _run(self, item: CallItem, caller: Caller) -> bytes:
+        left = caller.deadline - self._clock()
         # Said this way round so that a time that is no number is over, too.
-        if not item.remaining > 0:
-            raise DeadlineExceeded("the time of the item was over before it arrived")
+        if not left > 0:
+            raise DeadlineExceeded("the time of the item was over before it began")
         try:
             body = self._decoder.decode(item.body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
         ask = Ask(self._engine.pipelines, caller)
         try:
-            async with asyncio.timeout(min(item.remaining, _LONGEST)):
+            async with asyncio.timeout(min(left, _LONGEST)):
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
             raise DeadlineExceeded("the time of the item is over") from None

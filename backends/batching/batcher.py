@@ -85,6 +85,7 @@ class Batcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._lanes_left = 0
         self._abandon(ExecutorDied("the backend is stopping"))
         for thread in self._threads:
             # A run that hangs must not keep the process; its thread is a daemon.
@@ -104,7 +105,7 @@ class Batcher:
             Overloaded: there is no room for all of them.
             ExecutorDied: nobody is left to run them.
         """
-        if self._lanes_left == 0:
+        if self._lanes_left <= 0:
             raise ExecutorDied(f"the executor of `{self.name}` is gone; restart the backend")
         tokens = sum(row.length for row in rows)
         if self._is_full(len(rows), tokens):
@@ -147,7 +148,7 @@ class Batcher:
 
     def _flush(self) -> None:
         rows, self._incoming, self._incoming_tokens = self._incoming, [], 0
-        if self._lanes_left:
+        if self._lanes_left > 0:
             self._queue.put(rows)
         else:
             _settle([(row, ExecutorDied("the executor is gone")) for row in rows])

@@ -122,6 +122,7 @@ class RowQueue:
             return False
         if row.deadline <= now:
             self.expired += 1
+            row.expired = True
             dropped.append(row)
             return False
         return True

@@ -54,6 +54,7 @@ class Row:
     __slots__ = (
         "deadline",
         "encoding",
+        "expired",
         "key",
         "kind",
         "length",
@@ -81,6 +82,7 @@ class Row:
         self.span = span
         self.settle = settle
         self.taken = False
+        self.expired = False
         self.waiters: list[tuple[Ticket, int]] = []
 
     @property

@@ -117,7 +117,7 @@ class SharedRows:
             ticket.deliver(index, value, computed_tokens=0)
             return
         row = self._in_flight.get(key)
-        if row is not None and row.wanted:
+        if row is not None and row.wanted and not row.expired:
             self._joined += 1
             row.join(ticket, index)
             return

@@ -60,9 +60,9 @@ def read_head(path: Path, *, inputs: int, outputs: int) -> list[Layer]:
         ModelProblem: the file is missing, is no head, or is one of another shape.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = {name: np.asarray(arrays[name], dtype=np.float32) for name in arrays.files}
-    except (OSError, ValueError) as error:
+    except Exception as error:  # an archive that is cut or damaged raises half a dozen kinds
         raise ModelProblem(f"{path}: it is no file of head weights: {error}") from error
     layers: list[Layer] = []
     width = inputs
@@ -72,6 +72,8 @@ def read_head(path: Path, *, inputs: int, outputs: int) -> list[Layer]:
             raise ModelProblem(f"{path}: `w{number}` or `b{number}` is missing")
         if weights.ndim != 2 or weights.shape[0] != width or bias.shape != weights.shape[1:]:  # noqa: PLR2004
             raise ModelProblem(f"{path}: `w{number}` or `b{number}` does not fit {width} inputs")
+        if not (np.isfinite(weights).all() and np.isfinite(bias).all()):
+            raise ModelProblem(f"{path}: `w{number}` or `b{number}` holds what is not finite")
         layers.append((weights, bias))
         width = weights.shape[1]
     if not layers or len(found) % 2 or width != outputs:

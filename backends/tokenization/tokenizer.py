@@ -1,6 +1,7 @@
 """Texts to token ids, off the loop: what is asked in one tick travels as one batch."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +43,9 @@ class Tokenizer:
         try:
             self._source = path.read_text(encoding="utf-8")
             self._copies = threading.local()
-            self._copy()
+            copy = self._copy()
+            self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
+            self._unknown = _unknown_id(copy, self._source)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
@@ -59,6 +62,10 @@ class Tokenizer:
     async def pieces(self, texts: Sequence[Text]) -> list[Pieces]:
         """Return the encodings of `texts` with the place of every token."""
         return await self._ask(texts, with_pieces=True)  # type: ignore[no-any-return]
+
+    def is_empty(self, encoding: Encoding) -> bool:
+        """Whether nothing of a text is in its encoding but what every text gets."""
+        return len(encoding.ids) <= self._added[encoding.type_ids is not None]
 
     async def _ask(self, texts: Sequence[Text], *, with_pieces: bool) -> Any:
         loop = asyncio.get_running_loop()
@@ -115,12 +122,11 @@ class Tokenizer:
 
     def _encode_pieces(self, texts: Sequence[Text]) -> list[Pieces]:
         copy = self._copy()
-        unknown = getattr(copy.model, "unk_token", None)
         subwords = bool(getattr(copy.model, "continuing_subword_prefix", None))
         return [
             Pieces(
                 encoding=_encoding(encoding, text),
-                pieces=_pieces(encoding, text, unknown=unknown, subwords=subwords),
+                pieces=_pieces(encoding, text, unknown=self._unknown, subwords=subwords),
             )
             for encoding, text in zip(copy.encode_batch(texts), texts, strict=True)
         ]
@@ -136,6 +142,15 @@ class Tokenizer:
                 copy.enable_truncation(self._truncate_to)
             self._copies.tokenizer = copy
         return copy
+
+
+def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
+    """Return the id of what the vocabulary lacks; a unigram model states it in its file alone."""
+    token: str | None = getattr(copy.model, "unk_token", None)
+    if token is not None:
+        return copy.token_to_id(token)
+    number: int | None = json.loads(source)["model"].get("unk_id")
+    return number
 
 
 def _settle(batch: list[_Question], answers: list[Any]) -> None:
@@ -157,14 +172,15 @@ def _encoding(encoding: tokenizers.Encoding, text: Text) -> Encoding:
 
 
 def _pieces(
-    encoding: tokenizers.Encoding, text: Text, *, unknown: str | None, subwords: bool
+    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, subwords: bool
 ) -> list[Piece]:
     """Say where each token lies, and whether it continues a word, as Hugging Face does."""
     source = text if isinstance(text, str) else ""
     pieces = []
-    columns = zip(encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
-    for token, (start, end), special in columns:
-        if token == unknown:
+    masks = encoding.special_tokens_mask
+    columns = zip(encoding.ids, encoding.tokens, encoding.offsets, masks, strict=True)
+    for number, token, (start, end), special in columns:
+        if number == unknown:
             continues = False
         elif subwords:
             continues = len(token) != end - start

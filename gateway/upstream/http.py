@@ -16,6 +16,7 @@ from backends.protocol import (
     MEDIA_TYPE,
     STATE_PATH,
     TOKEN_HEADER,
+    UNREADABLE,
     BackendState,
     Call,
     FrameReader,
@@ -179,7 +180,7 @@ class HttpBackendClient:
                 return _state_decoder.decode(body)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise CallFailed(Cause.CUT, "the backend's state cannot be read") from error
 
     @asynccontextmanager
@@ -245,7 +246,7 @@ async def _body(response: httpx.Response, limit: int) -> bytes:
 def _refused(status: int, body: bytes) -> CallFailed:
     try:
         refusal = _refusal_decoder.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         # Something in between answered, or no backend of ours.
         return CallFailed(Cause.CUT, f"the backend answered with status {status}")
     return CallFailed(

@@ -29,6 +29,7 @@ from tests.support.gate import Gate
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
+NESTED = b"\x91" * 20_000 + b"\xc0"
 
 
 @pytest.fixture
@@ -122,6 +123,14 @@ async def test_what_is_no_call_is_refused(backend: Backend) -> None:
         msgspec.msgpack.encode(msgspec.structs.replace(call, version=2)),
         msgspec.msgpack.encode(msgspec.structs.replace(call, items=[])),
         msgspec.msgpack.encode(msgspec.structs.replace(call, parameters=b"\x81\xa1x\x01")),
+        b"\x81\xa5model\xa1\xff",
+        b"\x81\xa1x" + NESTED,
+        msgspec.msgpack.encode(
+            msgspec.structs.replace(
+                backend.call("reviewer", Task.INFER, ["good"]),
+                parameters=b"\x81\xaaparameters\x81\xa1x" + NESTED,
+            )
+        ),
     ]
 
     for body in bodies:
@@ -129,6 +138,51 @@ async def test_what_is_no_call_is_refused(backend: Backend) -> None:
 
         assert exchange.status == 400
         assert refusal(exchange).code == "bad_call"
+
+
+@pytest.mark.parametrize("body", [NESTED, b"\xa1\xff"])
+async def test_an_item_that_cannot_be_read_is_not_tried_elsewhere(
+    backend: Backend, body: bytes
+) -> None:
+    call = backend.call("reviewer", Task.INFER, ["good", "good"])
+    items = [msgspec.structs.replace(call.items[0], body=body), call.items[1]]
+
+    exchange = await backend.exchange(msgspec.structs.replace(call, items=items)).run()
+
+    outcomes = {o.index: o for o in exchange.frames if isinstance(o, Done | Failed)}
+    refused = outcomes[0]
+    assert isinstance(refused, Failed)
+    assert (refused.status, refused.code, refused.retryable) == (422, "bad_item", False)
+    assert isinstance(outcomes[1], Done)
+
+
+async def test_a_call_of_more_rows_than_the_queue_holds_is_answered(models: Path) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    items = [
+        {"prompt": f"film {' '.join(str(n))}", "choices": [f"good {' '.join(str(n))}", "bad"]}
+        for n in range(700)
+    ]
+
+    async with running_backend(models, executor, max_queue_rows=520) as backend:
+        asking = asyncio.create_task(backend.ask("topics", Task.CHOOSE, items))
+        await until(lambda: backend.engine.report().queued_rows >= 500)
+        gate.open()
+        outcomes = await asking
+
+    assert len(outcomes) == len(items)
+    assert all(isinstance(outcome, Done) for outcome in outcomes)
+
+
+async def test_a_call_of_more_items_than_anybody_sends_is_refused(models: Path) -> None:
+    executor = DummyExecutor(dimensions=DIMENSIONS)
+    async with running_backend(models, executor) as backend:
+        call = backend.call("mood", Task.CLASSIFY, ["good"])
+        items = call.items * 65_537
+
+        exchange = await backend.exchange(msgspec.structs.replace(call, items=items)).run()
+
+        assert (exchange.status, refusal(exchange).code) == (413, "call_too_large")
 
 
 async def test_a_body_over_the_limit_is_refused(backend: Backend) -> None:

@@ -10,6 +10,7 @@ from backends.protocol import (
     ClassifyParameters,
     Done,
     EmbedParameters,
+    Failed,
     InferParameters,
     RerankParameters,
     Task,
@@ -126,3 +127,16 @@ async def test_answers_do_not_depend_on_company(backend: Backend) -> None:
             "minilm", Task.EMBED, text, scope="alone", parameters=EmbedParameters()
         )
         assert answer["embedding"] == pytest.approx(alone["embedding"], abs=2e-6)
+
+
+@pytest.mark.parametrize("text", ["\x00\x07", "\u200b", "\u200f \ufeff", "\u0301"])
+@pytest.mark.parametrize(
+    ("model", "task"), [("sentiment", Task.CLASSIFY), ("entities-demo", Task.ENTITIES)]
+)
+async def test_a_text_of_which_nothing_is_left_is_empty(
+    backend: Backend, model: str, task: Task, text: str
+) -> None:
+    (outcome,) = await backend.ask(model, task, [text])
+
+    assert isinstance(outcome, Failed)
+    assert (outcome.status, outcome.code, outcome.retryable) == (422, "empty_input", False)

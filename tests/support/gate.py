@@ -1,5 +1,6 @@
 """Holds the batches of an executor until a test lets them go."""
 
+import math
 import threading
 
 
@@ -7,16 +8,28 @@ class Gate:
     """The pace of a `PacedExecutor`: closed, it holds every batch that arrives."""
 
     def __init__(self) -> None:
-        self._open = threading.Event()
+        self._changed = threading.Condition()
+        self._passes = 0.0
         self.arrived = 0
         self.failing: BaseException | None = None
 
     def __call__(self, rows: int, length: int) -> None:
         self.arrived += 1
-        assert self._open.wait(10.0), "nobody opened the gate"
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._passes > 0, 10.0), "nobody opened the gate"
+            self._passes -= 1
         if self.failing is not None:
             raise self.failing
 
     def open(self) -> None:
         """Let everything pass from now on."""
-        self._open.set()
+        self._let_pass(math.inf)
+
+    def let_one_pass(self) -> None:
+        """Let the batch that waits pass, or the next."""
+        self._let_pass(1)
+
+    def _let_pass(self, batches: float) -> None:
+        with self._changed:
+            self._passes += batches
+            self._changed.notify_all()

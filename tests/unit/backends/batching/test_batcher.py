@@ -197,3 +197,14 @@ async def test_padding_waste_is_what_was_run_beyond_real_tokens() -> None:
     statistics = batcher.statistics()
     assert (statistics.tokens, statistics.padded_tokens) == (7, 8)
     assert statistics.padding_waste_ratio == pytest.approx(1 / 8)
+
+
+async def test_a_row_that_comes_after_the_end_is_refused() -> None:
+    async with running(DummyExecutor()) as (rows, _):
+        late = asyncio.create_task(ask(rows, encode(1, 2)))
+        await asyncio.sleep(0)
+
+    with pytest.raises(ExecutorDied):
+        await late
+    with pytest.raises(ExecutorDied):
+        await ask(rows, encode(3, 4))

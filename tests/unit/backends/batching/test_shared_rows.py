@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -11,9 +11,11 @@ import pytest
 from backends.batching.batcher import Batcher, QueueLimits
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.errors import DeadlineExceeded
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NoTracing
 from backends.types import Encoding, OutputKind
+from tests.support.clock import Clock
 from tests.support.gate import Gate
 from tests.support.waiting import until
 
@@ -21,24 +23,29 @@ pytestmark = pytest.mark.anyio
 
 
 class Bench:
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
         self.gate = Gate()
+        self.clock = clock
         self.executor = PacedExecutor(self.gate)
         self.batcher = Batcher(
             name="tiny",
             executor=self.executor,
             batch=BatchLimits(),
             queue=QueueLimits(),
-            clock=time.monotonic,
+            clock=clock,
             tracing=NoTracing(),
         )
         self.cache = RowCache(max_bytes=max_bytes)
         self.rows = SharedRows(digest="graph", cache=self.cache, batcher=self.batcher)
 
     async def ask(
-        self, *texts: int, scope: str = "a", kind: OutputKind = OutputKind.POOLED
+        self,
+        *texts: int,
+        scope: str = "a",
+        kind: OutputKind = OutputKind.POOLED,
+        patience: float = 30.0,
     ) -> tuple[int, int]:
-        caller = Caller(scope=scope, deadline=time.monotonic() + 30.0)
+        caller = Caller(scope=scope, deadline=self.clock() + patience)
         encodings = []
         for text in texts:
             ids = np.array([text, text + 1], dtype=np.int32)
@@ -48,8 +55,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(max_bytes: int = 10**6) -> AsyncIterator[Bench]:
-    made = Bench(max_bytes)
+async def bench(
+    max_bytes: int = 10**6, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[Bench]:
+    made = Bench(max_bytes, clock)
     async with made.batcher:
         yield made
 
@@ -112,6 +121,28 @@ async def test_the_first_asker_s_leaving_does_not_take_the_row_from_others() -> 
         await blocker
 
         assert await second == (1, 2)
+
+
+async def test_an_asker_with_time_left_does_not_join_a_row_given_up() -> None:
+    clock = Clock()
+    async with bench(clock=clock) as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        first = asyncio.create_task(b.ask(7, patience=1.0))
+        await until(lambda: b.batcher.statistics().queued_rows == 1)
+        other = asyncio.create_task(b.ask(3))
+        await until(lambda: b.batcher.statistics().queued_rows == 2)
+        clock.advance(2.0)
+        b.gate.let_one_pass()
+        await until(lambda: b.batcher.statistics().expired_rows == 1)
+
+        second = asyncio.create_task(b.ask(7))
+        await until(lambda: b.batcher.statistics().queued_rows == 1)
+        b.gate.open()
+
+        with pytest.raises(DeadlineExceeded):
+            await first
+        assert [await blocker, await other, await second] == [(1, 2)] * 3
 
 
 async def test_the_cache_stays_within_its_bytes_and_drops_what_was_used_longest_ago() -> None:

@@ -1,5 +1,6 @@
 """Heads: their files and their arithmetic."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +55,44 @@ def test_a_file_of_another_shape_is_refused(
         read_head(path, inputs=2, outputs=1)
 
 
-def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+def _plain_array() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros((2, 1)))
+    return file.getvalue()
+
+
+def _archive() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, w0=np.zeros((2, 1)), b0=np.zeros(1))
+    return file.getvalue()
+
+
+def _damaged() -> bytes:
+    content = bytearray(_archive())
+    content[len(content) // 3] ^= 0xFF
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"nothing", id="text"),
+        pytest.param(b"", id="empty"),
+        pytest.param(_plain_array(), id="one array"),
+        pytest.param(_archive()[:-40], id="cut"),
+        pytest.param(_damaged(), id="damaged"),
+    ],
+)
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "head.npz"
-    path.write_bytes(b"nothing")
+    path.write_bytes(content)
 
     with pytest.raises(ModelProblem, match="no file of head weights"):
+        read_head(path, inputs=2, outputs=1)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "head.npz", w0=[[1], [float("nan")]], b0=[0])
+
+    with pytest.raises(ModelProblem, match="not finite"):
         read_head(path, inputs=2, outputs=1)

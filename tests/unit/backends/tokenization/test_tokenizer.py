@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 from typing_extensions import ParamSpec, TypeVar, override
 
 from backends.errors import ModelFailed, ModelProblem
@@ -105,6 +107,32 @@ async def test_pieces_of_a_word_say_that_they_continue_it(file: Path, pool: Reco
 
     real = [piece for piece in pieces.pieces if not piece.special]
     assert [piece.continues_word for piece in real] == [False, True, False]
+
+
+async def test_what_a_unigram_model_does_not_know_begins_a_word(
+    tmp_path: Path, pool: RecordingPool
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    vocabulary = [("<unk>", 0.0), ("\N{LOWER ONE EIGHTH BLOCK}", -1.0), ("g", -2.0), ("o", -2.0)]
+    unigram = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.save(str(path))
+
+    (pieces,) = await Tokenizer(path, pool=pool).pieces(["go漢o"])
+
+    found = [(piece.start, piece.continues_word) for piece in pieces.pieces]
+    assert found[-2:] == [(2, False), (3, True)]
+
+
+async def test_only_what_every_text_gets_is_nothing(file: Path, pool: RecordingPool) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+
+    nothing, something, pair, half = await tokenizer.encode(["", "good", ("", ""), ("", "good")])
+
+    assert tokenizer.is_empty(nothing)
+    assert tokenizer.is_empty(pair)
+    assert not tokenizer.is_empty(something)
+    assert not tokenizer.is_empty(half)
 
 
 async def test_a_text_the_tokenizer_chokes_on_fails_alone(file: Path, pool: RecordingPool) -> None:

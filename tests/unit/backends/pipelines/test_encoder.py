@@ -1,0 +1,101 @@
+"""What of a text an encoder reads, and what it refuses."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.policy import BatchLimits
+from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.errors import ItemRefused
+from backends.executors.dummy import DummyExecutor
+from backends.pipelines.encoder import Encoder
+from backends.telemetry.spans import NoTracing
+from backends.tokenization.tokenizer import Tokenizer
+from backends.types import Encoding, Text
+from tests.support.backend_repository import make_tokenizer
+
+pytestmark = pytest.mark.anyio
+MAX_TOKENS = 8
+# An encoder of so many tokens reads no more than this of a text.
+CHARACTERS = 100 * MAX_TOKENS
+
+
+class WatchedTokenizer(Tokenizer):
+    """Notes how many characters it is given."""
+
+    def __init__(self, path: Path, pool: ThreadPoolExecutor, tokenized: list[int]) -> None:
+        super().__init__(path, pool=pool, truncate_to=MAX_TOKENS)
+        self._tokenized = tokenized
+
+    @override
+    async def encode(self, texts: Sequence[Text]) -> list[Encoding]:
+        self._tokenized += [len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts]
+        return await super().encode(texts)
+
+
+@asynccontextmanager
+async def truncating(folder: Path) -> AsyncIterator[tuple[Encoder, list[int]]]:
+    """Open an encoder that truncates; the list is of the characters that were tokenized."""
+    tokenized: list[int] = []
+    path = folder / "tokenizer.json"
+    make_tokenizer().save(str(path))
+    batcher = Batcher(
+        name="tiny",
+        executor=DummyExecutor(),
+        batch=BatchLimits(),
+        queue=QueueLimits(),
+        clock=time.monotonic,
+        tracing=NoTracing(),
+    )
+    with ThreadPoolExecutor(1) as pool:
+        async with batcher:
+            yield (
+                Encoder(
+                    name="tiny",
+                    tokenizer=WatchedTokenizer(path, pool, tokenized),
+                    rows=SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher),
+                    max_tokens=MAX_TOKENS,
+                    truncate=True,
+                ),
+                tokenized,
+            )
+
+
+def caller() -> Caller:
+    return Caller(scope="tenant", deadline=time.monotonic() + 30.0)
+
+
+@pytest.mark.parametrize(
+    ("long", "short"),
+    [
+        ("good bad film money card is " * 50_000, "good bad film money card is good bad"),
+        (("good", "the film " * 50_000), ("good", "the film " * 8)),
+        (("the film " * 50_000, "is bad " * 50_000), ("the film " * 8, "is bad " * 8)),
+    ],
+)
+async def test_a_text_without_end_is_read_as_far_as_the_model_reads(
+    tmp_path: Path, long: Text, short: Text
+) -> None:
+    async with truncating(tmp_path) as (encoder, tokenized):
+        whole, part = await encoder.vectors([long, short], caller())
+
+        assert whole.tolist() == part.tolist()
+        assert max(tokenized) <= 2 * CHARACTERS
+
+
+@pytest.mark.parametrize("filling", [" ", "good" + " " * 10**6, "good " + "x" * 10**6 + " "])
+async def test_words_far_beyond_what_is_no_word_are_not_looked_for(
+    tmp_path: Path, filling: str
+) -> None:
+    async with truncating(tmp_path) as (encoder, tokenized):
+        with pytest.raises(ItemRefused) as caught:
+            await encoder.vectors([filling + " " * 10**6 + "film"], caller())
+
+        assert caught.value.code == "input_too_long"
+        assert max(tokenized) <= CHARACTERS
