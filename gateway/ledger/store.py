@@ -3,8 +3,10 @@
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ from gateway.ledger import schema
 
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
+_RETRY: Final = 0.01
 
 
 class Store:
@@ -79,7 +82,7 @@ class Store:
         engine = sqlalchemy.create_engine(
             self._url, connect_args={"timeout": patience}, pool_timeout=patience
         )
-        event.listen(engine, "connect", _connected)
+        event.listen(engine, "connect", partial(_connected, patience=patience))
         event.listen(engine, "begin", _begun)
         return engine
 
@@ -140,14 +143,31 @@ def _translated() -> Iterator[None]:
         ) from error
 
 
-def _connected(connection: sqlite3.Connection, _: object) -> None:
+def _connected(connection: sqlite3.Connection, _: object, *, patience: float) -> None:
     """Let several processes use a database at once, and let a commit mean the disk has it."""
     # The driver's own transactions begin too late to read and write under one lock.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    _write_ahead(cursor, until=time.monotonic() + patience)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _write_ahead(cursor: sqlite3.Cursor, *, until: float) -> None:
+    """Turn the write-ahead log on; of processes that make a database at once, all but one wait.
+
+    SQLite does not wait by itself here: it answers at once that the database is locked.
+    """
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_RETRY)
+        else:
+            return
 
 
 def _begun(connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """Calls to a whole backend in this process: every part is real but the model's arithmetic."""
 
 import asyncio
+import itertools
 import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -159,10 +160,8 @@ async def test_an_item_that_cannot_be_read_is_not_tried_elsewhere(
 async def test_a_call_of_more_rows_than_the_queue_holds_is_answered(models: Path) -> None:
     gate = Gate()
     executor = PacedExecutor(gate, dimensions=DIMENSIONS)
-    items = [
-        {"prompt": f"film {' '.join(str(n))}", "choices": [f"good {' '.join(str(n))}", "bad"]}
-        for n in range(700)
-    ]
+    words = ["".join(letters) for letters in itertools.product("abcdefghi", repeat=3)]
+    items = [{"prompt": f"film {word}", "choices": [f"good {word}", "bad"]} for word in words]
 
     async with running_backend(models, executor, max_queue_rows=520) as backend:
         asking = asyncio.create_task(backend.ask("topics", Task.CHOOSE, items))
