@@ -1,0 +1,221 @@
+"""The sections that run graphs alone: are the answers right, and how fast can they be."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from backends.errors import BackendError, ModelProblem
+from backends.executors.binding import Bound, Feed, Tensors
+from backends.executors.buckets import Shape
+from backends.executors.graph import read_inputs
+from backends.executors.host_memory import host_memory
+from backends.executors.provider import DeviceOptions, open_session
+from backends.graphs.form import Precision
+from backends.settings import quiet_libraries
+from backends.types import FloatArray, OutputKind
+from loadtests.gpu.device import Busy
+from loadtests.gpu.models import Batch, ensure_graph, random_batch
+from loadtests.gpu.plan import (
+    CANDIDATES,
+    MAIN,
+    REFERENCE,
+    SMALL,
+    Candidate,
+    Line,
+    Options,
+    Result,
+    read_result,
+)
+
+# How far a row's vector may be from the CPU's in fp32, relative to its length.
+_BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
+_WARM_UP = 3
+_GRAPH_ROWS = 8
+
+
+class Bench:
+    """One session over one graph, and batches bound to it at fixed addresses."""
+
+    def __init__(self, options: Options, preset: str, candidate: Candidate) -> None:
+        path = ensure_graph(options, preset, candidate.form)
+        self._device = candidate.device_options(options)
+        self._session = open_session(path, self._device)
+        self._inputs = read_inputs(self._session, path)
+        self._width = options.shape(preset).hidden
+        self._run_options = _run_options(self._device)
+
+    def bind(self, batch: Batch) -> Callable[[], FloatArray]:
+        """Return what runs this batch and waits for its answer."""
+        shape = Shape(*batch["input_ids"].shape)
+        tensors = Tensors(
+            session=self._session,
+            inputs=self._inputs,
+            output="pooled",
+            width=self._width,
+            memory=self._device.memory,
+            device=self._device.device,
+            keep_on_device=self._device.graphs,
+        )
+        bound = Bound(shape, OutputKind.POOLED, tensors, host_memory(self._device.memory))
+        feed = Feed(
+            ids=batch["input_ids"],
+            mask=batch["attention_mask"],
+            type_ids=batch["token_type_ids"],
+            output=OutputKind.POOLED,
+        )
+
+        def run(binding: Any) -> None:
+            self._session.run_with_iobinding(binding, self._run_options)
+
+        return lambda: bound.run(feed, run)
+
+
+def check(options: Options) -> Result:
+    """Compare every candidate with fp32 on the CPU, on rows of real lengths."""
+    lines = []
+    for preset in (MAIN, SMALL):
+        batch = random_batch(options, Shape(16, options.length), seed=3, mixed=True)
+        expected = _reference(options, preset, batch)
+        lines += [_compare(options, preset, each, batch, expected) for each in CANDIDATES]
+    right = [line for line in lines if line.passed]
+    return Result(
+        section="check",
+        status="done" if right else "failed",
+        reason="" if right else "no candidate gives the right answers",
+        lines=lines,
+    )
+
+
+def ceiling(options: Options) -> Result:
+    """Time the candidates in one batch, then the best one in other shapes."""
+    batch = random_batch(options, options.batch, seed=4)
+    mixed = random_batch(options, options.batch, seed=5, mixed=True)
+    lines: list[Line] = []
+    rates: dict[str, float] = {}
+    for candidate in _right(options, MAIN):
+        try:
+            bench = Bench(options, MAIN, candidate)
+            lines.append(_timed(options, bench, batch, f"{MAIN} {candidate.name}"))
+            lines.append(_timed(options, bench, mixed, f"{MAIN} {candidate.name}, mixed lengths"))
+        except (ModelProblem, BackendError, RuntimeError) as error:
+            lines.append(_failed(f"{MAIN} {candidate.name}", error))
+            continue
+        rates[candidate.name] = lines[-2].rate or 0.0
+    if not rates:
+        return Result(section="ceiling", status="failed", reason="nothing to time", lines=lines)
+    best = max(rates, key=lambda name: rates[name])
+    chosen = next(each for each in CANDIDATES if each.name == best)
+    lines += _shapes(options, chosen)
+    return Result(section="ceiling", status="done", lines=lines, best=best)
+
+
+def compare(found: FloatArray, expected: FloatArray) -> float:
+    """Return the largest distance of a row, relative to its length; infinite for NaN."""
+    if not np.isfinite(found).all():
+        return float("inf")
+    distance = np.linalg.norm(found - expected, axis=1)
+    return float((distance / np.linalg.norm(expected, axis=1)).max())
+
+
+def _reference(options: Options, preset: str, batch: Batch) -> FloatArray:
+    # All threads of this machine: it is checked, not timed.
+    quiet_libraries()
+    import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
+
+    path = ensure_graph(options, preset, REFERENCE.form)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["pooled"], batch)
+    result: FloatArray = found
+    return result
+
+
+def _compare(
+    options: Options, preset: str, candidate: Candidate, batch: Batch, expected: FloatArray
+) -> Line:
+    what = f"{preset} {candidate.name}"
+    try:
+        run = Bench(options, preset, candidate).bind(batch)
+        # Twice: memory that is used again must not show.
+        error = max(compare(run(), expected), compare(run(), expected))
+    except (ModelProblem, BackendError, RuntimeError) as failure:
+        return _failed(what, failure)
+    except Exception as failure:  # noqa: BLE001 - ONNX Runtime's errors have no other base
+        return _failed(what, failure)
+    bound = _BOUNDS[candidate.form.precision]
+    note = "" if error <= bound else f"further than {bound} from fp32 on the CPU"
+    return Line(what=what, error=error, passed=error <= bound, note=note)
+
+
+def _right(options: Options, preset: str) -> list[Candidate]:
+    """Return the candidates that the check passed; those of a run before this one count too."""
+    found = read_result(options, "check")
+    if found is None:
+        return [REFERENCE]
+    passed = {line.what for line in found.lines if line.passed}
+    return [each for each in CANDIDATES if f"{preset} {each.name}" in passed]
+
+
+def _shapes(options: Options, chosen: Candidate) -> list[Line]:
+    lines = []
+    for preset in (MAIN, SMALL):
+        plain = Bench(options, preset, chosen)
+        for shape in options.shapes:
+            lines.append(_in_shape(options, preset, chosen, shape, plain))
+            if shape.rows <= _GRAPH_ROWS and not chosen.form.packed:
+                captured = msgspec.structs.replace(chosen, graphs=True)
+                lines.append(_in_shape(options, preset, captured, shape))
+    return lines
+
+
+def _in_shape(
+    options: Options, preset: str, chosen: Candidate, shape: Shape, bench: Bench | None = None
+) -> Line:
+    """Time one shape; a session that captures graphs is opened for it alone."""
+    what = f"{preset} {chosen.name} {shape.rows}x{shape.length}"
+    try:
+        batch = random_batch(options, shape, seed=6)
+        return _timed(options, bench or Bench(options, preset, chosen), batch, what)
+    except Exception as error:  # noqa: BLE001 - one shape that cannot be spoils no other
+        return _failed(what, error)
+
+
+def _timed(options: Options, bench: Bench, batch: Batch, what: str) -> Line:
+    """Time a batch: the median of several runs, each of a third of the seconds given."""
+    run = bench.bind(batch)
+    for _ in range(_WARM_UP):
+        run()
+    spans: list[float] = []
+    with Busy(options.device) as busy:
+        until = time.perf_counter() + options.seconds / 3
+        while len(spans) < options.rounds or time.perf_counter() < until:
+            started = time.perf_counter()
+            run()
+            spans.append(time.perf_counter() - started)
+    span = statistics.median(spans)
+    rows, tokens = batch["input_ids"].shape[0], int(batch["attention_mask"].sum())
+    return Line(
+        what=what,
+        rate=rows / span,
+        tokens_per_second=tokens / span,
+        busy=busy.share,
+        waste=round(1 - tokens / batch["input_ids"].size, 3),
+        p50=span,
+    )
+
+
+def _failed(what: str, error: Exception) -> Line:
+    text = str(error).strip().split("\n", 1)[0]
+    return Line(what=what, passed=False, note=f"{type(error).__name__}: {text[:200]}")
+
+
+def _run_options(device: DeviceOptions) -> Any:
+    import onnxruntime  # noqa: PLC0415 - after its telemetry is off
+
+    found = onnxruntime.RunOptions()
+    if device.graphs:
+        found.add_run_config_entry("gpu_graph_id", "1")
+    return found
