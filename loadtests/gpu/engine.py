@@ -16,7 +16,7 @@ from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NoTracing
 from loadtests.gpu.device import Busy
 from loadtests.gpu.models import texts, write_repository
-from loadtests.gpu.plan import Candidate, Line, Options, Result, best_candidate
+from loadtests.gpu.plan import Candidate, Journal, Line, Options, Result, best_candidate
 
 _MODEL = "bench"
 _PATIENCE = 60.0
@@ -44,14 +44,16 @@ def engine(options: Options) -> Result:
     """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
     candidate = best_candidate(options)
     models = write_repository(options, candidate)
-    lines = []
+    journal = Journal(options, "engine")
     for runs in (1,) if options.provider == "cpu" else (1, 2, 3):
         settings = msgspec.structs.replace(
             backend_settings(options, candidate), models=models, gpu_runs=runs
         )
         name = f"engine in process, {candidate.name}, {runs} in flight"
-        lines.append(asyncio.run(_measure(options, settings, name)))
-    return Result(section="engine", status="done", lines=lines, best=candidate.name)
+        if not journal.has(name):
+            journal.begin(name)
+            journal.end(asyncio.run(_measure(options, settings, name)))
+    return Result(section="engine", status="done", lines=journal.lines, best=candidate.name)
 
 
 async def _measure(options: Options, settings: BackendSettings, what: str) -> Line:

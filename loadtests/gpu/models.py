@@ -1,7 +1,7 @@
 """The models that are measured: real sizes, seeded weights, a tokenizer of made-up words."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +23,27 @@ Batch = dict[str, NDArray[np.int32]]
 
 def ensure_graph(options: Options, preset: str, form: GraphForm) -> Path:
     """Return the file of a graph, built when it is not there."""
-    size = "tiny" if options.tiny else preset
-    path = options.work / f"{size}-{form.precision}-{form.attention}.onnx"
-    if not path.exists():
-        shape = options.shape(preset)
-        model = build_bert(shape, seeded_weights(shape, seed=1), form)
+    build_graphs(options, preset, [form])
+    return _path(options, preset, form)
+
+
+def build_graphs(options: Options, preset: str, forms: Sequence[GraphForm]) -> None:
+    """Build the graphs that are not there, all on the same weights."""
+    missing = {_path(options, preset, form): form for form in forms}
+    missing = {path: form for path, form in missing.items() if not path.exists()}
+    if not missing:
+        return
+    shape = options.shape(preset)
+    weights = seeded_weights(shape, seed=1)
+    for path, form in missing.items():
         temporary = path.with_suffix(".part")
-        temporary.write_bytes(model.SerializeToString())
+        temporary.write_bytes(build_bert(shape, weights, form).SerializeToString())
         temporary.replace(path)
-    return path
+
+
+def _path(options: Options, preset: str, form: GraphForm) -> Path:
+    size = "tiny" if options.tiny else preset
+    return options.work / f"{size}-{form.precision}-{form.attention}.onnx"
 
 
 def words(vocabulary: int) -> list[str]:

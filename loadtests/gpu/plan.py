@@ -1,5 +1,6 @@
 """What is measured on a GPU, how long each section may take, and what each leaves behind."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -161,9 +162,47 @@ def read_result(options: Options, section: Section) -> Result | None:
         return None
 
 
+class Journal:
+    """The lines of a section so far, on disk after each: a process that dies loses one figure.
+
+    A line begun and never ended is left as failed, and the process that takes over goes on after
+    it. A device that has failed fails everything that comes after it in the same process.
+    """
+
+    def __init__(self, options: Options, section: Section) -> None:
+        self._options = options
+        self._section: Section = section
+        before = read_result(options, section)
+        self.lines: list[Line] = before.lines if before is not None else []
+
+    def has(self, what: str) -> bool:
+        """Return whether this was begun, here or in a process before this one."""
+        return any(line.what == what for line in self.lines)
+
+    def begin(self, what: str) -> None:
+        """Note what is about to run."""
+        self._write([*self.lines, Line(what=what, passed=False, note="the process died")])
+
+    def end(self, *lines: Line) -> None:
+        """Note what it found, in the place of what was begun."""
+        self.lines += lines
+        self._write(self.lines)
+
+    def _write(self, lines: list[Line]) -> None:
+        reason = "it was not finished"
+        found = Result(section=self._section, status="out of time", reason=reason, lines=lines)
+        write_result(self._options, found)
+
+
 def best_candidate(options: Options) -> Candidate:
     """Return the fastest candidate whose answers were right, or a safe one."""
     found = read_result(options, "ceiling")
-    default = "fp32-fused" if options.provider == "cpu" else "fp16-fused"
-    names = {candidate.name: candidate for candidate in CANDIDATES}
-    return names.get(found.best if found else "", names[default])
+    best = fastest(found.lines) if found is not None else None
+    return best or (REFERENCE if options.provider == "cpu" else _candidate("fp16-fused"))
+
+
+def fastest(lines: Sequence[Line]) -> Candidate | None:
+    """Return the candidate that a ceiling's lines say is fastest, also where it was cut short."""
+    rates = {line.what: line.rate or 0.0 for line in lines if line.passed}
+    timed = [each for each in CANDIDATES if rates.get(f"{MAIN} {each.name}")]
+    return max(timed, key=lambda each: rates[f"{MAIN} {each.name}"], default=None)

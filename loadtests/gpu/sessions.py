@@ -1,6 +1,7 @@
 """The sections that run graphs alone: are the answers right, and how fast can they be."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ModelProblem
+from backends.errors import ExecutorDied
 from backends.executors.binding import Bound, Feed, Tensors
 from backends.executors.buckets import Shape
+from backends.executors.cuda import explain
 from backends.executors.graph import read_inputs
 from backends.executors.host_memory import host_memory
 from backends.executors.provider import DeviceOptions, open_session
@@ -18,16 +20,18 @@ from backends.graphs.form import Precision
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, OutputKind
 from loadtests.gpu.device import Busy
-from loadtests.gpu.models import Batch, ensure_graph, random_batch
+from loadtests.gpu.models import Batch, build_graphs, ensure_graph, random_batch
 from loadtests.gpu.plan import (
     CANDIDATES,
     MAIN,
     REFERENCE,
     SMALL,
     Candidate,
+    Journal,
     Line,
     Options,
     Result,
+    fastest,
     read_result,
 )
 
@@ -76,17 +80,22 @@ class Bench:
 
 def check(options: Options) -> Result:
     """Compare every candidate with fp32 on the CPU, on rows of real lengths."""
-    lines = []
+    journal = Journal(options, "check")
     for preset in (MAIN, SMALL):
         batch = random_batch(options, Shape(16, options.length), seed=3, mixed=True)
+        build_graphs(options, preset, [candidate.form for candidate in CANDIDATES])
         expected = _reference(options, preset, batch)
-        lines += [_compare(options, preset, each, batch, expected) for each in CANDIDATES]
-    right = [line for line in lines if line.passed]
+        for candidate in CANDIDATES:
+            what = f"{preset} {candidate.name}"
+            if not journal.has(what):
+                journal.begin(what)
+                journal.end(_compare(options, preset, candidate, batch, expected))
+    right = [line for line in journal.lines if line.passed]
     return Result(
         section="check",
         status="done" if right else "failed",
         reason="" if right else "no candidate gives the right answers",
-        lines=lines,
+        lines=journal.lines,
     )
 
 
@@ -94,23 +103,24 @@ def ceiling(options: Options) -> Result:
     """Time the candidates in one batch, then the best one in other shapes."""
     batch = random_batch(options, options.batch, seed=4)
     mixed = random_batch(options, options.batch, seed=5, mixed=True)
-    lines: list[Line] = []
-    rates: dict[str, float] = {}
+    journal = Journal(options, "ceiling")
     for candidate in _right(options, MAIN):
+        what = f"{MAIN} {candidate.name}"
+        if journal.has(what):
+            continue
+        journal.begin(what)
         try:
             bench = Bench(options, MAIN, candidate)
-            lines.append(_timed(options, bench, batch, f"{MAIN} {candidate.name}"))
-            lines.append(_timed(options, bench, mixed, f"{MAIN} {candidate.name}, mixed lengths"))
-        except (ModelProblem, BackendError, RuntimeError) as error:
-            lines.append(_failed(f"{MAIN} {candidate.name}", error))
-            continue
-        rates[candidate.name] = lines[-2].rate or 0.0
-    if not rates:
-        return Result(section="ceiling", status="failed", reason="nothing to time", lines=lines)
-    best = max(rates, key=lambda name: rates[name])
-    chosen = next(each for each in CANDIDATES if each.name == best)
-    lines += _shapes(options, chosen)
-    return Result(section="ceiling", status="done", lines=lines, best=best)
+            full = _timed(options, bench, batch, what)
+            journal.end(full, _timed(options, bench, mixed, f"{what}, mixed lengths"))
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
+            journal.end(_failed(what, error))
+    chosen = fastest(journal.lines)
+    if chosen is None:
+        reason = "there is nothing to time"
+        return Result(section="ceiling", status="failed", reason=reason, lines=journal.lines)
+    _shapes(options, chosen, journal)
+    return Result(section="ceiling", status="done", lines=journal.lines, best=chosen.name)
 
 
 def compare(found: FloatArray, expected: FloatArray) -> float:
@@ -141,8 +151,6 @@ def _compare(
         run = Bench(options, preset, candidate).bind(batch)
         # Twice: memory that is used again must not show.
         error = max(compare(run(), expected), compare(run(), expected))
-    except (ModelProblem, BackendError, RuntimeError) as failure:
-        return _failed(what, failure)
     except Exception as failure:  # noqa: BLE001 - ONNX Runtime's errors have no other base
         return _failed(what, failure)
     bound = _BOUNDS[candidate.form.precision]
@@ -159,28 +167,34 @@ def _right(options: Options, preset: str) -> list[Candidate]:
     return [each for each in CANDIDATES if f"{preset} {each.name}" in passed]
 
 
-def _shapes(options: Options, chosen: Candidate) -> list[Line]:
-    lines = []
+def _shapes(options: Options, chosen: Candidate, journal: Journal) -> None:
     for preset in (MAIN, SMALL):
         plain = Bench(options, preset, chosen)
         for shape in options.shapes:
-            lines.append(_in_shape(options, preset, chosen, shape, plain))
+            _in_shape(options, preset, chosen, shape, journal, plain)
             if shape.rows <= _GRAPH_ROWS and not chosen.form.packed:
                 captured = msgspec.structs.replace(chosen, graphs=True)
-                lines.append(_in_shape(options, preset, captured, shape))
-    return lines
+                _in_shape(options, preset, captured, shape, journal)
 
 
 def _in_shape(
-    options: Options, preset: str, chosen: Candidate, shape: Shape, bench: Bench | None = None
-) -> Line:
+    options: Options,
+    preset: str,
+    chosen: Candidate,
+    shape: Shape,
+    journal: Journal,
+    bench: Bench | None = None,
+) -> None:
     """Time one shape; a session that captures graphs is opened for it alone."""
     what = f"{preset} {chosen.name} {shape.rows}x{shape.length}"
+    if journal.has(what):
+        return
+    journal.begin(what)
     try:
         batch = random_batch(options, shape, seed=6)
-        return _timed(options, bench or Bench(options, preset, chosen), batch, what)
+        journal.end(_timed(options, bench or Bench(options, preset, chosen), batch, what))
     except Exception as error:  # noqa: BLE001 - one shape that cannot be spoils no other
-        return _failed(what, error)
+        journal.end(_failed(what, error))
 
 
 def _timed(options: Options, bench: Bench, batch: Batch, what: str) -> Line:
@@ -208,7 +222,11 @@ def _timed(options: Options, bench: Bench, batch: Batch, what: str) -> Line:
 
 
 def _failed(what: str, error: Exception) -> Line:
-    text = str(error).strip().split("\n", 1)[0]
+    if isinstance(explain(error), ExecutorDied):
+        # Nothing can run here any more. The journal has it; another process goes on.
+        sys.exit(str(error))
+    first = str(error).strip().split("\n", 1)[0]
+    text = " ".join(word.rpartition("/")[2] for word in first.split())
     return Line(what=what, passed=False, note=f"{type(error).__name__}: {text[:200]}")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from loadtests.gpu.device import Device, this_device
-from loadtests.gpu.plan import BUDGETS, MAIN, Line, Options, Result, read_result
+from loadtests.gpu.plan import BUDGETS, MAIN, Line, Options, Result, fastest, read_result
 from loadtests.machine import Machine, this_machine
 
 
@@ -76,7 +76,8 @@ def ratios(results: Iterable[Result]) -> list[str]:
 
 def _chosen(found: dict[str, Result]) -> str:
     result = found.get("ceiling")
-    return result.best if result is not None else ""
+    best = fastest(result.lines) if result is not None else None
+    return best.name if best is not None else ""
 
 
 def _best(result: Result | None, prefix: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtests.gpu.device import Busy
 from loadtests.gpu.models import texts, write_tokenizer
-from loadtests.gpu.plan import MAIN, Line, Options, Result
+from loadtests.gpu.plan import MAIN, Journal, Line, Options, Result
 
 _SIDE = 8192
 _COPY_BYTES = 4 * 2**30
@@ -53,7 +53,7 @@ def peer(options: Options) -> Result:
     library: Any = torch
     pipeline = _pipeline(options, library, transformers)
     sizes = (1, 4) if options.tiny else _PEER_BATCHES
-    lines = []
+    journal = Journal(options, "peer")
     for size in sizes:
         known = list(islice(texts(options, length=options.length, seed=7), max(64, 8 * size)))
         pipeline(known[:size], batch_size=size)  # warm
@@ -67,8 +67,8 @@ def peer(options: Options) -> Result:
         rate = 1 / statistics.median(spans)
         what = f"transformers pipeline, batches of {size}"
         tokens = rate * options.length
-        lines.append(Line(what=what, rate=rate, tokens_per_second=tokens, busy=busy.share))
-    return Result(section="peer", status="done", lines=lines)
+        journal.end(Line(what=what, rate=rate, tokens_per_second=tokens, busy=busy.share))
+    return Result(section="peer", status="done", lines=journal.lines)
 
 
 def _pipeline(options: Options, library: Any, transformers: Any) -> Any:

@@ -19,7 +19,7 @@ from loadtests.gpu.client import Answer, Orders
 from loadtests.gpu.device import Busy
 from loadtests.gpu.engine import backend_settings
 from loadtests.gpu.models import write_repository
-from loadtests.gpu.plan import Candidate, Line, Options, Result, best_candidate
+from loadtests.gpu.plan import Candidate, Journal, Line, Options, Result, best_candidate
 from tests.support.system import free_port, until
 from tests.support.valkey import Valkey
 
@@ -33,7 +33,7 @@ def http(options: Options) -> Result:
     """Send single texts, then several in a request, through the gateway."""
     candidate = best_candidate(options)
     models = write_repository(options, candidate)
-    lines = []
+    journal = Journal(options, "http")
     with contextlib.ExitStack() as stack:
         backends = [
             stack.enter_context(_backend(options, candidate, models, number))
@@ -46,8 +46,8 @@ def http(options: Options) -> Result:
                 answers = _load(
                     options, port, items=items, seed=200 + 100 * place, seconds=options.seconds
                 )
-            lines.append(_line(options, answers, items, busy.share, _states(backends)))
-    return Result(section="http", status="done", lines=lines, best=candidate.name)
+            journal.end(_line(options, answers, items, busy.share, _states(backends)))
+    return Result(section="http", status="done", lines=journal.lines, best=candidate.name)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Host memory is pinned where a device can be told, and given back once."""
 
 import ctypes
+import gc
+import mmap
 
 import numpy as np
 
@@ -35,10 +37,32 @@ def test_an_array_is_pinned_whole_and_given_back_once() -> None:
     memory.give_back(array)
     memory.give_back(array)
 
-    assert pinned == {array.ctypes.data: 60}
+    assert pinned == {array.ctypes.data: mmap.PAGESIZE}
     assert runtime.registered == {}
     assert memory.pinned_bytes == 0
     assert not array.any()
+
+
+def test_arrays_share_no_page() -> None:
+    """CUDA refuses a copy from memory that is pinned in part."""
+    memory = PinnedMemory(Runtime())
+
+    arrays = [memory.array((size,), np.dtype(np.int32)) for size in (3, 5000, 1)]
+
+    assert all(array.ctypes.data % mmap.PAGESIZE == 0 for array in arrays)
+    assert memory.pinned_bytes == sum(array.nbytes for array in arrays)
+
+
+def test_nothing_stays_pinned_behind_its_owner() -> None:
+    """Its pages become other memory, which a device must not take for the old."""
+    runtime = Runtime()
+    memory = PinnedMemory(runtime)
+    memory.array((3,), np.dtype(np.int32))
+
+    del memory
+    gc.collect()
+
+    assert runtime.registered == {}
 
 
 def test_memory_that_cannot_be_pinned_is_used_as_it_is_and_counted() -> None:
