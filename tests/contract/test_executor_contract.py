@@ -18,6 +18,7 @@ from backends.settings import Provider
 from backends.types import FloatArray, IntArray, OutputKind
 from tests.support.backend_repository import DIMENSIONS, toy_graph
 
+GPU = Path("/dev/nvidia0").exists()
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 
 
@@ -36,7 +37,12 @@ def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
     )
 
 
-@pytest.fixture(params=["dummy", "paced", "onnx", "bound", "captured"])
+@pytest.fixture(
+    params=[
+        *("dummy", "paced", "onnx", "bound", "captured"),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
 def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelExecutor]:
     if request.param == "dummy":
         yield DummyExecutor(dimensions=DIMENSIONS, lanes=2)
@@ -44,6 +50,10 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelEx
         yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, lanes=2)
     elif request.param == "onnx":
         yield OnnxExecutor(source(tmp_path / "model.onnx"), lanes=2)
+    elif request.param == "cuda":
+        if not GPU:
+            pytest.skip("there is no GPU")
+        yield CudaExecutor(source(tmp_path / "model.onnx"), options=DeviceOptions())
     else:
         yield bound_executor(tmp_path, graph_rows=2 if request.param == "captured" else 0)
 
@@ -148,6 +158,9 @@ def test_a_batch_that_cannot_be_computed_is_a_failed_model(tmp_path: Path) -> No
 def test_a_provider_that_is_not_there_is_refused_and_not_replaced(
     provider: Provider, name: str, tmp_path: Path
 ) -> None:
+    if provider == "cuda" and GPU:
+        pytest.skip("it is there")
+
     with pytest.raises(ModelProblem, match=f"`{name}` was asked for"):
         CudaExecutor(source(tmp_path / "model.onnx"), options=DeviceOptions(provider=provider))
 

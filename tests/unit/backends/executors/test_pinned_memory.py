@@ -41,6 +41,7 @@ def test_an_array_is_pinned_whole_and_given_back_once() -> None:
     assert runtime.registered == {}
     assert memory.pinned_bytes == 0
     assert not array.any()
+    assert array.flags.writeable
 
 
 def test_arrays_share_no_page() -> None:
