@@ -16,7 +16,7 @@ from backends.settings import Provider
 Section = Literal["check", "ceiling", "floor", "engine", "http", "peer"]
 # Seconds a section may take; together with starting them less than nine minutes.
 BUDGETS: MappingProxyType[Section, float] = MappingProxyType(
-    {"check": 100, "ceiling": 120, "floor": 30, "engine": 70, "http": 130, "peer": 70}
+    {"check": 115, "ceiling": 120, "floor": 25, "engine": 70, "http": 130, "peer": 60}
 )
 MAIN, SMALL = "bert-base", "minilm-l6"
 _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, positions=64)

@@ -4,6 +4,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ from loadtests.gpu.plan import (
 _BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
 _WARM_UP = 3
 _GRAPH_ROWS = 8
+_IN_FLIGHT = (2, 3)
 
 
 class Bench:
@@ -119,6 +121,11 @@ def ceiling(options: Options) -> Result:
     if chosen is None:
         reason = "there is nothing to time"
         return Result(section="ceiling", status="failed", reason=reason, lines=journal.lines)
+    for runs in _IN_FLIGHT:
+        what = f"{MAIN} {chosen.name}, {runs} in flight"
+        if not journal.has(what):
+            journal.begin(what)
+            journal.end(_side_by_side(options, chosen, batch, what, runs=runs))
     _shapes(options, chosen, journal)
     return Result(section="ceiling", status="done", lines=journal.lines, best=chosen.name)
 
@@ -219,6 +226,31 @@ def _timed(options: Options, bench: Bench, batch: Batch, what: str) -> Line:
         waste=round(1 - tokens / batch["input_ids"].size, 3),
         p50=span,
     )
+
+
+def _side_by_side(
+    options: Options, chosen: Candidate, batch: Batch, what: str, *, runs: int
+) -> Line:
+    """Time one session with several runs in flight, each on memory of its own."""
+    bench = Bench(options, MAIN, chosen)
+    bound = [bench.bind(batch) for _ in range(runs)]
+    for run in bound * _WARM_UP:
+        run()
+    started = time.perf_counter()
+    until = started + options.seconds / 3
+
+    def repeat(run: Callable[[], FloatArray]) -> int:
+        count = 0
+        while time.perf_counter() < until:
+            run()
+            count += 1
+        return count
+
+    with Busy(options.device) as busy, ThreadPoolExecutor(runs) as pool:
+        count = sum(pool.map(repeat, bound))
+        span = (time.perf_counter() - started) / max(1, count)
+    rows, tokens = batch["input_ids"].shape[0], int(batch["attention_mask"].sum())
+    return Line(what=what, rate=rows / span, tokens_per_second=tokens / span, busy=busy.share)
 
 
 def _failed(what: str, error: Exception) -> Line:

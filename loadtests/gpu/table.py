@@ -58,7 +58,7 @@ def ratios(results: Iterable[Result]) -> list[str]:
     found: dict[str, Result] = {result.section: result for result in results}
     whole = _best(found.get("http"), "whole path over HTTP, 1 text ")
     engine = _best(found.get("engine"), "engine")
-    bare = _best(found.get("ceiling"), f"{MAIN} {_chosen(found)}")
+    bare = _bare(found)
     peer = _best(found.get("peer"), "transformers")
     matrix, each = (_best(found.get("floor"), name) for name in ("matrix", "operations"))
     lines = []
@@ -74,10 +74,15 @@ def ratios(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _chosen(found: dict[str, Result]) -> str:
+def _bare(found: dict[str, Result]) -> float:
+    """Return the rate of the best candidate in the main batch, with one run in flight or more."""
     result = found.get("ceiling")
     best = fastest(result.lines) if result is not None else None
-    return best.name if best is not None else ""
+    if result is None or best is None:
+        return 0.0
+    name = f"{MAIN} {best.name}"
+    same = [line for line in result.lines if line.what == name or line.what.endswith("in flight")]
+    return max(line.rate or 0.0 for line in same)
 
 
 def _best(result: Result | None, prefix: str) -> float:

@@ -132,6 +132,8 @@ def test_ratios_name_what_they_divide() -> None:
             best="fp16-packed",
             lines=[
                 Line(what=f"{MAIN} fp16-packed", rate=20_000.0),
+                Line(what=f"{MAIN} fp16-packed 1024x32", rate=90_000.0),
+                Line(what=f"{MAIN} fp16-packed, mixed lengths", rate=50_000.0),
                 Line(what="minilm-l6 fp16-packed 8x128", rate=90_000.0),
             ],
         ),
