@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
 
 from backends.errors import ModelProblem
 from backends.graphs.bert import build_bert
@@ -17,6 +18,7 @@ from backends.graphs.weights import Weights, WeightsError, seeded_weights
 from backends.types import OutputKind
 from tests.support.bert_reference import reference_tokens
 from tests.support.graph_runs import Row, open_graph, run_rows
+from tests.support.packed_operators import OPERATORS
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
 FORMS = [
@@ -25,6 +27,7 @@ FORMS = [
     if (form := GraphForm(precision=precision, attention=attention)).problem() is None
 ]
 PADDED: list[Attention] = ["fused", "heads", "ranges"]
+PACKED: list[Attention] = ["packed", "packed-qkv", "packed-fused"]
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-5, "fp16": 2e-2}
 
 
@@ -95,6 +98,29 @@ def test_outputs_are_float32_and_weights_are_not(form: GraphForm, weights: Weigh
 
     assert {t.data_type for t in kernels} == {types[form.precision]}
     assert {o.type.tensor_type.elem_type for o in graph.output} == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("attention", PACKED)
+def test_packed_forms_equal_the_reference(attention: Attention, weights: Weights) -> None:
+    """As their operators are documented: the CPU has no kernels for them."""
+    batch = rows(3, 24, 1, 9)
+    ids, types, mask = np.zeros((3, len(batch), 24), dtype=np.int32)
+    for place, (row, kinds) in enumerate(batch):
+        ids[place, : len(row)] = row
+        types[place, : len(row)] = kinds
+        mask[place, : len(row)] = 1
+    graph = ReferenceEvaluator(
+        build_bert(SHAPE, weights, GraphForm(attention=attention)), new_ops=OPERATORS
+    )
+
+    feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    pooled, tokens = map(np.asarray, graph.run(["pooled", "tokens"], feeds))
+
+    for place, whole in enumerate(batch):
+        expected = reference_tokens(SHAPE, weights, *whole)
+        np.testing.assert_allclose(tokens[place, : len(whole[0])], expected, atol=1e-5)
+        np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=1e-5)
+    assert not tokens[mask == 0].any()
 
 
 def test_an_output_nobody_asks_for_is_left_out(weights: Weights) -> None:
