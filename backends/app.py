@@ -21,8 +21,7 @@ from backends.api.loading import Loaded, OpenExecutor, Tools, load_engine
 from backends.api.routes import Routes
 from backends.api.status import StatusHandlers
 from backends.errors import StartProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.executors.opening import executor_opener
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
@@ -32,17 +31,6 @@ _PARENT_CHECK = 0.5
 _BACKLOG = 2048
 # Longer than any client keeps a connection, so that it is never the server that closes first.
 _KEEP_ALIVE = 120
-
-
-def onnx_opener(settings: BackendSettings) -> OpenExecutor:
-    """Return what opens graphs as the settings say."""
-
-    def open_executor(source: GraphSource) -> ModelExecutor:
-        return OnnxExecutor(
-            source, lanes=settings.lanes, provider=settings.provider, device=settings.device
-        )
-
-    return open_executor
 
 
 @asynccontextmanager
@@ -103,7 +91,7 @@ async def _serve(settings: BackendSettings, listener: socket.socket, parent: int
     if settings.traces:
         tracing = otlp_tracing(region=settings.region, backend_id=settings.backend_id)
     async with open_backend(
-        settings, tracing=tracing, open_executor=onnx_opener(settings)
+        settings, tracing=tracing, open_executor=executor_opener(settings)
     ) as loaded:
         for name, reason in loaded.problems.items():
             _log.error("a model is not served", extra={"model": name, "reason": reason})

@@ -6,16 +6,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
 
 from backends.algorithms.registry import describe
-from backends.app import onnx_opener, open_backend, serve
+from backends.app import open_backend, serve
 from backends.errors import StartProblem
+from backends.executors.opening import executor_opener
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import read_catalogue
-from backends.settings import BackendSettings, read_settings
+from backends.settings import BackendSettings, Provider, read_settings
 from backends.telemetry.logs import configure_logging
 from backends.telemetry.spans import NoTracing
 
@@ -38,7 +40,7 @@ def main() -> None:
 @click.option("--region", help="Region this backend belongs to.")
 @click.option("--id", "backend_id", help="Name of this backend, unique in its region.")
 @click.option("--threads", type=int, help="One-thread runs at a time (0: one per core).")
-@click.option("--provider", type=click.Choice(["cpu", "cuda"]), help="What runs the models.")
+@click.option("--provider", type=click.Choice(get_args(Provider)), help="What runs the models.")
 @click.option("--drain", type=float, help="Seconds for work in flight after SIGTERM.")
 @click.option(
     "--exit-with-parent", is_flag=True, default=None, help="Stop when the parent process ends."
@@ -105,7 +107,7 @@ def check_command(models: Path | None, *, as_json: bool) -> None:
 
 
 async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:
-    opener = onnx_opener(settings)
+    opener = executor_opener(settings)
     async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as loaded:
         return loaded.engine.state().models, loaded.problems
 

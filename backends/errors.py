@@ -10,6 +10,7 @@
     │   └── NotReady                    503     not_ready            yes
     ├── ItemRefused                     422     (its own)            no
     ├── ModelFailed                     500     model_failed         yes
+    │   └── OutOfMemory                 500     model_failed         yes (as fewer rows)
     ├── Overloaded                      503     overloaded           yes (call or item)
     ├── ExecutorDied                    503     executor_died        yes
     └── DeadlineExceeded                504     deadline_exceeded    no
@@ -96,6 +97,10 @@ class ModelFailed(BackendError):
 
     status = 500
     code = "model_failed"
+
+
+class OutOfMemory(ModelFailed):
+    """The device has no memory for a batch of this size; it may have for half of it."""
 
 
 class Overloaded(BackendError):

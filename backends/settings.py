@@ -12,7 +12,8 @@ from backends.errors import StartProblem
 
 PREFIX = "SLUICEGATE_BACKEND_"
 
-Provider = Literal["cpu", "cuda"]
+Provider = Literal["cpu", "cuda", "tensorrt"]
+Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -22,7 +23,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     `threads` is the number of one-thread runs at a time per encoder (0: one per core).
     `drain` bounds the time work in flight gets after SIGTERM. `token` is a secret shared with
-    the gateways, and is taken from the environment alone.
+    the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
+    and `tensorrt` only.
     """
 
     models: Path = Path("models")
@@ -34,6 +36,16 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tokenizer_threads: Positive = 2
     provider: Provider = "cpu"
     device: Share = 0
+    gpu_runs: Annotated[int, msgspec.Meta(ge=1, le=3)] = 2
+    gpu_memory_bytes: Share = 0
+    gpu_arena: Arena = "kSameAsRequested"
+    gpu_length_multiple: Positive = 8
+    gpu_bucket_steps: Positive = 4
+    gpu_graph_rows: Share = 0
+    gpu_graph_tokens: Positive = 2048
+    gpu_attention_kernels: Share = 0
+    gpu_tf32: bool = False
+    gpu_engine_cache: Path | None = None
     token: str = ""
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     exit_with_parent: bool = False

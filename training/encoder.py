@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
 from backends.types import OutputKind
 
 MAX_TOKENS = 256

@@ -13,7 +13,7 @@ from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
-from backends.executors.onnx import GraphSource
+from backends.executors.graph import GraphSource
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
@@ -101,6 +101,7 @@ class _Loader:
             path=model.folder / manifest.graph,
             outputs={kind: name for kind, name in named.items() if name is not None},
             dimensions=manifest.dimensions,
+            max_tokens=manifest.max_tokens,
         )
         batcher = Batcher(
             name=model.name,

@@ -10,8 +10,8 @@ class ModelExecutor(Protocol):
 
     A batch is right-padded: row `i` holds `mask[i].sum()` tokens, then zeros. `run` returns
     float32, `(rows, width)` for pooled and `(rows, length, width)` for tokens, in the order of the
-    rows. It raises `ModelFailed` when this batch cannot be computed, and `ExecutorDied` when no
-    batch ever will be again.
+    rows. It raises `ModelFailed` when this batch cannot be computed (`OutOfMemory` when a smaller
+    one might be), and `ExecutorDied` when no batch ever will be again.
     """
 
     @property

@@ -1,31 +1,13 @@
-"""Runs an encoder graph with ONNX Runtime, on the provider that was asked for or not at all."""
+"""Runs an encoder graph with ONNX Runtime on the CPU."""
 
-from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ExecutorDied, ModelFailed, ModelProblem
+from backends.errors import ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
-from backends.settings import quiet_libraries
+from backends.executors.graph import INPUTS, GraphSource, check_outputs, read_inputs
+from backends.executors.provider import DeviceOptions, open_session
 from backends.types import FloatArray, IntArray, OutputKind
-
-Provider = Literal["cpu", "cuda"]
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-_INTEGERS: dict[str, type[np.integer[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# CUDA reports a broken device in the message only; no later run can succeed in this process.
-_FATAL = ("cudaErrorIllegalAddress", "CUDA failure 700", "device-side assert", "CUDA failure 719")
-
-
-class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph file and the names of its outputs."""
-
-    path: Path
-    outputs: dict[OutputKind, str]
-    dimensions: int
 
 
 class OnnxExecutor(ModelExecutor):
@@ -35,14 +17,12 @@ class OnnxExecutor(ModelExecutor):
     thread it works in the caller's: N callers are N narrow sessions over one copy of the weights.
     """
 
-    def __init__(
-        self, source: GraphSource, *, lanes: int, provider: Provider = "cpu", device: int = 0
-    ) -> None:
+    def __init__(self, source: GraphSource, *, lanes: int) -> None:
         self._source = source
         self._lanes = lanes
-        self._session = _open(source.path, provider, device)
-        self._inputs = _read_inputs(self._session, source.path)
-        _check_outputs(self._session, source)
+        self._session = open_session(source.path, DeviceOptions(provider="cpu"))
+        self._inputs = read_inputs(self._session, source.path)
+        check_outputs(self._session, source)
         self._warm_up()
 
     @property
@@ -65,13 +45,11 @@ class OnnxExecutor(ModelExecutor):
     def run(
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
     ) -> FloatArray:
-        given = dict(zip(_INPUTS, (ids, mask, type_ids), strict=True))
+        given = dict(zip(INPUTS, (ids, mask, type_ids), strict=True))
         feeds = {name: given[name].astype(kind) for name, kind in self._inputs.items()}
         try:
             (result,) = self._session.run([self._source.outputs[output]], feeds)
         except Exception as error:  # ONNX Runtime's errors have no common base but this one
-            if any(mark in str(error) for mark in _FATAL):
-                raise ExecutorDied("the device failed; restart the backend") from error
             raise ModelFailed(f"ONNX Runtime failed with `{type(error).__name__}`") from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
@@ -89,54 +67,3 @@ class OnnxExecutor(ModelExecutor):
                     f"{self._source.path}: output `{self._source.outputs[output]}` is "
                     f"{result.shape[-1]} wide, not `dimensions: {self.dimensions}`"
                 )
-
-
-def _open(path: Path, provider: Provider, device: int) -> Any:  # ONNX Runtime has no types
-    quiet_libraries()
-    # Imported here because the environment above must be set first, whoever imports this module.
-    import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    wanted: list[Any] = [_PROVIDERS[provider]]
-    if provider == "cuda":
-        onnxruntime.preload_dlls(directory="")
-        wanted = [(_PROVIDERS[provider], {"device_id": device})]
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=wanted)
-    except Exception as error:  # ONNX Runtime's errors have no common base but this one
-        raise ModelProblem(f"{path}: ONNX Runtime cannot load it: {_first_line(error)}") from error
-    session.disable_fallback()
-    running = session.get_providers()[0]
-    if running != _PROVIDERS[provider]:
-        raise ModelProblem(
-            f"{path}: `{_PROVIDERS[provider]}` was asked for and `{running}` would run; install "
-            "the GPU build of ONNX Runtime and its CUDA libraries, or set the provider to `cpu`"
-        )
-    return session
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
-
-
-def _read_inputs(session: Any, path: Path) -> dict[str, type[np.integer[Any]]]:
-    """Return the graph's inputs and the integers each takes."""
-    inputs = {node.name: _INTEGERS.get(node.type) for node in session.get_inputs()}
-    for name, kind in inputs.items():
-        if name not in _INPUTS or kind is None:
-            raise ModelProblem(f"{path}: input `{name}` is none of an encoder's integer inputs")
-    return {name: kind for name, kind in inputs.items() if kind is not None}
-
-
-def _check_outputs(session: Any, source: GraphSource) -> None:
-    names = [node.name for node in session.get_outputs()]
-    for name in source.outputs.values():
-        if name not in names:
-            raise ModelProblem(
-                f"{source.path}: it has no output `{name}`; it has {', '.join(names)}"
-            )

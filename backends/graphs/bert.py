@@ -1,7 +1,7 @@
 """A BERT encoder as an ONNX graph of ONNX Runtime's fused operators, built without torch.
 
 Inputs, int32 [batch, sequence]: `input_ids`, `attention_mask`, `token_type_ids`. Rows must be
-padded on the right: the fused attention takes the number of real tokens, not the mask.
+padded on the right: attention takes the number of real tokens, not the mask.
 Outputs, float32: `pooled` [batch, hidden], the mean over the real tokens, not normalised, and
 `tokens` [batch, sequence, hidden], the last hidden state (of no meaning at padding).
 
@@ -9,167 +9,168 @@ Measured on a CPU: `BiasGelu`, `Add` + `Gelu` and attention by mask or by mask i
 and give the same bits; `FastGelu` is 1 % faster and wrong in the third decimal, so it is not used.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
-from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
+from backends.graphs.attention import Masking, add_ranges, attend
+from backends.graphs.form import GraphForm, Precision
+from backends.graphs.parts import FUSED, TYPES, Parts
 from backends.graphs.shapes import BertShape
-from backends.graphs.weights import Weights, check_weights
+from backends.graphs.weights import Weights, WeightsError, check_weights
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 POOLED, TOKENS = "pooled", "tokens"
 
-_FUSED = "com.microsoft"
-_OPSETS = {"": 20, _FUSED: 1}
+_OPSETS = {"": 20, FUSED: 1}
 _IR_VERSION = 10
 
 
-def build_bert(shape: BertShape, weights: Weights) -> ModelProto:
+def build_bert(shape: BertShape, weights: Weights, form: GraphForm | None = None) -> ModelProto:
     """Return the encoder of `shape` with `weights`; equal arguments give equal bytes.
 
     Raises:
-        WeightsError: the weights are not those of the shape.
+        WeightsError: the weights are not those of the shape, or not for this form.
     """
+    form = form or GraphForm()
     check_weights(shape, weights)
-    graph = _Graph(shape, weights)
-    state = graph.embed()
-    for layer in range(shape.layers):
-        last = layer == shape.layers - 1
-        state = graph.encode(layer, state, output=TOKENS if last else f"state.{layer}")
-    graph.pool(state)
+    if (problem := form.problem()) is not None:
+        raise WeightsError(problem)
+    parts = Parts(weights, form.precision)
+    _Writer(shape, form, parts).write()
     return helper.make_model(
-        _proto(shape, graph),
+        _proto(shape, form, parts),
         producer_name="sluicegate",
         ir_version=_IR_VERSION,
         opset_imports=[helper.make_opsetid(name, version) for name, version in _OPSETS.items()],
     )
 
 
-def _proto(shape: BertShape, graph: "_Graph") -> GraphProto:
+def _proto(shape: BertShape, form: GraphForm, parts: Parts) -> GraphProto:
     rows: list[int | str | None] = ["batch", "sequence"]
-    pooled: list[int | str | None] = ["batch", shape.hidden]
+    sizes: dict[str, list[int | str | None]] = {
+        POOLED: ["batch", shape.hidden],
+        TOKENS: [*rows, shape.hidden],
+    }
     return helper.make_graph(
-        graph.nodes,
+        parts.nodes,
         "bert",
         [helper.make_tensor_value_info(name, TensorProto.INT32, rows) for name in INPUTS],
         [
-            helper.make_tensor_value_info(POOLED, TensorProto.FLOAT, pooled),
-            helper.make_tensor_value_info(TOKENS, TensorProto.FLOAT, [*rows, shape.hidden]),
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
+            for name, size in sizes.items()
+            if name in form.outputs
         ],
-        graph.initializers,
+        parts.initializers,
     )
 
 
-class _Graph:
-    """The nodes and initializers so far; a method adds a part and returns its output's name."""
+class _Writer:
+    """Writes the parts of one encoder, in their order."""
 
-    def __init__(self, shape: BertShape, weights: Weights) -> None:
+    def __init__(self, shape: BertShape, form: GraphForm, parts: Parts) -> None:
         self._shape = shape
-        self._weights = weights
-        self.nodes: list[NodeProto] = []
-        self.initializers: list[TensorProto] = []
+        self._form = form
+        self._parts = parts
 
-    def embed(self) -> str:
+    def write(self) -> None:
+        state = self._embed()
+        masking = Masking(mask="lengths")
+        if self._form.attention == "ranges":
+            ranges = add_ranges(self._parts, mask="attention_mask", lengths="lengths")
+            masking = Masking(mask=ranges)
+        if self._form.packed:
+            state, masking = self._pack(state)
+        exact = self._form.precision == "fp32" and not self._form.packed
+        for layer in range(self._shape.layers):
+            last = layer == self._shape.layers - 1
+            output = TOKENS if last and exact else f"state.{layer}"
+            state = self._encode(layer, state, masking, output=output)
+        if not exact:
+            self._finish(state, masking)
+        if POOLED in self._form.outputs:
+            self._pool(TOKENS)
+
+    def _embed(self) -> str:
         """Add the embeddings; also makes `lengths`, the number of real tokens per row."""
-        prefix = "embeddings"
+        prefix, parts = "embeddings", self._parts
+        # No kernel embeds in bf16.
+        precision: Precision = "fp32" if self._form.precision == "bf16" else self._form.precision
+        tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
         inputs = [
             "input_ids",
             "token_type_ids",
-            self._weight(f"{prefix}.word_embeddings.weight"),
-            self._weight(f"{prefix}.position_embeddings.weight"),
-            self._weight(f"{prefix}.token_type_embeddings.weight"),
-            *self._norm(f"{prefix}.LayerNorm"),
+            *(parts.weight(f"{prefix}.{table}.weight", precision) for table in tables),
+            *parts.norm(f"{prefix}.LayerNorm", precision),
             "attention_mask",
         ]
-        return self._fused(
+        state = parts.fused(
             "EmbedLayerNormalization",
             inputs,
-            [prefix, "lengths"],
+            prefix,
+            "lengths",
             epsilon=self._shape.layer_norm_epsilon,
         )
+        if precision == self._form.precision:
+            return state
+        return parts.plain("Cast", [state], f"{prefix}.cast", to=TYPES[self._form.precision])
 
-    def encode(self, layer: int, state: str, *, output: str) -> str:
+    def _pack(self, state: str) -> tuple[str, Masking]:
+        """Leave the padding out: `[real tokens, hidden]` from here on."""
+        masking = Masking(places="places", ends="ends")
+        outputs = ("packed", masking.places, masking.ends, "longest")
+        packed = self._parts.fused("RemovePadding", [state, "lengths"], *outputs)
+        return packed, masking
+
+    def _encode(self, layer: int, state: str, masking: Masking, *, output: str) -> str:
         """Add one layer: attention, then feed-forward, each added to its input and normalised."""
-        prefix = f"encoder.layer.{layer}"
-        context = self._attention(f"{prefix}.attention.self", state)
+        parts, prefix = self._parts, f"encoder.layer.{layer}"
+        context = attend(
+            parts,
+            self._form.attention,
+            f"{prefix}.attention.self",
+            state,
+            heads=self._shape.heads,
+            masking=masking,
+        )
         attended = f"{prefix}.attention.output"
         state = self._dense_add_norm(attended, context, state, output=attended)
-        inner = self._matmul(f"{prefix}.intermediate.dense", state)
-        bias = self._weight(f"{prefix}.intermediate.dense.bias")
-        wide = self._fused("BiasGelu", [inner, bias], [f"{prefix}.intermediate"])
+        inner = parts.matmul(f"{prefix}.intermediate.dense", state)
+        bias = parts.weight(f"{prefix}.intermediate.dense.bias")
+        wide = parts.fused("BiasGelu", [inner, bias], f"{prefix}.intermediate")
         return self._dense_add_norm(f"{prefix}.output", wide, state, output=output)
 
-    def pool(self, state: str) -> None:
-        """Add the mean of `state` over the real tokens of a row."""
-        axis = self._initializer("axis", np.array([1], dtype=np.int64))
-        # An empty row pools to zeros, not to NaN.
-        least = self._initializer("least", np.array(1, dtype=np.float32))
-        self._plain("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
-        self._plain("Unsqueeze", ["mask", axis], "selector")
-        self._plain("MatMul", ["selector", state], "sums")
-        self._plain("Squeeze", ["sums", axis], "sum")
-        self._plain("ReduceSum", ["mask", axis], "real", keepdims=1)
-        self._plain("Max", ["real", least], "count")
-        self._plain("Div", ["sum", "count"], POOLED)
-
-    def _attention(self, prefix: str, state: str) -> str:
-        # One product for query, key and value: [hidden, 3 * hidden].
-        parts = [f"{prefix}.{name}" for name in ("query", "key", "value")]
-        kernel = np.concatenate([self._weights[f"{part}.weight"].T for part in parts], axis=1)
-        bias = np.concatenate([self._weights[f"{part}.bias"] for part in parts])
-        inputs = [
-            state,
-            self._initializer(f"{prefix}.weight", kernel),
-            self._initializer(f"{prefix}.bias", bias),
-            "lengths",
-        ]
-        return self._fused("Attention", inputs, [prefix], num_heads=self._shape.heads)
-
     def _dense_add_norm(self, prefix: str, inputs: str, residual: str, *, output: str) -> str:
-        product = self._matmul(f"{prefix}.dense", inputs)
-        norm = self._norm(f"{prefix}.LayerNorm")
-        bias = self._weight(f"{prefix}.dense.bias")
-        return self._fused(
+        parts = self._parts
+        product = parts.matmul(f"{prefix}.dense", inputs)
+        norm = parts.norm(f"{prefix}.LayerNorm")
+        bias = parts.weight(f"{prefix}.dense.bias")
+        return parts.fused(
             "SkipLayerNormalization",
             [product, residual, *norm, bias],
-            [output],
+            output,
             epsilon=self._shape.layer_norm_epsilon,
         )
 
-    def _matmul(self, prefix: str, inputs: str) -> str:
-        kernel = self._initializer(f"{prefix}.weight", self._weights[f"{prefix}.weight"].T)
-        return self._plain("MatMul", [inputs, kernel], prefix)
+    def _finish(self, state: str, masking: Masking) -> None:
+        """Make `tokens` of what the last layer gave: padding back in its place, and float32."""
+        parts = self._parts
+        exact = self._form.precision == "fp32"
+        if self._form.packed:
+            restored = TOKENS if exact else "restored"
+            state = parts.fused("RestorePadding", [state, masking.places], restored)
+        if not exact:
+            parts.plain("Cast", [state], TOKENS, to=TensorProto.FLOAT)
 
-    def _norm(self, prefix: str) -> list[str]:
-        return [self._weight(f"{prefix}.weight"), self._weight(f"{prefix}.bias")]
-
-    def _weight(self, name: str) -> str:
-        return self._initializer(name, self._weights[name])
-
-    def _initializer(self, name: str, tensor: NDArray[np.float32] | NDArray[np.int64]) -> str:
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(tensor), name))
-        return name
-
-    def _plain(self, operator: str, inputs: list[str], output: str, **attributes: int) -> str:
-        self.nodes.append(_node(operator, inputs, [output], "", attributes))
-        return output
-
-    def _fused(
-        self, operator: str, inputs: list[str], outputs: list[str], **attributes: float
-    ) -> str:
-        self.nodes.append(_node(operator, inputs, outputs, _FUSED, attributes))
-        return outputs[0]
-
-
-def _node(
-    operator: str,
-    inputs: list[str],
-    outputs: list[str],
-    domain: str,
-    attributes: Mapping[str, float],
-) -> NodeProto:
-    node = helper.make_node(operator, inputs, outputs, outputs[0], domain=domain)
-    node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in attributes)
-    return node
+    def _pool(self, state: str) -> None:
+        """Add the mean of `state` over the real tokens of a row."""
+        parts = self._parts
+        axis = parts.constant("axis", np.array([1], dtype=np.int64))
+        # An empty row pools to zeros, not to NaN.
+        least = parts.constant("least", np.array(1, dtype=np.float32))
+        parts.plain("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
+        parts.plain("Unsqueeze", ["mask", axis], "selector")
+        parts.plain("MatMul", ["selector", state], "sums")
+        parts.plain("Squeeze", ["sums", axis], "sum")
+        parts.plain("ReduceSum", ["mask", axis], "real", keepdims=1)
+        parts.plain("Max", ["real", least], "count")
+        parts.plain("Div", ["sum", "count"], POOLED)

@@ -9,11 +9,16 @@ import pytest
 
 from backends.errors import ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
+from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
+from backends.executors.provider import DeviceOptions
+from backends.settings import Provider
 from backends.types import FloatArray, IntArray, OutputKind
 from tests.support.backend_repository import DIMENSIONS, toy_graph
 
+GPU = Path("/dev/nvidia0").exists()
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 
 
@@ -23,14 +28,34 @@ def source(path: Path, **changes: object) -> GraphSource:
     return GraphSource(**given)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["dummy", "paced", "onnx"])
+def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
+    """Return the GPU's executor, on the provider that every machine has."""
+    return CudaExecutor(
+        source(folder / "model.onnx"),
+        options=DeviceOptions(provider="cpu"),
+        limits=RunLimits(runs=2, graph_rows=graph_rows, graph_tokens=32),
+    )
+
+
+@pytest.fixture(
+    params=[
+        *("dummy", "paced", "onnx", "bound", "captured"),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
 def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelExecutor]:
     if request.param == "dummy":
         yield DummyExecutor(dimensions=DIMENSIONS, lanes=2)
     elif request.param == "paced":
         yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, lanes=2)
-    else:
+    elif request.param == "onnx":
         yield OnnxExecutor(source(tmp_path / "model.onnx"), lanes=2)
+    elif request.param == "cuda":
+        if not GPU:
+            pytest.skip("there is no GPU")
+        yield CudaExecutor(source(tmp_path / "model.onnx"), options=DeviceOptions())
+    else:
+        yield bound_executor(tmp_path, graph_rows=2 if request.param == "captured" else 0)
 
 
 def pad(*rows: list[int]) -> tuple[IntArray, IntArray]:
@@ -119,15 +144,25 @@ def test_a_batch_that_cannot_be_computed_is_a_failed_model(tmp_path: Path) -> No
     for executor, row in (
         (DummyExecutor(poison=7), [2, 7, 3]),
         (onnx, beyond_the_vocabulary),
+        (bound_executor(tmp_path), beyond_the_vocabulary),
     ):
         with pytest.raises(ModelFailed):
             run(executor, row)
     assert run(onnx, [2, 4, 3]).shape == (1, DIMENSIONS)
 
 
-def test_a_provider_that_is_not_there_is_refused_and_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(ModelProblem, match="CUDAExecutionProvider"):
-        OnnxExecutor(source(tmp_path / "model.onnx"), lanes=1, provider="cuda")
+@pytest.mark.parametrize(
+    ("provider", "name"),
+    [("cuda", "CUDAExecutionProvider"), ("tensorrt", "TensorrtExecutionProvider")],
+)
+def test_a_provider_that_is_not_there_is_refused_and_not_replaced(
+    provider: Provider, name: str, tmp_path: Path
+) -> None:
+    if provider == "cuda" and GPU:
+        pytest.skip("it is there")
+
+    with pytest.raises(ModelProblem, match=f"`{name}` was asked for"):
+        CudaExecutor(source(tmp_path / "model.onnx"), options=DeviceOptions(provider=provider))
 
 
 def test_an_output_the_graph_has_not_is_named(tmp_path: Path) -> None:

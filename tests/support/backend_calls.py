@@ -11,9 +11,10 @@ import msgspec
 from backends.api.asgi import Message
 from backends.api.engine import Engine
 from backends.api.routes import Routes
-from backends.app import make_routes, onnx_opener, open_backend
+from backends.app import make_routes, open_backend
 from backends.batching.batcher import Batcher
 from backends.executors.base import ModelExecutor
+from backends.executors.opening import executor_opener
 from backends.protocol import (
     CALL_PATH,
     Call,
@@ -160,6 +161,6 @@ async def running_backend(
     """Run a backend over `models`; `executor` stands for their graphs, else they run."""
     given = BackendSettings(models=models, region="eu", backend_id="eu-0", **settings)
     tracing = tracing or NoTracing()
-    opener = onnx_opener(given) if executor is None else lambda _: executor
+    opener = executor_opener(given) if executor is None else lambda _: executor
     async with open_backend(given, tracing=tracing, open_executor=opener) as loaded:
         yield Backend(make_routes(loaded.engine, given, tracing), loaded.engine, loaded.batchers)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.executors.onnx import GraphSource, OnnxExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
 from backends.types import OutputKind
 
 Row = tuple[list[int], list[int]]

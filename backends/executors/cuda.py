@@ -1,0 +1,286 @@
+"""Runs an encoder graph on a GPU: bound memory, few shapes, one to three runs in flight.
+
+The same code runs on the CPU provider, which is how its tests run it; `OnnxExecutor` is the better
+choice there.
+"""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from queue import LifoQueue
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
+from backends.executors.base import ModelExecutor
+from backends.executors.binding import Bindings, Bound, BoundKey, Feed, Tensors
+from backends.executors.buckets import Buckets, Shape
+from backends.executors.graph import GraphSource, check_outputs, read_inputs
+from backends.executors.host_memory import host_memory
+from backends.executors.provider import DeviceOptions, open_session
+from backends.types import FloatArray, IntArray, OutputKind
+
+_BINDING_BYTES = 256 * 1024 * 1024
+# ONNX Runtime captures a graph in the run after the first; a third proves that it replays.
+_CAPTURE_RUNS = 3
+_TRIAL = Shape(1, 4)
+# CUDA reports a broken device in the message only; no later run can succeed in this process.
+_FATAL = (
+    *("cudaErrorIllegalAddress", "CUDA failure 700", "CUDA failure 719", "device-side assert"),
+    *("cudaErrorLaunchFailure", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED"),
+)
+_MEMORY = (
+    *("Failed to allocate memory", "out of memory", "CUDA failure 2:", "ALLOC_FAILED"),
+    "Available memory of",
+)
+
+
+class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How batches run: how many at a time, in which shapes, and which are captured or outsized.
+
+    Batches of up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs
+    (0: none). After one of more than `outsized_tokens` (0: never) the arena gives back what is
+    free.
+    """
+
+    runs: int = 2
+    buckets: Buckets = Buckets()
+    graph_rows: int = 0
+    graph_tokens: int = 2048
+    outsized_tokens: int = 0
+
+    def within(self, max_tokens: int | None) -> Self:
+        """Return the same for a model of no more than `max_tokens` positions."""
+        buckets = msgspec.structs.replace(self.buckets, max_length=max_tokens)
+        return msgspec.structs.replace(self, buckets=buckets)
+
+    def captured(self) -> list[Shape]:
+        """Return the shapes to capture, the largest first: the smaller ones fit in its memory."""
+        longest = self.buckets.max_length or self.graph_tokens
+        return self.buckets.shapes(
+            max_rows=self.graph_rows,
+            max_length=min(longest, self.graph_tokens),
+            max_tokens=self.graph_tokens,
+        )
+
+
+class DeviceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What an executor has done since it started; `bucket_tokens` counts all padding."""
+
+    runs: int = 0
+    tokens: int = 0
+    bucket_tokens: int = 0
+    replays: int = 0
+    shrinks: int = 0
+    out_of_memory: int = 0
+    shapes: int = 0
+
+
+class CudaExecutor(ModelExecutor):
+    """Sessions on one device. Without CUDA graphs, all runs in flight share one session.
+
+    A captured graph is replayed by the session and thread that captured it, so with graphs each
+    run in flight has its own of both. `capture` is held while capturing: no two executors of a
+    device may do that at a time.
+    """
+
+    def __init__(
+        self,
+        source: GraphSource,
+        *,
+        options: DeviceOptions,
+        limits: RunLimits | None = None,
+        capture: AbstractContextManager[object] | None = None,
+    ) -> None:
+        limits = (limits or RunLimits()).within(source.max_tokens)
+        self._source = source
+        self._limits = limits
+        options = msgspec.structs.replace(options, graphs=limits.graph_rows > 0)
+        sessions = limits.runs if options.graphs else 1
+        opened = [open_session(source.path, options) for _ in range(sessions)]
+        self._provider: str = opened[0].get_providers()[0]
+        self._lanes = [
+            _Lane(opened[number % sessions], source, options, limits)
+            for number in range(limits.runs)
+        ]
+        self._free: LifoQueue[_Lane] = LifoQueue()
+        with capture or nullcontext():
+            for lane in self._lanes:
+                lane.warm_up()
+                self._free.put(lane)
+
+    @property
+    @override
+    def provider(self) -> str:
+        return self._provider
+
+    @property
+    @override
+    def lanes(self) -> int:
+        return self._limits.runs
+
+    @property
+    @override
+    def dimensions(self) -> int:
+        return self._source.dimensions
+
+    @override
+    def run(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        feed = Feed(ids=ids, mask=mask, type_ids=type_ids, output=output)
+        lane = self._free.get()
+        try:
+            return lane.run(feed)
+        finally:
+            self._free.put(lane)
+
+    def statistics(self) -> DeviceStatistics:
+        """Return what all lanes have done together."""
+        found = [lane.statistics() for lane in self._lanes]
+        names = DeviceStatistics.__struct_fields__
+        return DeviceStatistics(**{n: sum(getattr(each, n) for each in found) for n in names})
+
+
+class _Lane:
+    """One run in flight: its bindings, its options of a run, its thread where graphs need one."""
+
+    def __init__(
+        self, session: Any, source: GraphSource, options: DeviceOptions, limits: RunLimits
+    ) -> None:
+        self._session = session
+        self._source = source
+        self._options = options
+        self._limits = limits
+        self._inputs = read_inputs(session, source.path)
+        check_outputs(session, source)
+        self._host = host_memory(options.memory)
+        self._bindings = Bindings(self._bind, max_bytes=_BINDING_BYTES)
+        self._graphs: dict[BoundKey, int] = {}
+        self._thread = ThreadPoolExecutor(1) if options.graphs else None
+        self._run_options = RunOptionsBook(options)
+        self._done: Counter[str] = Counter()
+
+    def run(self, feed: Feed) -> FloatArray:
+        if self._thread is None:
+            return self._run(feed)
+        return self._thread.submit(self._run, feed).result()
+
+    def warm_up(self) -> None:
+        """Capture what is captured, and run once whatever else a batch may ask for.
+
+        Raises:
+            ModelProblem: the graph cannot answer.
+        """
+        for output in self._source.outputs:
+            captured = self._captured(output)
+            self._graphs |= {(shape, output): n for n, shape in enumerate(captured, start=1)}
+            try:
+                for shape in captured * _CAPTURE_RUNS:
+                    self.run(_ones(shape, output))
+                self.run(_ones(_TRIAL, output))
+            except BackendError as error:
+                raise ModelProblem(f"{self._source.path}: a trial run failed: {error}") from error
+
+    def statistics(self) -> DeviceStatistics:
+        return DeviceStatistics(**self._done, shapes=len(self._bindings))
+
+    def _captured(self, output: OutputKind) -> list[Shape]:
+        # Only what most rows ask for; a graph of each output would take the memory twice.
+        if not self._options.graphs or output is not next(iter(self._source.outputs)):
+            return []
+        return self._limits.captured()
+
+    def _run(self, feed: Feed) -> FloatArray:
+        shape = self._limits.buckets.fit(*feed.ids.shape)
+        key = (shape, feed.output)
+        graph = self._graphs.get(key, 0)
+        shrink = not self._graphs and 0 < self._limits.outsized_tokens < shape.tokens
+        options = self._run_options.get(graph=graph, shrink=shrink)
+
+        def run(binding: Any) -> None:
+            self._session.run_with_iobinding(binding, options)
+
+        try:
+            if graph:
+                self._bindings.keep(key)
+            result = self._bindings.get(key).run(feed, run)
+        except Exception as error:  # ONNX Runtime's errors have no common base but this one
+            failure = explain(error)
+            self._done["out_of_memory"] += isinstance(failure, OutOfMemory)
+            raise failure from error
+        self._count(feed, shape, graph=graph, shrink=shrink)
+        return result
+
+    def _bind(self, key: BoundKey) -> Bound:
+        shape, output = key
+        tensors = Tensors(
+            session=self._session,
+            inputs=self._inputs,
+            output=self._source.outputs[output],
+            width=self._source.dimensions,
+            memory=self._options.memory,
+            device=self._options.device,
+            keep_on_device=key in self._graphs,
+        )
+        return Bound(shape, output, tensors, self._host)
+
+    def _count(self, feed: Feed, shape: Shape, *, graph: int, shrink: bool) -> None:
+        self._done["runs"] += 1
+        self._done["tokens"] += int(feed.mask.sum())
+        self._done["bucket_tokens"] += shape.tokens
+        self._done["replays"] += bool(graph)
+        self._done["shrinks"] += shrink
+
+
+class RunOptionsBook:
+    """The options of a run by what they ask for, made once each."""
+
+    def __init__(self, options: DeviceOptions) -> None:
+        self._options = options
+        self._made: dict[tuple[int, bool], Any] = {}
+
+    def get(self, *, graph: int, shrink: bool) -> Any:
+        """Return options that replay `graph` (0: none), or `shrink` the arena afterwards."""
+        made = self._made.get((graph, shrink))
+        if made is None:
+            made = self._made[graph, shrink] = self._make(graph, shrink=shrink)
+        return made
+
+    def _make(self, graph: int, *, shrink: bool) -> Any:
+        # Only after whoever opened the session has quieted the library.
+        from onnxruntime import RunOptions  # type: ignore[import-untyped] # noqa: PLC0415
+
+        made = RunOptions()
+        for name, value in run_entries(self._options, graph=graph, shrink=shrink).items():
+            made.add_run_config_entry(name, value)
+        return made
+
+
+def explain(error: Exception) -> BackendError:
+    """Return what an error of ONNX Runtime means for the batch, and for those after it."""
+    text = str(error)
+    if any(mark in text for mark in _FATAL):
+        return ExecutorDied("the device failed; restart the backend")
+    if any(mark in text for mark in _MEMORY):
+        return OutOfMemory("the device is out of memory for a batch of this size")
+    return ModelFailed(f"ONNX Runtime failed with `{type(error).__name__}`")
+
+
+def run_entries(options: DeviceOptions, *, graph: int, shrink: bool) -> dict[str, str]:
+    """Return the entries of a run's configuration."""
+    entries = {}
+    if options.graphs:
+        # -1 captures nothing; 0 is what ONNX Runtime takes when it is told nothing.
+        entries["gpu_graph_id"] = str(graph or -1)
+    if shrink:
+        entries["memory.enable_memory_arena_shrinkage"] = options.arena_name
+    return entries
+
+
+def _ones(shape: Shape, output: OutputKind) -> Feed:
+    ids = np.ones(shape, dtype=np.int32)
+    return Feed(ids=ids, mask=ids, type_ids=ids * 0, output=output)

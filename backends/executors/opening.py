@@ -1,0 +1,58 @@
+"""From a process's settings to what opens its graphs."""
+
+import threading
+from collections.abc import Callable
+
+from backends.executors.base import ModelExecutor
+from backends.executors.buckets import Buckets
+from backends.executors.cuda import CudaExecutor, RunLimits
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
+from backends.executors.provider import DeviceOptions
+from backends.settings import BackendSettings
+
+
+def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
+    """Return what opens graphs as the settings say; the graphs of a device one after another."""
+    capture = threading.Lock()
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        if settings.provider == "cpu":
+            return OnnxExecutor(source, lanes=settings.lanes)
+        return CudaExecutor(
+            source,
+            options=device_options(settings),
+            limits=run_limits(settings),
+            capture=capture,
+        )
+
+    return open_executor
+
+
+def device_options(settings: BackendSettings) -> DeviceOptions:
+    """Return what a session on the device may take."""
+    return DeviceOptions(
+        provider=settings.provider,
+        device=settings.device,
+        memory_bytes=settings.gpu_memory_bytes,
+        arena=settings.gpu_arena,
+        tf32=settings.gpu_tf32,
+        attention_kernels=settings.gpu_attention_kernels,
+        engine_cache=settings.gpu_engine_cache,
+    )
+
+
+def run_limits(settings: BackendSettings) -> RunLimits:
+    """Return how batches run; one beyond `max_batch_tokens` is a long row, run alone."""
+    return RunLimits(
+        runs=settings.gpu_runs,
+        buckets=Buckets(
+            length_multiple=settings.gpu_length_multiple,
+            length_steps=settings.gpu_bucket_steps,
+            row_steps=settings.gpu_bucket_steps,
+        ),
+        graph_rows=settings.gpu_graph_rows,
+        graph_tokens=settings.gpu_graph_tokens,
+        # Rounding up may pass the bound by itself.
+        outsized_tokens=2 * settings.max_batch_tokens,
+    )

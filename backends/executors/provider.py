@@ -1,0 +1,152 @@
+"""Opens a session on the provider that was asked for, with its memory bounded, or not at all."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from backends.errors import ModelProblem
+from backends.settings import Arena, Provider, quiet_libraries
+
+NAMES: dict[Provider, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+_REMEDIES = {
+    "cuda": "install the GPU build of ONNX Runtime and its CUDA libraries",
+    "tensorrt": "install the GPU build of ONNX Runtime and TensorRT's libraries",
+}
+
+
+class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs a graph and what it may take.
+
+    `memory_bytes` bounds the arena (0: the whole device); `graphs` captures CUDA graphs;
+    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice); `tf32` lets float32
+    products lose bits; TensorRT keeps the engines it builds under `engine_cache`.
+    """
+
+    provider: Provider = "cuda"
+    device: int = 0
+    memory_bytes: int = 0
+    arena: Arena = "kSameAsRequested"
+    graphs: bool = False
+    tf32: bool = False
+    attention_kernels: int = 0
+    engine_cache: Path | None = None
+
+    @property
+    def memory(self) -> Literal["cpu", "cuda"]:
+        """Where the tensors of a run lie."""
+        return "cpu" if self.provider == "cpu" else "cuda"
+
+    @property
+    def arena_name(self) -> str:
+        """The arena's name in the options of a run."""
+        return "cpu:0" if self.provider == "cpu" else f"gpu:{self.device}"
+
+
+def provider_options(options: DeviceOptions) -> list[tuple[str, dict[str, str]]]:
+    """Return the providers to ask for, the wanted one first, with their options."""
+    if options.provider == "cpu":
+        return [(NAMES["cpu"], {})]
+    cuda = {
+        "device_id": str(options.device),
+        "arena_extend_strategy": options.arena,
+        "use_tf32": str(int(options.tf32)),
+        "enable_cuda_graph": str(int(options.graphs)),
+        # Copies share the stream of the kernels: nothing reads what has not arrived.
+        "do_copy_in_default_stream": "1",
+    }
+    if options.memory_bytes:
+        cuda["gpu_mem_limit"] = str(options.memory_bytes)
+    if options.attention_kernels:
+        cuda["sdpa_kernel"] = str(options.attention_kernels)
+    wanted = [(NAMES["cuda"], cuda)]
+    if options.provider == "tensorrt":
+        wanted.insert(0, (NAMES["tensorrt"], _tensorrt(options)))
+    return wanted
+
+
+def _tensorrt(options: DeviceOptions) -> dict[str, str]:
+    """Return TensorRT's options: an engine is built for a shape once, and kept."""
+    found = {
+        "device_id": str(options.device),
+        "trt_fp16_enable": "1",
+        "trt_layer_norm_fp32_fallback": "1",
+        "trt_cuda_graph_enable": str(int(options.graphs)),
+    }
+    if options.memory_bytes:
+        found["trt_max_workspace_size"] = str(options.memory_bytes)
+    if options.engine_cache is not None:
+        folder = str(options.engine_cache)
+        found |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": folder}
+        found |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": folder}
+    return found
+
+
+def open_session(path: Path, options: DeviceOptions) -> Any:  # ONNX Runtime has no types
+    """Open a graph; its runs use one thread of this machine each.
+
+    Raises:
+        ModelProblem: it is no graph, or would run elsewhere than asked for.
+    """
+    quiet_libraries()
+    # Imported here because the environment above must be set first, whoever imports this module.
+    import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
+
+    if NAMES[options.provider] not in onnxruntime.get_available_providers():
+        raise ModelProblem(_not_there(path, options, "it is not in this build of ONNX Runtime"))
+    if options.provider != "cpu":
+        # Before the first session: the libraries that come as wheels are on no search path.
+        onnxruntime.preload_dlls(directory="")
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path),
+            _session_options(onnxruntime, options),
+            providers=provider_options(options),
+            enable_fallback=False,
+        )
+    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        raise ModelProblem(f"{path}: ONNX Runtime cannot load it: {first_line(error)}") from error
+    session.disable_fallback()
+    check_provider(session, path, options)
+    return session
+
+
+def check_provider(session: Any, path: Path, options: DeviceOptions) -> None:
+    """Make sure that a session runs on what was asked for: ONNX Runtime only logs that it does not.
+
+    Raises:
+        ModelProblem: it does not.
+    """
+    running = session.get_providers()[0]
+    if running != NAMES[options.provider]:
+        raise ModelProblem(_not_there(path, options, f"`{running}` would run"))
+
+
+def _not_there(path: Path, options: DeviceOptions, instead: str) -> str:
+    return (
+        f"{path}: `{NAMES[options.provider]}` was asked for and {instead}; "
+        f"{_REMEDIES.get(options.provider, 'install ONNX Runtime anew')}, or set the provider to "
+        "`cpu`"
+    )
+
+
+def _session_options(onnxruntime: Any, options: DeviceOptions) -> Any:
+    found = onnxruntime.SessionOptions()
+    found.intra_op_num_threads = 1
+    found.inter_op_num_threads = 1
+    found.log_severity_level = 3
+    found.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    found.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if options.provider == "cuda" and options.graphs:
+        # A node that fell to the CPU could not be captured; better to hear of it when loading.
+        found.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    return found
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says first."""
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,43 @@
+"""The ways one encoder can be written as a graph; which is fastest, a measurement tells."""
+
+from typing import Literal
+
+import msgspec
+
+Precision = Literal["fp32", "fp16", "bf16"]
+Attention = Literal["fused", "heads", "ranges", "packed", "packed-qkv", "packed-fused"]
+
+
+class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers, attention and outputs of a graph. Only the default runs well on a CPU.
+
+    `attention` is one of
+
+    - `fused`: `Attention` with the lengths of the rows; projects and attends in one node;
+    - `heads`: `MultiHeadAttention` with the lengths, as the kernels of cuDNN take them;
+    - `ranges`: the same with where each row begins, as the memory-efficient kernels take them;
+    - `packed`: without padding, `PackedMultiHeadAttention` on query, key and value apart, as the
+      flash kernels take them; CUDA only, and not together with CUDA graphs;
+    - `packed-qkv`: the same on one interleaved product;
+    - `packed-fused`: without padding, `PackedAttention`.
+
+    `bf16` needs `heads` or `ranges`: no other kernel takes it. Outputs are float32 whatever the
+    precision, and `outputs` leaves out those that nobody asks for.
+    """
+
+    precision: Precision = "fp32"
+    attention: Attention = "fused"
+    outputs: tuple[Literal["pooled", "tokens"], ...] = ("pooled", "tokens")
+
+    @property
+    def packed(self) -> bool:
+        """Whether the encoder's layers see no padding."""
+        return self.attention.startswith("packed")
+
+    def problem(self) -> str | None:
+        """Return why this cannot be built, if it cannot."""
+        if not self.outputs:
+            return "a graph needs an output"
+        if self.precision == "bf16" and self.attention not in {"heads", "ranges"}:
+            return f"no kernel computes `{self.attention}` attention in bf16"
+        return None

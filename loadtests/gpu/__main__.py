@@ -1,0 +1,20 @@
+"""`python -m loadtests.gpu --output DIR`; with a section's name alone, that section's process."""
+
+import sys
+
+from loadtests.gpu.command import gpu_command, run_section
+from loadtests.gpu.plan import BUDGETS, unpack, write_result
+
+
+def main() -> None:
+    """Run the command, or the section that the command started this process for."""
+    if len(sys.argv) != 2 or sys.argv[1] not in BUDGETS:
+        gpu_command()
+        return
+    section = next(name for name in BUDGETS if name == sys.argv[1])
+    options = unpack(sys.stdin.buffer.read())
+    write_result(options, run_section(section, options))
+
+
+if __name__ == "__main__":
+    main()

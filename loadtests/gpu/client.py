@@ -1,0 +1,74 @@
+"""One process of load: `python -m loadtests.gpu.client` with its orders on standard input."""
+
+import asyncio
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from loadtests.generator import Target, closed_loop
+from loadtests.gpu.models import texts
+from loadtests.gpu.plan import Options
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load process does; `items` texts travel in each request."""
+
+    port: int
+    key: str
+    connections: int
+    seconds: float
+    items: int
+    seed: int
+    length: int
+    tiny: bool
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What it saw; latencies in seconds, at most a few thousand of them."""
+
+    requests: int
+    duration: float
+    statuses: dict[int, int]
+    latencies: list[float]
+
+
+def main() -> None:
+    """Send what the orders say, and print the answer."""
+    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
+    target = Target(
+        host="127.0.0.1",
+        port=orders.port,
+        path="/v1/classify",
+        headers=(("authorization", f"Bearer {orders.key}"),),
+    )
+    outcome = asyncio.run(
+        closed_loop(
+            target, _bodies(orders), connections=orders.connections, duration=orders.seconds
+        )
+    )
+    step = max(1, len(outcome.latencies) // 2000)
+    answer = Answer(
+        requests=len(outcome.latencies),
+        duration=outcome.duration,
+        statuses=outcome.statuses,
+        latencies=outcome.latencies[::step],
+    )
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+def _bodies(orders: Orders) -> Iterator[bytes]:
+    options = Options(output=Path(), work=Path(), tiny=orders.tiny)
+    source = texts(options, length=orders.length, seed=orders.seed)
+    while True:
+        given = [next(source) for _ in range(orders.items)]
+        document = {"model": "bench", "input": given[0] if orders.items == 1 else given}
+        yield msgspec.json.encode(document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The section that runs the engine in this process: tokenizer, batcher and executor, no HTTP."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from backends.api.loading import Loaded, Tools, load_engine
+from backends.batching.shared import Caller
+from backends.executors.opening import executor_opener
+from backends.repository.catalogue import read_catalogue
+from backends.settings import BackendSettings, quiet_libraries
+from backends.telemetry.spans import NoTracing
+from loadtests.gpu.device import Busy
+from loadtests.gpu.models import texts, write_repository
+from loadtests.gpu.plan import Candidate, Journal, Line, Options, Result, best_candidate
+
+_MODEL = "bench"
+_PATIENCE = 60.0
+
+
+def backend_settings(options: Options, candidate: Candidate) -> BackendSettings:
+    """Return how the backend is set up: batches as the bare session had them, and no row cache."""
+    batch = options.batch
+    return BackendSettings(
+        models=options.work,
+        provider=options.provider,
+        device=options.device,
+        threads=1,
+        tokenizer_threads=4,
+        max_batch_rows=batch.rows,
+        max_batch_tokens=batch.tokens,
+        max_queue_rows=32 * batch.rows,
+        max_queue_tokens=32 * batch.tokens,
+        row_cache_bytes=0,
+        gpu_attention_kernels=candidate.kernels,
+    )
+
+
+def engine(options: Options) -> Result:
+    """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
+    candidate = best_candidate(options)
+    models = write_repository(options, candidate)
+    journal = Journal(options, "engine")
+    for runs in (1,) if options.provider == "cpu" else (1, 2, 3):
+        settings = msgspec.structs.replace(
+            backend_settings(options, candidate), models=models, gpu_runs=runs
+        )
+        name = f"engine in process, {candidate.name}, {runs} in flight"
+        if not journal.has(name):
+            journal.begin(name)
+            journal.end(asyncio.run(_measure(options, settings, name)))
+    return Result(section="engine", status="done", lines=journal.lines, best=candidate.name)
+
+
+async def _measure(options: Options, settings: BackendSettings, what: str) -> Line:
+    quiet_libraries()
+    async with AsyncExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(settings.tokenizer_threads))
+        tools = Tools(
+            settings=settings,
+            tracing=NoTracing(),
+            clock=time.monotonic,
+            tokenizer_pool=pool,
+            open_executor=executor_opener(settings),
+        )
+        loaded = load_engine(read_catalogue(settings.models), tools)
+        if loaded.problems:
+            return Line(what=what, passed=False, note="; ".join(loaded.problems.values()))
+        for batcher in loaded.batchers:
+            await stack.enter_async_context(batcher)
+        return await _load(options, loaded, what)
+
+
+async def _load(options: Options, loaded: Loaded, what: str) -> Line:
+    source = texts(options, length=options.length, seed=8)
+    latencies: list[float] = []
+    warm = time.perf_counter() + options.seconds / 4
+    await _ask(options, loaded, source, [], until=warm)
+    before = loaded.batchers[0].statistics()
+    started = time.perf_counter()
+    with Busy(options.device) as busy:
+        await _ask(options, loaded, source, latencies, until=started + options.seconds)
+    took = time.perf_counter() - started
+    after = loaded.batchers[0].statistics()
+    tokens, padded = after.tokens - before.tokens, after.padded_tokens - before.padded_tokens
+    latencies.sort()
+    rows = (after.rows - before.rows) / max(1, after.batches - before.batches)
+    return Line(
+        what=what,
+        rate=len(latencies) / took,
+        tokens_per_second=tokens / took,
+        busy=busy.share,
+        waste=round(1 - tokens / max(1, padded), 3),
+        p50=latencies[len(latencies) // 2],
+        p99=latencies[len(latencies) * 99 // 100],
+        note=f"{rows:.0f} rows a batch",
+    )
+
+
+async def _ask(
+    options: Options, loaded: Loaded, source: Iterator[str], latencies: list[float], *, until: float
+) -> None:
+    """Let many tasks ask, one text at a time each, until the time is over."""
+    pipeline = loaded.engine.pipelines[_MODEL]
+
+    async def ask() -> None:
+        while time.perf_counter() < until:
+            caller = Caller(scope="tenant:bench", deadline=time.monotonic() + _PATIENCE)
+            started = time.perf_counter()
+            await pipeline.vectors([next(source)], caller)
+            latencies.append(time.perf_counter() - started)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8 if options.tiny else options.connections):
+            group.create_task(ask())

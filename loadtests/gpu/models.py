@@ -1,0 +1,124 @@
+"""The models that are measured: real sizes, seeded weights, a tokenizer of made-up words."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.executors.buckets import Shape
+from backends.graphs.bert import build_bert
+from backends.graphs.form import GraphForm
+from backends.graphs.weights import seeded_weights
+from loadtests.gpu.plan import MAIN, Candidate, Options
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FRAME = 2  # [CLS] and [SEP]
+_LABELS = ("negative", "positive")
+
+Batch = dict[str, NDArray[np.int32]]
+
+
+def ensure_graph(options: Options, preset: str, form: GraphForm) -> Path:
+    """Return the file of a graph, built when it is not there."""
+    build_graphs(options, preset, [form])
+    return _path(options, preset, form)
+
+
+def build_graphs(options: Options, preset: str, forms: Sequence[GraphForm]) -> None:
+    """Build the graphs that are not there, all on the same weights."""
+    missing = {_path(options, preset, form): form for form in forms}
+    missing = {path: form for path, form in missing.items() if not path.exists()}
+    if not missing:
+        return
+    shape = options.shape(preset)
+    weights = seeded_weights(shape, seed=1)
+    for path, form in missing.items():
+        temporary = path.with_suffix(".part")
+        temporary.write_bytes(build_bert(shape, weights, form).SerializeToString())
+        temporary.replace(path)
+
+
+def _path(options: Options, preset: str, form: GraphForm) -> Path:
+    size = "tiny" if options.tiny else preset
+    return options.work / f"{size}-{form.precision}-{form.attention}.onnx"
+
+
+def words(vocabulary: int) -> list[str]:
+    """Return the words of the tokenizer's vocabulary, each one token."""
+    letters = itertools.product(_LETTERS, repeat=4)
+    return ["".join(next(letters)) for _ in range(vocabulary - len(_SPECIAL))]
+
+
+def texts(options: Options, *, length: int, seed: int) -> Iterator[str]:
+    """Yield texts without end, none twice, of exactly `length` tokens each."""
+    known = words(options.shape(MAIN).vocab)
+    random = np.random.default_rng(seed)
+    drawn = random.integers(0, len(known), (1000, length - _FRAME - 3))
+    bodies = [" ".join(known[place] for place in row) for row in drawn]
+    for number in itertools.count():
+        high, low = divmod(number, len(known))
+        yield f"{known[seed]} {known[high]} {known[low]} {bodies[number % len(bodies)]}"
+
+
+def random_batch(options: Options, shape: Shape, *, seed: int, mixed: bool = False) -> Batch:
+    """Return random tokens, all of the full length or, when `mixed`, of lengths as texts have."""
+    random = np.random.default_rng(seed)
+    lengths = np.full(shape.rows, shape.length)
+    if mixed:
+        drawn = random.lognormal(np.log(shape.length / 3), 0.6, shape.rows)
+        lengths = np.clip(drawn, 4, shape.length).astype(np.int64)
+        lengths[0] = shape.length
+    mask = (np.arange(shape.length) < lengths[:, None]).astype(np.int32)
+    ids = random.integers(len(_SPECIAL), options.shape(MAIN).vocab, shape, dtype=np.int32) * mask
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
+def write_repository(options: Options, candidate: Candidate) -> Path:
+    """Write a repository of one encoder and a classifying head called `bench`; return it."""
+    root = options.work / f"models-{candidate.form.precision}-{candidate.form.attention}"
+    shape = options.shape(MAIN)
+    encoder, head = root / "encoder" / "1", root / "bench" / "1"
+    for folder in (encoder, head):
+        folder.mkdir(parents=True, exist_ok=True)
+    graph = encoder / "model.onnx"
+    graph.unlink(missing_ok=True)
+    graph.hardlink_to(ensure_graph(options, MAIN, candidate.form))
+    write_tokenizer(encoder / "tokenizer.json", shape.vocab)
+    (encoder / "model.yaml").write_text(
+        "kind: encoder\ngraph: model.onnx\ntokenizer: tokenizer.json\n"
+        f"max_tokens: {shape.positions}\ndimensions: {shape.hidden}\n"
+        f"profile: {candidate.form.precision}\noutputs: {{pooled: pooled}}\n"
+    )
+    random = np.random.default_rng(2)
+    weights = random.standard_normal((shape.hidden, len(_LABELS))).astype(np.float32)
+    np.savez(head / "head.npz", w0=weights, b0=np.zeros(len(_LABELS), dtype=np.float32))
+    (head / "model.yaml").write_text(
+        "kind: head\nencoder: encoder\ntask: classify\noutput: pooled\nweights: head.npz\n"
+        f"labels: [{', '.join(_LABELS)}]\n"
+    )
+    return root
+
+
+def write_tokenizer(path: Path, vocabulary: int) -> None:
+    """Write a word piece tokenizer that splits and lowers text as BERT's does."""
+    # The sections that run graphs alone do without this package.
+    from tokenizers import (  # noqa: PLC0415
+        Tokenizer,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+    )
+
+    pieces = {word: n for n, word in enumerate([*_SPECIAL, *words(vocabulary)])}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))  # noqa: S106 - a piece
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    frame = [("[CLS]", pieces["[CLS]"]), ("[SEP]", pieces["[SEP]"])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=frame
+    )
+    tokenizer.save(str(path))
