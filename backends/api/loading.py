@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from backends.admission.admit import Admit, Candidate
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
 from backends.api.engine import Engine, Identity, RunningEncoder
@@ -35,6 +36,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float]
     tokenizer_pool: ThreadPoolExecutor
     open_executor: OpenExecutor
+    admit: Admit
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +104,13 @@ class _Loader:
             outputs={kind: name for kind, name in named.items() if name is not None},
             dimensions=manifest.dimensions,
         )
+        executor = tools.open_executor(source)
+        shares_batches = tools.admit(_candidate(model, manifest, source, executor, tokenizer))
+        rows_per_batch = settings.max_batch_rows if shares_batches else 1
         batcher = Batcher(
             name=model.name,
-            executor=tools.open_executor(source),
-            batch=BatchLimits(rows=settings.max_batch_rows, tokens=settings.max_batch_tokens),
+            executor=executor,
+            batch=BatchLimits(rows=rows_per_batch, tokens=settings.max_batch_tokens),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
             tracing=tools.tracing,
@@ -140,3 +145,22 @@ class _Loader:
         )
         encoder = self._encoders[endpoint.encoder]
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
+
+
+def _candidate(
+    model: Model,
+    manifest: EncoderManifest,
+    source: GraphSource,
+    executor: ModelExecutor,
+    tokenizer: Tokenizer,
+) -> Candidate:
+    return Candidate(
+        name=model.name,
+        folder=model.folder,
+        digest=model.digest,
+        profile=manifest.profile,
+        max_tokens=manifest.max_tokens,
+        outputs=tuple(source.outputs),
+        executor=executor,
+        encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
+    )
