@@ -42,7 +42,7 @@ class OnnxExecutor(ModelExecutor):
     ) -> None:
         self._source = source
         self._lanes = lanes
-        self._session = _open(source.path, provider, device)
+        self._session = open_session(source.path, provider, device)
         self._inputs = _read_inputs(self._session, source.path)
         _check_outputs(self._session, source)
         self._warm_up()
@@ -93,7 +93,12 @@ class OnnxExecutor(ModelExecutor):
                 )
 
 
-def _open(path: Path, provider: Provider, device: int) -> Any:  # ONNX Runtime has no types
+def open_session(path: Path, provider: Provider, device: int) -> Any:  # ONNX Runtime has no types
+    """Return a session whose runs take one thread, on the provider that is asked for.
+
+    Raises:
+        ModelProblem: the file is no graph, or the provider is not there.
+    """
     quiet_libraries()
     # Imported here because the environment above must be set first, whoever imports this module.
     import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
