@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from backends.admission.admit import Admit, Candidate
+from backends.admission.tuned import read_tuned
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
 from backends.api.engine import Engine, Identity, RunningEncoder
@@ -24,6 +25,8 @@ from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
+
+_ROWS_PER_BATCH = 8
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
@@ -106,7 +109,7 @@ class _Loader:
         )
         executor = tools.open_executor(source)
         shares_batches = tools.admit(_candidate(model, manifest, source, executor, tokenizer))
-        rows_per_batch = settings.max_batch_rows if shares_batches else 1
+        rows_per_batch = self._rows_per_batch(model, executor) if shares_batches else 1
         batcher = Batcher(
             name=model.name,
             executor=executor,
@@ -126,6 +129,13 @@ class _Loader:
         self._encoders[model.name] = encoder
         self.pipelines[model.name] = encoder
         self.running.append(RunningEncoder(name=model.name, batcher=batcher, rows=rows))
+
+    def _rows_per_batch(self, model: Model, executor: ModelExecutor) -> int:
+        """Return what the settings say, or else what was found best here."""
+        if self._tools.settings.max_batch_rows:
+            return self._tools.settings.max_batch_rows
+        tuned = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
+        return tuned.rows if tuned is not None else _ROWS_PER_BATCH
 
     def _load_head(self, model: Model, manifest: HeadManifest, endpoint: Endpoint) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
