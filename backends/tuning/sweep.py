@@ -109,12 +109,15 @@ def _measure(
 
     def lane() -> None:
         nonlocal done
-        while (begun := time.perf_counter()) - started < seconds:
+        ended = started
+        while ended - started < seconds:
+            begun = time.perf_counter()
             with lock:
                 batch = next(source)
             run_pooled(executor, batch)
+            ended = time.perf_counter()
             with lock:
-                took.append(time.perf_counter() - begun)
+                took.append(ended - begun)
                 done += len(batch.places)
 
     lanes = [threading.Thread(target=lane) for _ in range(threads)]
@@ -141,9 +144,12 @@ async def _ask_all(
     started = clock()
 
     async def client(number: int) -> None:
-        while (begun := clock()) - started < seconds:
+        ended = started
+        while ended - started < seconds:
+            begun = clock()
             await ask(next(source), client=number)
-            took.append(clock() - begun)
+            ended = clock()
+            took.append(ended - begun)
 
     async with asyncio.TaskGroup() as group:
         for number in range(count):
