@@ -15,6 +15,7 @@ import uvicorn
 import uvloop
 from typing_extensions import override
 
+from backends.admission.admit import Admit, admit
 from backends.api.calls import CallHandler, Door
 from backends.api.engine import Engine
 from backends.api.loading import Loaded, OpenExecutor, Tools, load_engine
@@ -35,7 +36,11 @@ _KEEP_ALIVE = 120
 
 @asynccontextmanager
 async def open_backend(
-    settings: BackendSettings, *, tracing: Tracing, open_executor: OpenExecutor
+    settings: BackendSettings,
+    *,
+    tracing: Tracing,
+    open_executor: OpenExecutor,
+    admit: Admit = admit,
 ) -> AsyncIterator[Loaded]:
     """Load the repository and run the threads of its encoders.
 
@@ -54,6 +59,7 @@ async def open_backend(
             clock=time.monotonic,
             tokenizer_pool=pool,
             open_executor=open_executor,
+            admit=admit,
         )
         loaded = load_engine(catalogue, tools)
         for batcher in loaded.batchers:

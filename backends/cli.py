@@ -10,6 +10,7 @@ from typing import get_args
 
 import click
 import msgspec
+from typing_extensions import override
 
 from backends.algorithms.registry import describe
 from backends.app import open_backend, serve
@@ -20,12 +21,22 @@ from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, Provider, read_settings
 from backends.telemetry.logs import configure_logging
 from backends.telemetry.spans import NoTracing
+from backends.tuning.command import tune_command
 
 _CANNOT_START = 2
 _MODELS = click.option(
     "--models", type=click.Path(path_type=Path), help="Model repository directory."
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class _OneLineGroup(click.Group):
+    """Commands whose problems are told in one line."""
+
+    @override
+    def invoke(self, ctx: click.Context) -> object:
+        with _one_line():
+            return super().invoke(ctx)
 
 
 @click.group()
@@ -78,9 +89,12 @@ def serve_command(
         serve(settings)
 
 
-@main.group("models")
+@main.group("models", cls=_OneLineGroup)
 def models_group() -> None:
-    """Look into a model repository."""
+    """Look into a model repository, and tune its models."""
+
+
+models_group.add_command(tune_command)
 
 
 @models_group.command("list")

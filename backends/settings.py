@@ -22,6 +22,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
     `threads` is the number of one-thread runs at a time per encoder (0: one per core).
+    `max_batch_rows` of 0 is what `models tune` found, or 8.
     `drain` bounds the time work in flight gets after SIGTERM. `token` is a secret shared with
     the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
     and `tensorrt` only.
@@ -50,7 +51,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     exit_with_parent: bool = False
     max_body_bytes: Positive = 32 * 1024 * 1024
-    max_batch_rows: Positive = 8
+    max_batch_rows: Share = 0
     max_batch_tokens: Positive = 4096
     max_queue_rows: Positive = 4096
     max_queue_tokens: Positive = 262_144

@@ -115,7 +115,8 @@ def _algorithm_endpoint(
     info = ModelInfo(
         name=model.name,
         revision=model.revision,
-        profile=below[0].info.profile,
+        # Models of different precision below one algorithm are told of together.
+        profile="+".join(sorted({endpoint.info.profile for endpoint in below})),
         tasks=list(algorithms),
         algorithm=manifest.algorithm,
         algorithm_version=combined_version(algorithms),

@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from backends.admission.admit import Admit, Candidate
+from backends.admission.tuned import read_tuned
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
 from backends.api.engine import Engine, Identity, RunningEncoder
@@ -24,6 +26,8 @@ from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
+_ROWS_PER_BATCH = 8
+
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
@@ -35,6 +39,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float]
     tokenizer_pool: ThreadPoolExecutor
     open_executor: OpenExecutor
+    admit: Admit
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,10 +108,13 @@ class _Loader:
             dimensions=manifest.dimensions,
             max_tokens=manifest.max_tokens,
         )
+        executor = tools.open_executor(source)
+        shares_batches = tools.admit(_candidate(model, manifest, source, executor, tokenizer))
+        rows_per_batch = self._rows_per_batch(model, executor) if shares_batches else 1
         batcher = Batcher(
             name=model.name,
-            executor=tools.open_executor(source),
-            batch=BatchLimits(rows=settings.max_batch_rows, tokens=settings.max_batch_tokens),
+            executor=executor,
+            batch=BatchLimits(rows=rows_per_batch, tokens=settings.max_batch_tokens),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
             tracing=tools.tracing,
@@ -122,6 +130,13 @@ class _Loader:
         self._encoders[model.name] = encoder
         self.pipelines[model.name] = encoder
         self.running.append(RunningEncoder(name=model.name, batcher=batcher, rows=rows))
+
+    def _rows_per_batch(self, model: Model, executor: ModelExecutor) -> int:
+        """Return what the settings say, or else what was found best here."""
+        if self._tools.settings.max_batch_rows:
+            return self._tools.settings.max_batch_rows
+        tuned = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
+        return tuned.rows if tuned is not None else _ROWS_PER_BATCH
 
     def _load_head(self, model: Model, manifest: HeadManifest, endpoint: Endpoint) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
@@ -141,3 +156,22 @@ class _Loader:
         )
         encoder = self._encoders[endpoint.encoder]
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
+
+
+def _candidate(
+    model: Model,
+    manifest: EncoderManifest,
+    source: GraphSource,
+    executor: ModelExecutor,
+    tokenizer: Tokenizer,
+) -> Candidate:
+    return Candidate(
+        name=model.name,
+        folder=model.folder,
+        digest=model.digest,
+        profile=manifest.profile,
+        max_tokens=manifest.max_tokens,
+        outputs=tuple(source.outputs),
+        executor=executor,
+        encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
+    )

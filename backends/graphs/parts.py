@@ -51,7 +51,7 @@ class Parts:
         self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(tensor), name))
         return name
 
-    def plain(self, operator: str, inputs: list[str], *outputs: str, **attributes: int) -> str:
+    def plain(self, operator: str, inputs: list[str], *outputs: str, **attributes: float) -> str:
         """Add an operator of ONNX itself."""
         self._add(operator, inputs, outputs, "", attributes)
         return outputs[0]

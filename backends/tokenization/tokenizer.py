@@ -59,6 +59,10 @@ class Tokenizer:
         """
         return await self._ask(texts, with_pieces=False)  # type: ignore[no-any-return]
 
+    def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
+        """Return the encodings of `texts`, in the calling thread, while nobody is served yet."""
+        return self._encode(texts)
+
     async def pieces(self, texts: Sequence[Text]) -> list[Pieces]:
         """Return the encodings of `texts` with the place of every token."""
         return await self._ask(texts, with_pieces=True)  # type: ignore[no-any-return]

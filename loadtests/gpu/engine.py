@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
+from backends.admission.admit import admit_unmeasured
 from backends.api.loading import Loaded, Tools, load_engine
 from backends.batching.shared import Caller
 from backends.executors.opening import executor_opener
@@ -66,6 +67,7 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Li
             clock=time.monotonic,
             tokenizer_pool=pool,
             open_executor=executor_opener(settings),
+            admit=admit_unmeasured,
         )
         loaded = load_engine(read_catalogue(settings.models), tools)
         if loaded.problems:

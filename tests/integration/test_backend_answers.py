@@ -21,6 +21,7 @@ from backends.protocol import (
 )
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.backend_repository import DIMENSIONS, id_of, write_repository
+from tests.support.quantized import make_dynamic
 
 pytestmark = pytest.mark.anyio
 
@@ -254,3 +255,20 @@ async def test_a_bad_item_leaves_the_others_alone(backend: Backend) -> None:
     assert isinstance(empty, Failed)
     assert isinstance(poisoned, Failed)
     assert (poisoned.status, poisoned.code, poisoned.retryable) == (500, "model_failed", True)
+
+
+async def test_rows_of_a_dynamic_int8_model_never_share_a_batch(tmp_path: Path) -> None:
+    """Its answers among others are, to the bit, those it gives alone."""
+    models = write_repository(tmp_path / "models", real=True)
+    graph = models / "tiny" / "1" / "model.onnx"
+    graph.write_bytes(make_dynamic(graph.read_bytes()))
+    texts = ["good film", "bad card is the money about this text", "paris", "!!!! ???? ,,,,"]
+
+    async with running_backend(models, row_cache_bytes=0) as backend:
+        together = await backend.ask("tiny", Task.EMBED, texts)
+        apart = [await backend.answer("tiny", Task.EMBED, text) for text in texts]
+        statistics = backend.batchers[0].statistics()
+
+    done = [outcome for outcome in together if isinstance(outcome, Done)]
+    assert [msgspec.json.decode(outcome.result) for outcome in done] == apart
+    assert statistics.batches == statistics.rows == 8

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from backends.admission.admit import admit, admit_unmeasured
 from backends.api.asgi import Message
 from backends.api.engine import Engine
 from backends.api.routes import Routes
@@ -162,5 +163,9 @@ async def running_backend(
     given = BackendSettings(models=models, region="eu", backend_id="eu-0", **settings)
     tracing = tracing or NoTracing()
     opener = executor_opener(given) if executor is None else lambda _: executor
-    async with open_backend(given, tracing=tracing, open_executor=opener) as loaded:
+    # A paced executor answers when its test says so: nothing may ask it before.
+    admission = admit if executor is None else admit_unmeasured
+    async with open_backend(
+        given, tracing=tracing, open_executor=opener, admit=admission
+    ) as loaded:
         yield Backend(make_routes(loaded.engine, given, tracing), loaded.engine, loaded.batchers)

@@ -1,0 +1,112 @@
+"""Measures whether a row's answer depends on the rows beside it.
+
+A graph that takes a scale from its whole input (dynamic quantization) answers a row differently
+among other rows. Sharing batches would then let one tenant's text change another's answer, and a
+result cache would keep it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from backends.executors.base import ModelExecutor
+from backends.types import FloatArray, IntArray, OutputKind
+
+# Any letters do: what counts is that lengths differ, and that outliers are like nothing else.
+ORDINARY = (
+    "My card has not arrived yet, and it has been more than two weeks since I ordered it.",
+    "Good.",
+    "The film is a little too long, but the actors are a joy to watch.",
+    "Shares fell on Tuesday after the company had warned of lower sales in the last quarter.",
+    "Where can I find the nearest machine that takes this card?",
+    "She moved to Paris in 1998 and opened a small shop near the station.",
+    "It rained.",
+)
+OUTLIERS = (
+    "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+    "%%% ### @@@ ~~~ ^^^ ||| $$$ &&& *** +++",
+    "\u00a7 \u20ac \u00a5 \u2603 \u6f22\u5b57 \u0416\u0416\u0416 \u03a9\u03a9",
+)
+_MATES = 3
+
+
+class Invariance(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a row's output moves, as a share of its largest value; 0 is equal to the bit.
+
+    `mates`: other rows beside it, at equal shape and place. `shapes`: alone instead of among
+    others, without padding instead of padded.
+    """
+
+    mates: float
+    shapes: float
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether rows of different callers may run together."""
+        return self.mates == 0.0
+
+
+def measure_invariance(
+    executor: ModelExecutor,
+    *,
+    outputs: Iterable[OutputKind],
+    encode: Callable[[Sequence[str]], list[IntArray]],
+    max_tokens: int,
+) -> Invariance:
+    """Run a few rows alone, and among ordinary and unusual ones.
+
+    Raises:
+        ModelFailed: the executor cannot run them.
+    """
+    ordinary = [row[:max_tokens] for row in encode(ORDINARY)]
+    outliers = [row[:max_tokens] for row in encode(OUTLIERS)]
+    mates = shapes = 0.0
+    for output in outputs:
+        for subject, others in ((ordinary[0], ordinary[1:]), (ordinary[1], ordinary[2:])):
+            bench = _Bench(executor, output, subject, (*others, *outliers))
+            base = bench.among(others[:_MATES])
+            for company in (others[-_MATES:], outliers):
+                mates = max(mates, _moved(base, bench.among(company)))
+            shapes = max(shapes, _moved(base, bench.alone()))
+    return Invariance(mates=mates, shapes=shapes)
+
+
+class _Bench:
+    """One row, and the batches it is put in: all of one length, the row in one place."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        output: OutputKind,
+        subject: IntArray,
+        others: Sequence[IntArray],
+    ) -> None:
+        self._executor = executor
+        self._output = output
+        self._subject = subject
+        self._length = max(len(row) for row in (subject, *others))
+
+    def among(self, mates: Sequence[IntArray]) -> FloatArray:
+        return self._run([mates[0], self._subject, *mates[1:]], self._length, place=1)
+
+    def alone(self) -> FloatArray:
+        return self._run([self._subject], len(self._subject), place=0)
+
+    def _run(self, rows: Sequence[IntArray], length: int, *, place: int) -> FloatArray:
+        ids, mask = np.zeros((2, len(rows), length), dtype=np.int32)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = row
+            mask[number, : len(row)] = 1
+        given = {"ids": ids, "mask": mask, "type_ids": np.zeros_like(ids)}
+        result: FloatArray = self._executor.run(**given, output=self._output)[place]
+        return result[: len(self._subject)] if self._output is OutputKind.TOKENS else result
+
+
+def _moved(before: FloatArray, after: FloatArray) -> float:
+    if before.tobytes() == after.tobytes():
+        return 0.0
+    largest = float(np.abs(before).max()) or 1.0
+    moved = float(np.abs(before - after).max()) / largest
+    # Bits may differ where values do not (a zero's sign), and NaN is as far off as can be.
+    return moved if moved > 0.0 else float(np.finfo(np.float32).tiny) if moved == 0.0 else np.inf

@@ -1,0 +1,126 @@
+"""Chooses how a product of activations and weights is computed in eight bits.
+
+Activations become uint8 in one step for the whole tensor, weights int8 in one step per column.
+A few channels of a transformer's activations are ten times as large as the rest and would leave it
+few of the 256 values. So each channel is first divided by a factor its row of weights is multiplied
+by: the product is the same, and the difficulty is shared with the weights, which have a step per
+column (SmoothQuant). How much is shared, and how much of the largest values is cut off, is what
+gives the least error of the product on samples.
+"""
+
+import itertools
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.types import FloatArray
+
+_SHARES = (0.5, 0.65, 0.8, 0.9, 1.0)
+_CUTS = (0.0, 1e-5, 1e-4)
+_LEVELS = 255
+_LARGEST_WEIGHT = 127
+_LEAST = np.float32(1e-5)
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What goes into a product: some rows, and the extremes of each channel over all rows."""
+
+    rows: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """How one product is computed.
+
+    `factors` divide the channels of the activations (`None`: they stay), `correction` is what to
+    add to the product's columns, on average, and `error` the share of its energy that is lost.
+    """
+
+    factors: FloatArray | None
+    step: float
+    zero: int
+    weights: NDArray[np.int8]
+    weight_steps: FloatArray
+    correction: FloatArray
+    error: float
+
+
+def plan_product(samples: Samples, kernel: FloatArray) -> Plan:
+    """Return the plan of least error for `samples @ kernel`."""
+    exact = samples.rows @ kernel
+    plans = (
+        _plan(samples, kernel, exact, share=share, cut=cut)
+        for share, cut in itertools.product((None, *_SHARES), _CUTS)
+    )
+    return min(plans, key=lambda plan: plan.error)
+
+
+def quantize_rows(rows: FloatArray, plan: Plan) -> NDArray[np.uint8]:
+    """Return activations as the graph makes them."""
+    given = rows if plan.factors is None else rows * (1 / plan.factors)
+    values = np.rint(given / np.float32(plan.step)) + plan.zero
+    quantized: NDArray[np.uint8] = np.clip(values, 0, _LEVELS).astype(np.uint8)
+    return quantized
+
+
+def approximate(rows: FloatArray, plan: Plan) -> FloatArray:
+    """Return the product as the graph computes it, without the correction."""
+    whole = (quantize_rows(rows, plan).astype(np.float32) - plan.zero) @ plan.weights.astype(
+        np.float32
+    )
+    product: FloatArray = whole * (np.float32(plan.step) * plan.weight_steps)
+    return product
+
+
+def _plan(
+    samples: Samples, kernel: FloatArray, exact: FloatArray, *, share: float | None, cut: float
+) -> Plan:
+    factors = None if share is None else _factors(samples, kernel, share)
+    divisor = np.float32(1) if factors is None else factors
+    step, zero = _range(samples, divisor, cut)
+    weights, weight_steps = _quantize_columns(
+        kernel if factors is None else kernel * factors[:, None]
+    )
+    plan = Plan(
+        factors=factors,
+        step=step,
+        zero=zero,
+        weights=weights,
+        weight_steps=weight_steps,
+        correction=np.zeros(kernel.shape[1], dtype=np.float32),
+        error=0.0,
+    )
+    missing = exact - approximate(samples.rows, plan)
+    correction = missing.mean(axis=0)
+    energy = float(np.square(exact).sum()) or 1.0
+    error = float(np.square(missing - correction).sum()) / energy
+    return msgspec.structs.replace(plan, correction=correction, error=error)
+
+
+def _factors(samples: Samples, kernel: FloatArray, share: float) -> FloatArray:
+    """Return what to divide each channel by; `share` of its size goes to the weights."""
+    size = np.maximum(np.maximum(-samples.low, samples.high), _LEAST)
+    factors = size**share / np.maximum(np.abs(kernel).max(axis=1), _LEAST) ** (1 - share)
+    balanced: FloatArray = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
+    return balanced
+
+
+def _range(samples: Samples, divisor: FloatArray | np.float32, cut: float) -> tuple[float, int]:
+    """Return step and zero of a range that leaves out `cut` of the values at either end."""
+    if cut:
+        low, high = np.quantile(samples.rows / divisor, (cut, 1 - cut))
+    else:
+        low, high = (samples.low / divisor).min(), (samples.high / divisor).max()
+    # Zero must be one of the values: padding and cut-off activations are exactly zero.
+    low, high = min(float(low), 0.0), max(float(high), 0.0)
+    step = (high - low) / _LEVELS or 1.0
+    return float(np.float32(step)), round(min(max(-low / step, 0), _LEVELS))
+
+
+def _quantize_columns(kernel: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
+    steps = np.abs(kernel).max(axis=0) / _LARGEST_WEIGHT
+    steps = np.where(steps == 0, np.float32(1), steps).astype(np.float32)
+    weights = np.clip(np.rint(kernel / steps), -_LARGEST_WEIGHT, _LARGEST_WEIGHT)
+    return weights.astype(np.int8), steps

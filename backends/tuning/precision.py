@@ -1,0 +1,198 @@
+"""Makes an int8 variant of a classifier's encoder, and judges it."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import onnx
+
+from backends.admission.gate import Bounds, Verdict, judge
+from backends.admission.invariance import Invariance, measure_invariance
+from backends.errors import StartProblem
+from backends.graphs.quantize import Product, find_products, quantize
+from backends.graphs.ranges import Plan, plan_product
+from backends.tuning.calibration import collect
+from backends.tuning.runs import Batch, compare_speed, make_batches
+from backends.tuning.sensitivity import find_sensitive
+from backends.tuning.subject import Subject
+from backends.tuning.texts import Golden
+from backends.types import FloatArray, IntArray, OutputKind
+
+# Ranges settle with a few thousand tokens; flips need as many texts as there is patience for.
+_RANGE_TEXTS = 500
+_SEARCH_TEXTS = 2000
+_DAMAGE_TEXTS = 200
+_SPEED_TEXTS = 1000
+# The search is optimistic about texts it has seen: it must stay well within the bound.
+_MARGIN = 0.5
+_MAX_TOKENS = 48
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate and its numbers; `reasons` is empty when it may be served."""
+
+    products: int
+    float_products: list[str]
+    verdict: Verdict
+    invariance: Invariance
+    rows_per_second_before: float
+    rows_per_second_after: float
+    reasons: list[str]
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as fp32 it is, on this machine."""
+        return self.rows_per_second_after / self.rows_per_second_before
+
+
+class Precision:
+    """The work on one classifier; texts that calibrate are never those that judge."""
+
+    def __init__(self, subject: Subject, *, bounds: Bounds, least_speedup: float, say: Say) -> None:
+        self._subject = subject
+        self._bounds = bounds
+        self._least_speedup = least_speedup
+        self._say = say
+        self._model = onnx.load(subject.graph)
+        self._fp32 = subject.open(subject.graph)
+        self._products = find_products(self._model)
+        if not self._products:
+            raise StartProblem(f"`{subject.graph}` holds no product that int8 could compute")
+
+    def make(self, calibrate: Golden, against: Golden) -> tuple[bytes, Report]:
+        """Return a graph in int8 and what it is worth."""
+        judging = set(against.texts)
+        texts = [text for text in calibrate.texts if text not in judging]
+        if not texts:
+            raise StartProblem("every text to calibrate on is one to judge by; name other texts")
+        rows = self._subject.encode(_spread(texts, _SEARCH_TEXTS))
+        self._say(f"Measuring {len(self._products)} products on {len(rows)} texts")
+        plans = self._plan(make_batches(_spread(rows, _RANGE_TEXTS)))
+        kept = self._find_kept(plans, rows)
+        graph = self._build({name: plan for name, plan in plans.items() if name not in kept})
+        self._say(f"Judging on {len(against.texts)} texts")
+        return graph, self._judge(graph, kept, against)
+
+    def _plan(self, batches: Sequence[Batch]) -> dict[str, Plan]:
+        samples = collect(self._model, self._products, batches)
+        return {
+            product.name: plan_product(samples[product.name], product.kernel)
+            for product in self._products
+        }
+
+    def _find_kept(self, plans: dict[str, Plan], rows: Sequence[IntArray]) -> frozenset[str]:
+        searched, few = make_batches(rows), make_batches(_spread(rows, _DAMAGE_TEXTS))
+        reference = self._subject.logits(self._fp32, searched)
+        reference_few = self._subject.logits(self._fp32, few)
+
+        def flips(kept: frozenset[str]) -> float:
+            graph = self._build({n: plan for n, plan in plans.items() if n not in kept})
+            share = judge(reference, self._logits(graph, searched), bounds=self._bounds).flips
+            self._say(f"{len(kept)} of {len(plans)} products in float: {share:.2%} of labels flip")
+            return share
+
+        def damage(name: str) -> float:
+            graph = self._build({name: plans[name]})
+            return judge(reference_few, self._logits(graph, few), bounds=self._bounds).logit_mean
+
+        sizes = {product.name: _size(product) for product in self._products}
+        bound = self._bounds.flips * _MARGIN
+        return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
+
+    def _judge(self, graph: bytes, kept: frozenset[str], against: Golden) -> Report:
+        subject = self._subject
+        batches = make_batches(subject.encode(against.texts))
+        with _written(graph) as path:
+            candidate = subject.open(path)
+        verdict = judge(
+            subject.logits(self._fp32, batches),
+            subject.logits(candidate, batches),
+            expected=None if against.labels is None else subject.places(against.labels),
+            bounds=self._bounds,
+        )
+        invariance = measure_invariance(
+            candidate,
+            outputs=[OutputKind.POOLED],
+            encode=subject.encode,
+            max_tokens=min(subject.encoder_manifest.max_tokens, _MAX_TOKENS),
+        )
+        few = batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
+        before, after = compare_speed(self._fp32, candidate, few)
+        report = Report(
+            products=len(self._products),
+            float_products=[p.name for p in self._products if p.name in kept],
+            verdict=verdict,
+            invariance=invariance,
+            rows_per_second_before=before,
+            rows_per_second_after=after,
+            reasons=[*verdict.reasons],
+        )
+        return msgspec.structs.replace(report, reasons=self._reasons(report))
+
+    def _reasons(self, report: Report) -> list[str]:
+        reasons = [*report.verdict.reasons]
+        if not report.invariance.shares_batches:
+            reasons.append("its answers depend on the rows beside them")
+        if report.speedup < self._least_speedup:
+            reasons.append(
+                f"it is {report.speedup:.2f} times as fast as fp32, "
+                f"{self._least_speedup:g} is asked for"
+            )
+        return reasons
+
+    def _build(self, plans: dict[str, Plan]) -> bytes:
+        content: bytes = quantize(self._model, plans).SerializeToString()
+        return content
+
+    def _logits(self, graph: bytes, batches: Sequence[Batch]) -> FloatArray:
+        with _written(graph) as path:
+            executor = self._subject.open(path)
+        return self._subject.logits(executor, batches)
+
+
+@contextmanager
+def _written(graph: bytes) -> Iterator[Path]:
+    """Put a graph where a session can be opened on it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(graph)
+        yield path
+
+
+def _spread(values: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` values, from all over the list: files are often sorted by label."""
+    if len(values) <= most:
+        return list(values)
+    return [values[place] for place in np.linspace(0, len(values) - 1, most).astype(int)]
+
+
+def _size(product: Product) -> int:
+    return product.kernel.size
+
+
+def describe(report: Report) -> list[str]:
+    """Return the numbers of a report, a line each."""
+    verdict, invariance = report.verdict, report.invariance
+    moved = f"{verdict.logit_mean:.3g}, p99 {verdict.logit_p99:.3g}, most {verdict.logit_worst:.3g}"
+    before, after = report.rows_per_second_before, report.rows_per_second_after
+    lines = [
+        f"products in float      {len(report.float_products)} of {report.products}",
+        f"labels that flip       {verdict.flips:.2%} of {verdict.rows}",
+        f"logits move by         {moved}",
+        f"moved by other rows    {invariance.mates:.3g}",
+        f"moved by padding       {invariance.shapes:.3g}",
+        f"rows a second          {before:.0f} in fp32, {after:.0f} in int8: {report.speedup:.2f} x",
+    ]
+    if verdict.accuracy_before is not None and verdict.accuracy_after is not None:
+        change = 100 * (verdict.accuracy_after - verdict.accuracy_before)
+        lines.append(
+            f"accuracy               {verdict.accuracy_before:.2%} in fp32, "
+            f"{verdict.accuracy_after:.2%} in int8: {change:+.2f} points"
+        )
+    return lines

@@ -1,0 +1,169 @@
+"""`models tune` as an operator calls it: a setting that is read, a variant that is served."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from backends.admission.tuned import RECORD, Tuned, write_tuned
+from backends.cli import main
+from backends.protocol import Done, Task
+from backends.repository.catalogue import read_catalogue
+from tests.support.backend_calls import running_backend
+from tests.support.backend_repository import WORDS, write_repository
+
+LABELS = ("negative", "positive")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return write_repository(tmp_path / "models", real=True)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    return write_texts(tmp_path / "texts.txt", seed=1)
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return write_texts(tmp_path / "golden.csv", seed=2)
+
+
+def write_texts(path: Path, *, seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    lines = [" ".join(random.choice(WORDS, random.integers(2, 9))) for _ in range(60)]
+    if path.suffix == ".csv":
+        lines = ["text,label", *(f"{line},{LABELS[n % 2]}" for n, line in enumerate(lines))]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def tune(models: Path, name: str, *options: object) -> Result:
+    arguments = ["models", "tune", name, "--models", str(models), "--threads", "1"]
+    return CliRunner().invoke(main, [*arguments, *map(str, options)])
+
+
+def make_int8(models: Path, texts: Path, golden: Path, *options: object) -> Result:
+    given = ("--precision", "int8", "--calibrate", texts, "--judge", golden)
+    # A graph of toy size is no faster in eight bits.
+    return tune(models, "mood", *given, "--min-speedup", 0, *options)
+
+
+def test_a_sweep_prints_a_table_draws_a_plot_and_keeps_the_setting(
+    models: Path, tmp_path: Path
+) -> None:
+    plot = tmp_path / "plot.svg"
+
+    result = tune(models, "mood", "--seconds", 0.01, "--plot", plot)
+
+    assert result.exit_code == 0, result.output
+    assert "clients  rows/s" in result.output
+    assert plot.read_text(encoding="utf-8").startswith("<svg")
+    assert (models / "tiny" / "1" / RECORD).exists()
+
+
+def test_a_dry_run_keeps_nothing(models: Path, texts: Path, golden: Path, tmp_path: Path) -> None:
+    before = read_catalogue(models)
+
+    tune(models, "tiny", "--seconds", 0.01, "--plot", tmp_path / "plot.svg", "--dry-run")
+    make_int8(models, texts, golden, "--max-flips", 100, "--max-loss", 100, "--dry-run")
+
+    assert not (models / "tiny" / "1" / RECORD).exists()
+    assert read_catalogue(models) == before
+
+
+@pytest.mark.anyio
+async def test_the_setting_is_what_a_backend_runs_with(models: Path) -> None:
+    model = read_catalogue(models).models["tiny"]
+    provider = "CPUExecutionProvider"
+    found = Tuned(rows=2, threads=1)
+    assert write_tuned(model.folder, found, digest=model.digest, provider=provider)
+
+    async with running_backend(models, threads=1, row_cache_bytes=0) as backend:
+        await backend.ask("tiny", Task.EMBED, ["good film", "bad film", "the card", "the text"])
+        statistics = backend.batchers[0].statistics()
+
+    assert (statistics.rows, statistics.batches) == (4, 2)
+
+
+@pytest.mark.anyio
+async def test_an_accepted_variant_becomes_the_newest_revision(
+    models: Path, texts: Path, golden: Path
+) -> None:
+    """The judged head runs in int8; the encoder's other heads stay as they were."""
+    before = read_catalogue(models).models
+
+    result = make_int8(models, texts, golden, "--max-flips", 100, "--max-loss", 100)
+
+    assert result.exit_code == 0, result.output
+    after = read_catalogue(models).models
+    assert after["intents"].digest == before["intents"].digest
+    assert after["mood"].digest != before["mood"].digest
+    certificate = (after["tiny-int8-mood"].folder / "precision.json").read_bytes()
+    assert msgspec.json.decode(certificate)["invariance"]["mates"] == 0.0
+    async with running_backend(models) as backend:
+        infos = {info.name: info.profile for info in backend.engine.state().models}
+        (outcome,) = await backend.ask("mood", Task.CLASSIFY, ["good film"], profile="int8")
+    assert infos["mood"] == infos["tiny-int8-mood"] == "int8"
+    assert infos["intents"] == infos["tiny"] == "fp32"
+    assert infos["reviewer"] == "fp32+int8"
+    assert isinstance(outcome, Done)
+
+
+def test_a_variant_that_fails_the_gate_is_refused_with_the_numbers(
+    models: Path, texts: Path, golden: Path
+) -> None:
+    before = read_catalogue(models)
+
+    result = make_int8(models, texts, golden, "--min-speedup", 1000)
+
+    assert result.exit_code == 1
+    assert "labels that flip" in result.output
+    assert "times as fast as fp32, 1000 is asked for" in result.output
+    assert read_catalogue(models) == before
+
+
+def test_a_variant_is_made_once(models: Path, texts: Path, golden: Path) -> None:
+    make_int8(models, texts, golden, "--max-flips", 100, "--max-loss", 100)
+
+    result = make_int8(models, texts, golden)
+
+    assert result.exit_code == 2
+    assert "`mood` runs in `int8` already" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "`nothing` cannot be tuned: it is not in the repository"),
+        ("reviewer", "`reviewer` has no encoder of its own"),
+    ],
+)
+def test_what_cannot_be_tuned_is_told_in_one_line(models: Path, name: str, message: str) -> None:
+    result = tune(models, name)
+
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_only_a_classifier_has_a_precision(models: Path, texts: Path, golden: Path) -> None:
+    options = ("--precision", "int8", "--calibrate", texts, "--judge", golden)
+
+    assert "is no classifier" in tune(models, "names", *options).output
+    assert "needs `--calibrate`" in tune(models, "mood", "--precision", "int8").output
+
+
+def test_labels_the_model_does_not_know_are_named(
+    models: Path, texts: Path, tmp_path: Path
+) -> None:
+    golden = tmp_path / "other.csv"
+    golden.write_text("text,label\ngood film,great\n", encoding="utf-8")
+
+    result = make_int8(models, texts, golden)
+
+    assert result.exit_code == 2
+    assert "`mood` has no label `great`" in result.output
