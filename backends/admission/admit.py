@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from backends.admission.certificate import check_certificate
 from backends.admission.invariance import Invariance, measure_invariance
 from backends.admission.records import machine_key, read_record, write_record
 from backends.errors import BackendError, ModelProblem
@@ -47,7 +48,8 @@ def admit(candidate: Candidate) -> bool:
 
     Raises:
         ModelProblem: a shared row's answer moves with its padding by more than its precision
-            explains: such a graph is wrong, or reads no mask.
+            explains: such a graph is wrong, or reads no mask. Or it is a judged variant that
+            answers otherwise here than where it was judged.
     """
     key = machine_key(_METHOD, candidate.digest, candidate.executor.provider)
     path = candidate.folder / RECORD
@@ -73,6 +75,7 @@ def admit(candidate: Candidate) -> bool:
 
 def _measure(candidate: Candidate) -> Invariance:
     try:
+        check_certificate(candidate.folder, candidate.executor, candidate.encode)
         return measure_invariance(
             candidate.executor,
             outputs=candidate.outputs,

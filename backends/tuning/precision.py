@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import onnx
 
+from backends.admission.certificate import answer
 from backends.admission.gate import Bounds, Verdict, judge
 from backends.admission.invariance import Invariance, measure_invariance
 from backends.errors import StartProblem
@@ -35,7 +36,10 @@ T = TypeVar("T")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate and its numbers; `reasons` is empty when it may be served."""
+    """A candidate and its numbers; `reasons` is empty when it may be served.
+
+    `expected` is what it answers to a few texts: it must do so wherever it is served.
+    """
 
     products: int
     float_products: list[str]
@@ -43,6 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     invariance: Invariance
     rows_per_second_before: float
     rows_per_second_after: float
+    expected: list[list[float]]
     reasons: list[str]
 
     @property
@@ -131,6 +136,7 @@ class Precision:
             invariance=invariance,
             rows_per_second_before=before,
             rows_per_second_after=after,
+            expected=answer(candidate, subject.encode),
             reasons=[*verdict.reasons],
         )
         return msgspec.structs.replace(report, reasons=self._reasons(report))

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import yaml
 
+from backends.admission.certificate import FILE
 from backends.errors import StartProblem
 from backends.tuning.precision import Report
 from backends.tuning.subject import Subject
 
 PROFILE = "int8"
-CERTIFICATE = "precision.json"
 _LONGEST_NAME = 64
 _DRAFT = ".draft"
 
@@ -39,7 +39,7 @@ def publish(models: Path, subject: Subject, graph: bytes, report: Report) -> lis
             models / name,
             encoder.folder,
             encoder_manifest,
-            {subject.encoder_manifest.graph: graph, CERTIFICATE: certificate},
+            {subject.encoder_manifest.graph: graph, FILE: certificate},
         )
         return [below, _write(models / head.name, head.folder, head_manifest, {})]
     except OSError as error:

@@ -18,6 +18,7 @@ from backends.types import IntArray
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _TEXTS = 512
+_TURNS = 3
 # A smaller batch that does nearly as much answers sooner.
 _NEARLY = 0.97
 
@@ -64,12 +65,19 @@ def sweep_batches(
     threads: Sequence[int],
     seconds: float,
 ) -> list[Point]:
-    """Run batches of every size in every number of threads, `seconds` each."""
-    return [
-        _measure(executor, rows, size=size, threads=count, seconds=seconds)
-        for count in threads
-        for size in sizes
+    """Run batches of every size in every number of threads, `seconds` each.
+
+    Every setting has several turns, so that a machine that is busy for a while is so for all.
+    """
+    turns = [
+        [
+            _measure(executor, rows, size=size, threads=count, seconds=seconds / _TURNS)
+            for count in threads
+            for size in sizes
+        ]
+        for _ in range(_TURNS)
     ]
+    return [_median(points) for points in zip(*turns, strict=True)]
 
 
 def choose(points: Sequence[Point]) -> Point:
@@ -88,11 +96,26 @@ async def sweep_clients(
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Point]:
-    """Let every number of clients ask one text after the other, `seconds` each."""
-    return [
-        await _ask_all(ask, texts, count=count, best=best, seconds=seconds, clock=clock)
-        for count in clients
+    """Let every number of clients ask one text after the other, `seconds` each, in turns."""
+    turns = [
+        [
+            await _ask_all(
+                ask, texts, count=count, best=best, seconds=seconds / _TURNS, clock=clock
+            )
+            for count in clients
+        ]
+        for _ in range(_TURNS)
     ]
+    return [_median(points) for points in zip(*turns, strict=True)]
+
+
+def _median(points: Sequence[Point]) -> Point:
+    """Return one setting's point of all its turns."""
+    return msgspec.structs.replace(
+        points[0],
+        rows_per_second=float(np.median([point.rows_per_second for point in points])),
+        p95=float(np.median([point.p95 for point in points])),
+    )
 
 
 def _measure(

@@ -10,6 +10,7 @@ import pytest
 from typing_extensions import override
 
 from backends.admission.admit import RECORD, Candidate, admit
+from backends.admission.certificate import FILE, answer
 from backends.errors import ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
@@ -120,3 +121,26 @@ def test_a_folder_that_cannot_be_written_keeps_no_model_from_service(tmp_path: P
     missing = tmp_path / "gone"
 
     assert admit(candidate(missing, DummyExecutor()))
+
+
+def test_a_variant_that_answers_otherwise_than_where_it_was_judged_is_refused(
+    tmp_path: Path,
+) -> None:
+    """As an int8 graph does where the CPU lacks the instructions it was judged with."""
+    executor = DummyExecutor()
+    expected = np.array(answer(executor, encode))
+    certificate = tmp_path / FILE
+    certificate.write_bytes(msgspec.json.encode({"expected": expected.tolist()}))
+    assert admit(candidate(tmp_path, executor))
+
+    certificate.write_bytes(msgspec.json.encode({"expected": (-expected).tolist()}))
+
+    with pytest.raises(ModelProblem, match="answers otherwise than where it was judged"):
+        admit(candidate(tmp_path, executor, digest="d2"))
+
+
+def test_a_certificate_nobody_can_read_is_no_certificate(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{}")
+
+    with pytest.raises(ModelProblem, match="it is no certificate"):
+        admit(candidate(tmp_path, DummyExecutor()))
