@@ -16,6 +16,7 @@ import uvloop
 from typing_extensions import override
 
 from backends.api.calls import CallHandler, Door
+from backends.api.corked import CorkedProtocol
 from backends.api.engine import Engine
 from backends.api.loading import Loaded, OpenExecutor, Tools, load_engine
 from backends.api.routes import Routes
@@ -168,7 +169,7 @@ class BackendServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application,
-                http="httptools",
+                http=CorkedProtocol,
                 ws="none",
                 lifespan="off",
                 loop="none",

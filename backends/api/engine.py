@@ -1,8 +1,10 @@
 """What a backend serves with: its endpoints, what runs below them, and how it is doing."""
 
 import asyncio
+import math
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -12,8 +14,11 @@ from backends.batching.batcher import Batcher
 from backends.batching.shared import SharedRows
 from backends.errors import ModelNotFound, NotReady, Overloaded, RevisionMismatch
 from backends.pipelines.ask import Pipeline
-from backends.protocol import BackendState, Call, Report
+from backends.protocol import BackendState, Call, Report, encode_frame
 from backends.types import EncoderStatistics, Snapshot
+
+# A gateway predicts with these numbers; a batch takes longer than they live.
+_REPORT_AGE = 0.005
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +51,7 @@ class Engine:
         pipelines: Mapping[str, Pipeline],
         encoders: Sequence[RunningEncoder],
         problems: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pipelines = pipelines
         self._identity = identity
@@ -57,6 +63,9 @@ class Engine:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
+        self._clock = clock
+        self._reported = -math.inf
+        self._report_frame = b""
 
     def admit(self, call: Call) -> Endpoint:
         """Return the endpoint of a call.
@@ -130,6 +139,13 @@ class Engine:
             models=[endpoint.info for endpoint in self._endpoints.values()],
             report=self.report(),
         )
+
+    def report_frame(self) -> bytes:
+        """Return the report as the last frame of a reply, made anew every few milliseconds."""
+        now = self._clock()
+        if now - self._reported >= _REPORT_AGE:
+            self._reported, self._report_frame = now, encode_frame(self.report())
+        return self._report_frame
 
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from backends.demo.errors import DemoModelsError
-from backends.graphs.bert import build_bert
+from backends.graphs.packed import build_packed_bert
 from backends.graphs.shapes import BertShape
 from backends.graphs.weights import WeightsError, read_safetensors
 
@@ -18,7 +18,7 @@ def write_encoder(source: Path, folder: Path) -> None:
     """
     try:
         shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
-        model = build_bert(shape, read_safetensors(source / "model.safetensors"))
+        model = build_packed_bert(shape, read_safetensors(source / "model.safetensors"))
     except (WeightsError, ValueError, KeyError) as error:
         raise DemoModelsError(f"`{source}` holds no usable BERT model: {error}") from error
     (folder / "model.onnx").write_bytes(model.SerializeToString())

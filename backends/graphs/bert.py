@@ -33,11 +33,15 @@ def build_bert(shape: BertShape, weights: Weights) -> ModelProto:
         WeightsError: the weights are not those of the shape.
     """
     check_weights(shape, weights)
-    graph = _Graph(shape, weights)
+    return assemble(shape, BertGraph(shape, weights))
+
+
+def assemble(shape: BertShape, graph: "BertGraph") -> ModelProto:
+    """Add every part to `graph` and return it as a model."""
     state = graph.embed()
     for layer in range(shape.layers):
         last = layer == shape.layers - 1
-        state = graph.encode(layer, state, output=TOKENS if last else f"state.{layer}")
+        state = graph.encode(layer, state, output=graph.last_state if last else f"state.{layer}")
     graph.pool(state)
     return helper.make_model(
         _proto(shape, graph),
@@ -47,7 +51,7 @@ def build_bert(shape: BertShape, weights: Weights) -> ModelProto:
     )
 
 
-def _proto(shape: BertShape, graph: "_Graph") -> GraphProto:
+def _proto(shape: BertShape, graph: "BertGraph") -> GraphProto:
     rows: list[int | str | None] = ["batch", "sequence"]
     pooled: list[int | str | None] = ["batch", shape.hidden]
     return helper.make_graph(
@@ -62,12 +66,14 @@ def _proto(shape: BertShape, graph: "_Graph") -> GraphProto:
     )
 
 
-class _Graph:
+class BertGraph:
     """The nodes and initializers so far; a method adds a part and returns its output's name."""
 
+    last_state = TOKENS
+
     def __init__(self, shape: BertShape, weights: Weights) -> None:
-        self._shape = shape
-        self._weights = weights
+        self.shape = shape
+        self.weights = weights
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
 
@@ -77,88 +83,94 @@ class _Graph:
         inputs = [
             "input_ids",
             "token_type_ids",
-            self._weight(f"{prefix}.word_embeddings.weight"),
-            self._weight(f"{prefix}.position_embeddings.weight"),
-            self._weight(f"{prefix}.token_type_embeddings.weight"),
+            self.weight(f"{prefix}.word_embeddings.weight"),
+            self.weight(f"{prefix}.position_embeddings.weight"),
+            self.weight(f"{prefix}.token_type_embeddings.weight"),
             *self._norm(f"{prefix}.LayerNorm"),
             "attention_mask",
         ]
-        return self._fused(
+        return self.fused(
             "EmbedLayerNormalization",
             inputs,
             [prefix, "lengths"],
-            epsilon=self._shape.layer_norm_epsilon,
+            epsilon=self.shape.layer_norm_epsilon,
         )
 
     def encode(self, layer: int, state: str, *, output: str) -> str:
         """Add one layer: attention, then feed-forward, each added to its input and normalised."""
         prefix = f"encoder.layer.{layer}"
-        context = self._attention(f"{prefix}.attention.self", state)
+        context = self.attention(f"{prefix}.attention.self", state)
         attended = f"{prefix}.attention.output"
         state = self._dense_add_norm(attended, context, state, output=attended)
-        inner = self._matmul(f"{prefix}.intermediate.dense", state)
-        bias = self._weight(f"{prefix}.intermediate.dense.bias")
-        wide = self._fused("BiasGelu", [inner, bias], [f"{prefix}.intermediate"])
+        inner = self.matmul(f"{prefix}.intermediate.dense", state)
+        bias = self.weight(f"{prefix}.intermediate.dense.bias")
+        wide = self.fused("BiasGelu", [inner, bias], [f"{prefix}.intermediate"])
         return self._dense_add_norm(f"{prefix}.output", wide, state, output=output)
 
     def pool(self, state: str) -> None:
         """Add the mean of `state` over the real tokens of a row."""
-        axis = self._initializer("axis", np.array([1], dtype=np.int64))
+        axis = self.initializer("axis", np.array([1], dtype=np.int64))
         # An empty row pools to zeros, not to NaN.
-        least = self._initializer("least", np.array(1, dtype=np.float32))
-        self._plain("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
-        self._plain("Unsqueeze", ["mask", axis], "selector")
-        self._plain("MatMul", ["selector", state], "sums")
-        self._plain("Squeeze", ["sums", axis], "sum")
-        self._plain("ReduceSum", ["mask", axis], "real", keepdims=1)
-        self._plain("Max", ["real", least], "count")
-        self._plain("Div", ["sum", "count"], POOLED)
+        least = self.initializer("least", np.array(1, dtype=np.float32))
+        self.plain("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
+        self.plain("Unsqueeze", ["mask", axis], "selector")
+        self.plain("MatMul", ["selector", state], "sums")
+        self.plain("Squeeze", ["sums", axis], "sum")
+        self.plain("ReduceSum", ["mask", axis], "real", keepdims=1)
+        self.plain("Max", ["real", least], "count")
+        self.plain("Div", ["sum", "count"], POOLED)
 
-    def _attention(self, prefix: str, state: str) -> str:
+    def attention(self, prefix: str, state: str) -> str:
+        """Add the attention of a layer over `state`, before its output's product."""
         # One product for query, key and value: [hidden, 3 * hidden].
         parts = [f"{prefix}.{name}" for name in ("query", "key", "value")]
-        kernel = np.concatenate([self._weights[f"{part}.weight"].T for part in parts], axis=1)
-        bias = np.concatenate([self._weights[f"{part}.bias"] for part in parts])
+        kernel = np.concatenate([self.weights[f"{part}.weight"].T for part in parts], axis=1)
+        bias = np.concatenate([self.weights[f"{part}.bias"] for part in parts])
         inputs = [
             state,
-            self._initializer(f"{prefix}.weight", kernel),
-            self._initializer(f"{prefix}.bias", bias),
+            self.initializer(f"{prefix}.weight", kernel),
+            self.initializer(f"{prefix}.bias", bias),
             "lengths",
         ]
-        return self._fused("Attention", inputs, [prefix], num_heads=self._shape.heads)
+        return self.fused("Attention", inputs, [prefix], num_heads=self.shape.heads)
 
     def _dense_add_norm(self, prefix: str, inputs: str, residual: str, *, output: str) -> str:
-        product = self._matmul(f"{prefix}.dense", inputs)
+        product = self.matmul(f"{prefix}.dense", inputs)
         norm = self._norm(f"{prefix}.LayerNorm")
-        bias = self._weight(f"{prefix}.dense.bias")
-        return self._fused(
+        bias = self.weight(f"{prefix}.dense.bias")
+        return self.fused(
             "SkipLayerNormalization",
             [product, residual, *norm, bias],
             [output],
-            epsilon=self._shape.layer_norm_epsilon,
+            epsilon=self.shape.layer_norm_epsilon,
         )
 
-    def _matmul(self, prefix: str, inputs: str) -> str:
-        kernel = self._initializer(f"{prefix}.weight", self._weights[f"{prefix}.weight"].T)
-        return self._plain("MatMul", [inputs, kernel], prefix)
+    def matmul(self, prefix: str, inputs: str) -> str:
+        """Add the product with the weight of a linear layer, without its bias."""
+        kernel = self.initializer(f"{prefix}.weight", self.weights[f"{prefix}.weight"].T)
+        return self.plain("MatMul", [inputs, kernel], prefix)
 
     def _norm(self, prefix: str) -> list[str]:
-        return [self._weight(f"{prefix}.weight"), self._weight(f"{prefix}.bias")]
+        return [self.weight(f"{prefix}.weight"), self.weight(f"{prefix}.bias")]
 
-    def _weight(self, name: str) -> str:
-        return self._initializer(name, self._weights[name])
+    def weight(self, name: str) -> str:
+        """Add a weight under its own name."""
+        return self.initializer(name, self.weights[name])
 
-    def _initializer(self, name: str, tensor: NDArray[np.float32] | NDArray[np.int64]) -> str:
+    def initializer(self, name: str, tensor: NDArray[np.float32] | NDArray[np.int64]) -> str:
+        """Add a constant."""
         self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(tensor), name))
         return name
 
-    def _plain(self, operator: str, inputs: list[str], output: str, **attributes: int) -> str:
+    def plain(self, operator: str, inputs: list[str], output: str, **attributes: int) -> str:
+        """Add an operator of ONNX itself."""
         self.nodes.append(_node(operator, inputs, [output], "", attributes))
         return output
 
-    def _fused(
+    def fused(
         self, operator: str, inputs: list[str], outputs: list[str], **attributes: float
     ) -> str:
+        """Add an operator of ONNX Runtime's; its first output is returned."""
         self.nodes.append(_node(operator, inputs, outputs, _FUSED, attributes))
         return outputs[0]
 
