@@ -10,6 +10,7 @@
     │   └── NotReady                    503     not_ready            yes
     ├── ItemRefused                     422     (its own)            no
     ├── ModelFailed                     500     model_failed         yes
+    │   └── OutOfMemory                 500     model_failed         yes
     ├── Overloaded                      503     overloaded           yes (call or item)
     ├── ExecutorDied                    503     executor_died        yes
     └── DeadlineExceeded                504     deadline_exceeded    no
@@ -98,8 +99,12 @@ class ModelFailed(BackendError):
     code = "model_failed"
 
 
+class OutOfMemory(ModelFailed):
+    """There was no memory for a batch of this size; a smaller one may run."""
+
+
 class Overloaded(BackendError):
-    """The queue is full; `retry_after` is when there will be room."""
+    """The queue is full or too slow for the time left; `retry_after` is when there will be room."""
 
     status = 503
     code = "overloaded"

@@ -38,7 +38,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     exit_with_parent: bool = False
     max_body_bytes: Positive = 32 * 1024 * 1024
-    max_batch_rows: Positive = 8
+    max_batch_rows: Positive = 16
     max_batch_tokens: Positive = 4096
     max_queue_rows: Positive = 4096
     max_queue_tokens: Positive = 262_144

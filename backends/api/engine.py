@@ -11,6 +11,7 @@ import msgspec
 
 from backends.algorithms.base import Endpoint
 from backends.batching.batcher import Batcher
+from backends.batching.device import Device
 from backends.batching.shared import SharedRows
 from backends.errors import ModelNotFound, NotReady, Overloaded, RevisionMismatch
 from backends.pipelines.ask import Pipeline
@@ -52,6 +53,7 @@ class Engine:
         encoders: Sequence[RunningEncoder],
         problems: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
+        device: Device | None = None,
     ) -> None:
         self.pipelines = pipelines
         self._identity = identity
@@ -64,6 +66,7 @@ class Engine:
         self.calls_in_flight = 0
         self.draining = False
         self._clock = clock
+        self._device = device
         self._reported = -math.inf
         self._report_frame = b""
 
@@ -91,6 +94,7 @@ class Engine:
             raise NotReady(f"the encoder of `{call.model}` is broken: {batcher.failure}")
         if batcher.is_full():
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
+        batcher.check_time(max(item.remaining for item in call.items), lane=call.lane)
         return endpoint
 
     @contextmanager
@@ -158,6 +162,8 @@ class Engine:
             rows_per_second=max((s.rows_per_second for s in statistics), default=0.0),
             tokens_per_second=max((s.tokens_per_second for s in statistics), default=0.0),
             padding_waste_ratio=1.0 - tokens / padded if padded else 0.0,
+            queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
+            device_busy_share=self._device.busy_share() if self._device else 0.0,
         )
 
     def snapshot(self) -> Snapshot:
@@ -165,6 +171,7 @@ class Engine:
         return Snapshot(
             ready=self.state().ready,
             calls_in_flight=self.calls_in_flight,
+            device_busy_share=self._device.busy_share() if self._device else 0.0,
             items=dict(self._items),
             encoders=[
                 EncoderStatistics(

@@ -9,6 +9,7 @@ from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
 from backends.api.engine import Engine, Identity, RunningEncoder
 from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
 from backends.errors import ModelProblem
@@ -57,6 +58,8 @@ def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
         pipelines=loader.pipelines,
         encoders=loader.running,
         problems=loader.problems,
+        clock=tools.clock,
+        device=loader.device,
     )
     batchers = [encoder.batcher for encoder in loader.running]
     return Loaded(engine=engine, batchers=batchers, problems=loader.problems)
@@ -65,6 +68,7 @@ def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
 class _Loader:
     def __init__(self, catalogue: Catalogue, tools: Tools) -> None:
         self._catalogue = catalogue
+        self.device = Device(slots=tools.settings.lanes, clock=tools.clock)
         self._tools = tools
         self._cache = RowCache(max_bytes=tools.settings.row_cache_bytes)
         self._encoders: dict[str, Encoder] = {}
@@ -101,10 +105,14 @@ class _Loader:
             path=model.folder / manifest.graph,
             outputs={kind: name for kind, name in named.items() if name is not None},
             dimensions=manifest.dimensions,
+            max_tokens=manifest.max_tokens,
         )
+        executor = tools.open_executor(source)
         batcher = Batcher(
             name=model.name,
-            executor=tools.open_executor(source),
+            executor=executor,
+            cost=executor.cost,
+            device=self.device,
             batch=BatchLimits(rows=settings.max_batch_rows, tokens=settings.max_batch_tokens),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from backends.executors.cost import CostModel
 from backends.types import FloatArray, IntArray, OutputKind
 
 
@@ -27,6 +28,11 @@ class ModelExecutor(Protocol):
     @property
     def dimensions(self) -> int:
         """The width of both outputs."""
+        ...
+
+    @property
+    def cost(self) -> CostModel:
+        """What a batch takes in one of the lanes."""
         ...
 
     def run(

@@ -1,5 +1,6 @@
 """Runs an encoder graph with ONNX Runtime, on the provider that was asked for or not at all."""
 
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,8 +8,9 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ExecutorDied, ModelFailed, ModelProblem
+from backends.errors import ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel, measure_cost
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, IntArray, OutputKind
 
@@ -19,13 +21,16 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # CUDA reports a broken device in the message only; no later run can succeed in this process.
 _FATAL = ("cudaErrorIllegalAddress", "CUDA failure 700", "device-side assert", "CUDA failure 719")
 
+_MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad allocation")
+
 
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph file and the names of its outputs."""
+    """A graph file, the names of its outputs, and the longest row it reads."""
 
     path: Path
     outputs: dict[OutputKind, str]
     dimensions: int
+    max_tokens: int = 512
 
 
 class OnnxExecutor(ModelExecutor):
@@ -44,6 +49,7 @@ class OnnxExecutor(ModelExecutor):
         self._inputs = _read_inputs(self._session, source.path)
         _check_outputs(self._session, source)
         self._warm_up()
+        self._cost = self._measure()
 
     @property
     @override
@@ -61,20 +67,39 @@ class OnnxExecutor(ModelExecutor):
     def dimensions(self) -> int:
         return self._source.dimensions
 
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return self._cost
+
     @override
     def run(
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
     ) -> FloatArray:
         given = dict(zip(_INPUTS, (ids, mask, type_ids), strict=True))
-        feeds = {name: given[name].astype(kind) for name, kind in self._inputs.items()}
+        feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         try:
             (result,) = self._session.run([self._source.outputs[output]], feeds)
         except Exception as error:  # ONNX Runtime's errors have no common base but this one
             if any(mark in str(error) for mark in _FATAL):
                 raise ExecutorDied("the device failed; restart the backend") from error
+            if any(mark in str(error).lower() for mark in _MEMORY):
+                raise OutOfMemory("there was no memory for the batch") from error
             raise ModelFailed(f"ONNX Runtime failed with `{type(error).__name__}`") from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
+
+    def _measure(self) -> CostModel:
+        output = next(iter(self._source.outputs))
+
+        def run(ids: IntArray, mask: IntArray) -> None:
+            self.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
+
+        try:
+            return measure_cost(run, time.perf_counter, longest=self._source.max_tokens)
+        except ModelFailed:
+            # A graph of fixed shape: a guess will do, what it really takes is learnt at work.
+            return CostModel()
 
     def _warm_up(self) -> None:
         """Run a row once, so that a graph that cannot answer is found before it is served."""
