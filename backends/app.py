@@ -42,7 +42,11 @@ def onnx_opener(settings: BackendSettings) -> OpenExecutor:
 
     def open_executor(source: GraphSource) -> ModelExecutor:
         return OnnxExecutor(
-            source, lanes=settings.lanes, provider=settings.provider, device=settings.device
+            source,
+            lanes=settings.lanes,
+            provider=settings.provider,
+            device=settings.device,
+            wide=settings.wide,
         )
 
     return open_executor

@@ -106,6 +106,7 @@ class _Loader:
             outputs={kind: name for kind, name in named.items() if name is not None},
             dimensions=manifest.dimensions,
             max_tokens=manifest.max_tokens,
+            digest=model.digest,
         )
         executor = tools.open_executor(source)
         batcher = Batcher(

@@ -16,6 +16,7 @@ from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue, Taken
 from backends.batching.row import Row
+from backends.batching.width import Width
 from backends.errors import (
     BackendError,
     DeadlineExceeded,
@@ -72,6 +73,7 @@ class Batcher:
         self._cost = cost or CostModel()
         self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
         self._meter = Meter(lanes=executor.lanes, clock=clock)
+        self._width = Width(narrow=self._cost, wide=executor.wide_cost)
         self._share = (device or Device(slots=executor.lanes, clock=clock)).share()
         self._incoming: list[Row] = []
         self._incoming_tokens = 0
@@ -202,16 +204,22 @@ class Batcher:
                     taken = self._queue.take()
                     if taken is not None:
                         use.seconds = taken.seconds
-                        self._run_taken(taken, loop)
+                        self._run_taken(taken, loop, alone=use.alone)
         except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
             loop.call_soon_threadsafe(self._lose_lane, error)
 
-    def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
         late = DeadlineExceeded("the time of the item was over before it could run")
         outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
+        wide = bool(taken.rows) and self._width.choose(
+            alone=alone and not taken.more,
+            rows=len(taken.rows),
+            longest=max(row.length for row in taken.rows),
+            tokens=sum(row.length for row in taken.rows),
+        )
         started = self._clock()
         try:
-            outcomes += self._run_batch(taken.rows)
+            outcomes += self._run_batch(taken.rows, wide=wide)
         finally:
             # A thread that dies here leaves no row behind.
             if len(outcomes) < len(taken.rows) + len(taken.dropped):
@@ -226,12 +234,12 @@ class Batcher:
             )
             self._queue.slowness = self._meter.slowness
 
-    def _run_batch(self, rows: list[Row]) -> list[_Outcome]:
+    def _run_batch(self, rows: list[Row], *, wide: bool = False) -> list[_Outcome]:
         """Run rows together; halve a batch that fails until the row to blame is alone."""
         if not rows:
             return []
         try:
-            values = self._run_rows(rows)
+            values = self._run_rows(rows, wide=wide)
         except ModelFailed as error:
             if len(rows) == 1:
                 self._blame(rows[0])
@@ -254,7 +262,9 @@ class Batcher:
         except ModelFailed as error:
             raise ExecutorDied("the executor fails on a row it could run before") from error
 
-    def _run_rows(self, rows: list[Row]) -> list["FloatArray | BackendError"]:
+    def _run_rows(
+        self, rows: list[Row], *, wide: bool = False
+    ) -> list["FloatArray | BackendError"]:
         kind = rows[0].kind
         lengths = [row.length for row in rows]
         longest, tokens = max(lengths), sum(lengths)
@@ -273,7 +283,8 @@ class Batcher:
         run = span.child("model run", {"provider": self._executor.provider})
         started = self._clock()
         try:
-            output = self._executor.run(ids=ids, mask=mask, type_ids=type_ids, output=kind)
+            compute = self._executor.run_wide if wide else self._executor.run
+            output = compute(ids=ids, mask=mask, type_ids=type_ids, output=kind)
         except BackendError as error:
             run.end(error.code)
             span.end(error.code)

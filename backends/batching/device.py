@@ -33,8 +33,7 @@ class DeviceShare:
     @contextmanager
     def slot(self) -> Iterator["SlotUse"]:
         """Wait for a slot of the device and hold it; set the use's `seconds` to be charged."""
-        self._device.enter(self)
-        use = SlotUse()
+        use = SlotUse(alone=self._device.enter(self))
         try:
             yield use
         finally:
@@ -42,11 +41,12 @@ class DeviceShare:
 
 
 class SlotUse:
-    """What a slot was used for, in predicted seconds."""
+    """What a slot was used for, in predicted seconds, and whether it was the only one in use."""
 
-    __slots__ = ("seconds",)
+    __slots__ = ("alone", "seconds")
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
         self.seconds = 0.0
 
 
@@ -87,8 +87,8 @@ class Device:
         fade = math.exp(-passed / _MEMORY)
         self._used = self._used * fade + (self._slots - self._free) * _MEMORY * (1.0 - fade)
 
-    def enter(self, share: DeviceShare) -> None:
-        """Wait until it is this model's turn and a slot is free."""
+    def enter(self, share: DeviceShare) -> bool:
+        """Wait until it is this model's turn and a slot is free; return whether all were."""
         with self._changed:
             if not (share.waiting or share.running):
                 # Who was away has saved nothing up.
@@ -105,6 +105,7 @@ class Device:
             self._free -= 1
             if self._free:
                 self._changed.notify_all()
+            return self._free == self._slots - 1
 
     def leave(self, share: DeviceShare, seconds: float) -> None:
         """Give the slot back and charge what it was used for."""

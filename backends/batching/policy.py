@@ -16,7 +16,7 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int = 16
     tokens: int = 4096
-    padding: float = 0.125
+    padding: float = 0.1
 
 
 class Release(StrEnum):

@@ -11,6 +11,7 @@ from typing_extensions import override
 from backends.errors import ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
+from backends.executors.prepacked import SAVING, prepacked_graph
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, IntArray, OutputKind
 
@@ -25,31 +26,50 @@ _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad alloc
 
 
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph file, the names of its outputs, and the longest row it reads."""
+    """A graph file, the names of its outputs, and the longest row it reads.
+
+    A `digest` of what the file depends on lets its packed weights be kept beside it.
+    """
 
     path: Path
     outputs: dict[OutputKind, str]
     dimensions: int
     max_tokens: int = 512
+    digest: str = ""
 
 
 class OnnxExecutor(ModelExecutor):
-    """One session whose runs use one intra-op thread: `lanes` threads run it side by side.
+    """A narrow session whose runs use one thread each, `lanes` side by side, and a wide one.
 
     ONNX Runtime's `run` is thread-safe and releases the interpreter's lock, and with one intra-op
     thread it works in the caller's: N callers are N narrow sessions over one copy of the weights.
+    The wide session runs one batch on `lanes` threads, over the same mapped weights; where those
+    cannot be kept on disk there is none.
     """
 
     def __init__(
-        self, source: GraphSource, *, lanes: int, provider: Provider = "cpu", device: int = 0
+        self,
+        source: GraphSource,
+        *,
+        lanes: int,
+        provider: Provider = "cpu",
+        device: int = 0,
+        wide: bool = True,
     ) -> None:
         self._source = source
         self._lanes = lanes
-        self._session = _open(source.path, provider, device)
-        self._inputs = _read_inputs(self._session, source.path)
+        runtime = _load_runtime(provider)
+        path = source.path
+        packed = _keep_packed(runtime, source) if provider == "cpu" else None
+        self._session = _open(runtime, packed or path, provider, device)
+        self._wide: Any = None
+        if packed is not None and lanes > 1 and wide:
+            self._wide = _open(runtime, packed, provider, device, threads=lanes)
+        self._inputs = _read_inputs(self._session, path)
         _check_outputs(self._session, source)
         self._warm_up()
-        self._cost = self._measure()
+        self._cost = self._measure(self._session)
+        self._wide_cost = None if self._wide is None else self._measure(self._wide)
 
     @property
     @override
@@ -76,10 +96,26 @@ class OnnxExecutor(ModelExecutor):
     def run(
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
     ) -> FloatArray:
-        given = dict(zip(_INPUTS, (ids, mask, type_ids), strict=True))
+        return self._run(self._session, (ids, mask, type_ids), output)
+
+    @property
+    @override
+    def wide_cost(self) -> CostModel | None:
+        return self._wide_cost
+
+    @override
+    def run_wide(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        return self._run(self._wide or self._session, (ids, mask, type_ids), output)
+
+    def _run(
+        self, session: Any, arrays: tuple[IntArray, IntArray, IntArray], output: OutputKind
+    ) -> FloatArray:
+        given = dict(zip(_INPUTS, arrays, strict=True))
         feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         try:
-            (result,) = self._session.run([self._source.outputs[output]], feeds)
+            (result,) = session.run([self._source.outputs[output]], feeds)
         except Exception as error:  # ONNX Runtime's errors have no common base but this one
             if any(mark in str(error) for mark in _FATAL):
                 raise ExecutorDied("the device failed; restart the backend") from error
@@ -89,11 +125,11 @@ class OnnxExecutor(ModelExecutor):
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
 
-    def _measure(self) -> CostModel:
+    def _measure(self, session: Any) -> CostModel:
         output = next(iter(self._source.outputs))
 
         def run(ids: IntArray, mask: IntArray) -> None:
-            self.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
+            self._run(session, (ids, mask, np.zeros_like(ids)), output)
 
         try:
             return measure_cost(run, time.perf_counter, longest=self._source.max_tokens)
@@ -116,23 +152,53 @@ class OnnxExecutor(ModelExecutor):
                 )
 
 
-def _open(path: Path, provider: Provider, device: int) -> Any:  # ONNX Runtime has no types
+def _load_runtime(provider: Provider) -> Any:  # ONNX Runtime has no types
     quiet_libraries()
     # Imported here because the environment above must be set first, whoever imports this module.
     import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    if provider == "cuda":
+        onnxruntime.preload_dlls(directory="")
+    return onnxruntime
+
+
+def _options(runtime: Any, threads: int) -> Any:
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return options
+
+
+def _keep_packed(runtime: Any, source: GraphSource) -> Path | None:
+    if not source.digest:
+        return None
+
+    def save(target: Path) -> None:
+        options = _options(runtime, 1)
+        options.optimized_model_filepath = str(target)
+        for entry, value in SAVING.items():
+            options.add_session_config_entry(entry, value)
+        try:
+            runtime.InferenceSession(str(source.path), options, providers=[_PROVIDERS["cpu"]])
+        except Exception as error:  # ONNX Runtime's errors have no common base but this one
+            # A graph that is broken is named when it is opened as it is.
+            raise OSError(_first_line(error)) from error
+
+    return prepacked_graph(
+        source.path, digest=source.digest, runtime=runtime.__version__, save=save
+    )
+
+
+def _open(runtime: Any, path: Path, provider: Provider, device: int, *, threads: int = 1) -> Any:
+    options = _options(runtime, threads)
     wanted: list[Any] = [_PROVIDERS[provider]]
     if provider == "cuda":
-        onnxruntime.preload_dlls(directory="")
         wanted = [(_PROVIDERS[provider], {"device_id": device})]
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=wanted)
+        session = runtime.InferenceSession(str(path), options, providers=wanted)
     except Exception as error:  # ONNX Runtime's errors have no common base but this one
         raise ModelProblem(f"{path}: ONNX Runtime cannot load it: {_first_line(error)}") from error
     session.disable_fallback()
