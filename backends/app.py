@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing_extensions import override
 
 from backends.admission.admit import Admit, admit
 from backends.api.calls import CallHandler, Door
+from backends.api.corked import CorkedProtocol
 from backends.api.engine import Engine
 from backends.api.loading import Loaded, OpenExecutor, Tools, load_engine
 from backends.api.routes import Routes
@@ -29,6 +31,7 @@ from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
 
 _log = logging.getLogger(__name__)
 _PARENT_CHECK = 0.5
+_SWITCH = 0.0005
 _BACKLOG = 2048
 # Longer than any client keeps a connection, so that it is never the server that closes first.
 _KEEP_ALIVE = 120
@@ -87,6 +90,8 @@ def serve(settings: BackendSettings) -> None:
         StartProblem: the address is taken or there is no repository.
     """
     parent = os.getppid()
+    # A lane that comes back from the model must not wait 5 ms for a busy loop.
+    sys.setswitchinterval(_SWITCH)
     # Before anything is loaded: a second backend on a port must say so at once.
     with bind(settings.host, settings.port) as listener:
         uvloop.run(_serve(settings, listener, parent))
@@ -162,7 +167,7 @@ class BackendServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application,
-                http="httptools",
+                http=CorkedProtocol,
                 ws="none",
                 lifespan="off",
                 loop="none",

@@ -104,7 +104,7 @@ class OutOfMemory(ModelFailed):
 
 
 class Overloaded(BackendError):
-    """The queue is full; `retry_after` is when there will be room."""
+    """The queue is full or too slow for the time left; `retry_after` is when there will be room."""
 
     status = 503
     code = "overloaded"

@@ -146,7 +146,10 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """Some items for one model. `revision` and `profile` must be those the backend runs."""
+    """Some items for one model. `revision` and `profile` must be those the backend runs.
+
+    `lane` says how urgent they are: bulk work gets a tenth of what interactive work gets beside it.
+    """
 
     version: int = WIRE_VERSION
     model: str
@@ -155,6 +158,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     parameters: bytes
     items: list[CallItem]
+    lane: Literal["interactive", "bulk"] = "interactive"
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -177,13 +181,18 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """How busy the backend is, in every reply and in its state."""
+    """How busy the backend is, in every reply and in its state.
+
+    `queued_seconds` is what the longest queue will take, `device_busy_share` of the last seconds.
+    """
 
     queued_rows: int = 0
     queued_tokens: int = 0
     rows_per_second: float = 0.0
     tokens_per_second: float = 0.0
     padding_waste_ratio: float = 0.0
+    queued_seconds: float = 0.0
+    device_busy_share: float = 0.0
 
 
 Frame = Done | Failed | Report

@@ -21,8 +21,9 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
-    `threads` is the number of one-thread runs at a time per encoder (0: one per core).
-    `max_batch_rows` of 0 is what `models tune` found, or 8.
+    `threads` is the number of one-thread runs at a time per encoder (0: one per core);
+    `wide` also runs a batch that is alone on all of them.
+    `max_batch_rows` of 0 is what `models tune` found, or 16.
     `drain` bounds the time work in flight gets after SIGTERM. `token` is a secret shared with
     the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
     and `tensorrt` only.
@@ -34,6 +35,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     region: str = "local"
     backend_id: str = "local-0"
     threads: Share = 0
+    wide: bool = True
     tokenizer_threads: Positive = 2
     provider: Provider = "cpu"
     device: Share = 0

@@ -64,6 +64,8 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     busy: float = 0.0
     rows_per_second: float = 0.0
     tokens_per_second: float = 0.0
+    queued_seconds: float = 0.0
+    releases: dict[str, int] = {}
 
     @property
     def padding_waste_ratio(self) -> float:
@@ -97,3 +99,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     calls_in_flight: int
     items: dict[tuple[str, str, str], int]
     encoders: list[EncoderStatistics]
+    device_busy_share: float = 0.0

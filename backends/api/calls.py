@@ -37,13 +37,14 @@ from backends.protocol import (
     Refusal,
     encode_frame,
 )
-from backends.telemetry.spans import Span, Tracing
+from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
 _MAX_ITEMS = 65_536
 # A call alone must not fill the queue and be refused for it; nor is every item worth a task.
 _ITEMS_AT_ONCE = 256
+_OK = 200
 _START = {
     "type": "http.response.start",
     "status": 200,
@@ -110,11 +111,34 @@ class CallHandler:
             span.end("client_gone")
             return
         with self._engine.working():
-            stream = _OutcomeStream(answerer, call.items)
-            complete = await stream.run(receive, send, self._engine)
+            if len(call.items) == 1:
+                complete = await self._answer_one(answerer, call.items[0], receive, send)
+            else:
+                stream = _OutcomeStream(answerer, call.items)
+                complete = await stream.run(receive, send, self._engine)
         span.end(None if complete else "client_gone")
 
+    async def _answer_one(
+        self, answerer: ItemAnswerer, item: CallItem, receive: Receive, send: Send
+    ) -> bool:
+        """Answer a call of one item in this very task, in one write; tasks are what costs."""
+        client = _Client(receive, asyncio.current_task())
+        watcher = asyncio.create_task(client.watch())
+        try:
+            outcome = await answerer.answer(0, item)
+        except asyncio.CancelledError:
+            if not client.gone:
+                raise
+            return False
+        finally:
+            watcher.cancel()
+        body = encode_frame(outcome) + self._engine.report_frame()
+        await respond(send, _OK, body, _MEDIA)
+        return True
+
     def _start_span(self, scope: Scope) -> Span:
+        if not self._tracing.records:
+            return NO_SPAN
         carrier = {
             name: value.decode("latin-1")
             for name in ("traceparent", "tracestate")
@@ -134,6 +158,23 @@ class CallHandler:
         if len(call.items) > _MAX_ITEMS:
             raise CallTooLarge(f"the call has more than {_MAX_ITEMS} items; send fewer")
         return call
+
+
+class _Client:
+    """Whoever waits for a call of one item: it is cancelled when the client leaves."""
+
+    def __init__(self, receive: Receive, task: "asyncio.Task[None] | None") -> None:
+        self._receive = receive
+        self._task = task
+        self.gone = False
+
+    async def watch(self) -> None:
+        """Return when the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 class _OutcomeStream:
@@ -184,13 +225,13 @@ class _OutcomeStream:
                 return
             frames, self._ready = self._ready, []
             left -= len(frames)
-            if not left:
-                frames.append(engine.report())
             if not started:
                 # Headers go with the first outcome, in one packet.
                 await send(_START)
                 started = True
             body = b"".join(map(encode_frame, frames))
+            if not left:
+                body += engine.report_frame()
             await send({"type": "http.response.body", "body": body, "more_body": bool(left)})
 
 

@@ -1,19 +1,25 @@
 """What a backend serves with: its endpoints, what runs below them, and how it is doing."""
 
 import asyncio
+import math
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from backends.algorithms.base import Endpoint
 from backends.batching.batcher import Batcher
+from backends.batching.device import Device
 from backends.batching.shared import SharedRows
 from backends.errors import ModelNotFound, NotReady, Overloaded, RevisionMismatch
 from backends.pipelines.ask import Pipeline
-from backends.protocol import BackendState, Call, Report
+from backends.protocol import BackendState, Call, Report, encode_frame
 from backends.types import EncoderStatistics, Snapshot
+
+# A gateway predicts with these numbers; a batch takes longer than they live.
+_REPORT_AGE = 0.005
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +52,8 @@ class Engine:
         pipelines: Mapping[str, Pipeline],
         encoders: Sequence[RunningEncoder],
         problems: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+        device: Device | None = None,
     ) -> None:
         self.pipelines = pipelines
         self._identity = identity
@@ -57,6 +65,10 @@ class Engine:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
+        self._clock = clock
+        self._device = device
+        self._reported = -math.inf
+        self._report_frame = b""
 
     def admit(self, call: Call) -> Endpoint:
         """Return the endpoint of a call.
@@ -82,6 +94,7 @@ class Engine:
             raise NotReady(f"the encoder of `{call.model}` is broken: {batcher.failure}")
         if batcher.is_full():
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
+        batcher.check_time(max(item.remaining for item in call.items), lane=call.lane)
         return endpoint
 
     @contextmanager
@@ -131,6 +144,13 @@ class Engine:
             report=self.report(),
         )
 
+    def report_frame(self) -> bytes:
+        """Return the report as the last frame of a reply, made anew every few milliseconds."""
+        now = self._clock()
+        if now - self._reported >= _REPORT_AGE:
+            self._reported, self._report_frame = now, encode_frame(self.report())
+        return self._report_frame
+
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
         statistics = [encoder.batcher.statistics() for encoder in self._encoders.values()]
@@ -142,6 +162,8 @@ class Engine:
             rows_per_second=max((s.rows_per_second for s in statistics), default=0.0),
             tokens_per_second=max((s.tokens_per_second for s in statistics), default=0.0),
             padding_waste_ratio=1.0 - tokens / padded if padded else 0.0,
+            queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
+            device_busy_share=self._device.busy_share() if self._device else 0.0,
         )
 
     def snapshot(self) -> Snapshot:
@@ -149,6 +171,7 @@ class Engine:
         return Snapshot(
             ready=self.state().ready,
             calls_in_flight=self.calls_in_flight,
+            device_busy_share=self._device.busy_share() if self._device else 0.0,
             items=dict(self._items),
             encoders=[
                 EncoderStatistics(

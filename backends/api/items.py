@@ -61,7 +61,12 @@ class ItemAnswerer:
 
     async def answer(self, index: int, item: CallItem) -> Done | Failed:
         """Return the item's outcome; only a cancellation is raised."""
-        caller = Caller(scope=item.scope, deadline=self._received + item.remaining, span=self._span)
+        caller = Caller(
+            scope=item.scope,
+            deadline=self._received + item.remaining,
+            span=self._span,
+            lane=self._call.lane,
+        )
         try:
             result = await self._run(item, caller)
         except asyncio.CancelledError:

@@ -11,6 +11,7 @@ from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
 from backends.api.engine import Engine, Identity, RunningEncoder
 from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
 from backends.errors import ModelProblem
@@ -26,7 +27,7 @@ from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
-_ROWS_PER_BATCH = 8
+_ROWS_PER_BATCH = 16
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
@@ -62,6 +63,8 @@ def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
         pipelines=loader.pipelines,
         encoders=loader.running,
         problems=loader.problems,
+        clock=tools.clock,
+        device=loader.device,
     )
     batchers = [encoder.batcher for encoder in loader.running]
     return Loaded(engine=engine, batchers=batchers, problems=loader.problems)
@@ -70,6 +73,7 @@ def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
 class _Loader:
     def __init__(self, catalogue: Catalogue, tools: Tools) -> None:
         self._catalogue = catalogue
+        self.device = Device(slots=_slots(tools.settings), clock=tools.clock)
         self._tools = tools
         self._cache = RowCache(max_bytes=tools.settings.row_cache_bytes)
         self._encoders: dict[str, Encoder] = {}
@@ -107,6 +111,7 @@ class _Loader:
             outputs={kind: name for kind, name in named.items() if name is not None},
             dimensions=manifest.dimensions,
             max_tokens=manifest.max_tokens,
+            digest=model.digest,
         )
         executor = tools.open_executor(source)
         shares_batches = tools.admit(_candidate(model, manifest, source, executor, tokenizer))
@@ -114,6 +119,8 @@ class _Loader:
         batcher = Batcher(
             name=model.name,
             executor=executor,
+            cost=executor.cost,
+            device=self.device,
             batch=BatchLimits(rows=rows_per_batch, tokens=settings.max_batch_tokens),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
@@ -175,3 +182,8 @@ def _candidate(
         executor=executor,
         encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
     )
+
+
+def _slots(settings: BackendSettings) -> int:
+    """Return how many batches the device takes at a time."""
+    return settings.lanes if settings.provider == "cpu" else settings.gpu_runs

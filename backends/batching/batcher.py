@@ -10,23 +10,32 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from backends.batching.device import Device
+from backends.batching.flows import BULK, INTERACTIVE
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue
+from backends.batching.queue import RowQueue, Taken
 from backends.batching.row import Row
+from backends.batching.width import Width
 from backends.errors import (
     BackendError,
     DeadlineExceeded,
     ExecutorDied,
     ModelFailed,
+    OutOfMemory,
     Overloaded,
 )
 from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
 from backends.telemetry.spans import Tracing
 from backends.types import FloatArray, OutputKind, QueueStatistics
 
 _log = logging.getLogger(__name__)
 _Outcome = tuple[Row, "FloatArray | BackendError"]
+# Predictions are of the mean; an answer that just misses its deadline is work for nothing.
+_CAUTION = 1.2
+# No caller is asked to come back earlier.
+_SOONEST = 0.1
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +61,8 @@ class Batcher:
         queue: QueueLimits,
         clock: Callable[[], float],
         tracing: Tracing,
+        cost: CostModel | None = None,
+        device: Device | None = None,
     ) -> None:
         self.name = name
         self.failure: str | None = None
@@ -59,10 +70,14 @@ class Batcher:
         self._limits = queue
         self._clock = clock
         self._tracing = tracing
-        self._queue = RowQueue(limits=batch, clock=clock)
-        self._meter = Meter(lanes=executor.lanes)
+        self._cost = cost or CostModel()
+        self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
+        self._meter = Meter(lanes=executor.lanes, clock=clock)
+        self._width = Width(narrow=self._cost, wide=executor.wide_cost)
+        self._share = (device or Device(slots=executor.lanes, clock=clock)).share()
         self._incoming: list[Row] = []
         self._incoming_tokens = 0
+        self._incoming_seconds = 0.0
         self._refused = 0
         self._lanes_left = executor.lanes
         self._threads: list[threading.Thread] = []
@@ -108,16 +123,42 @@ class Batcher:
         if self._lanes_left <= 0:
             raise ExecutorDied(f"the executor of `{self.name}` is gone; restart the backend")
         tokens = sum(row.length for row in rows)
+        work = sum(self._cost.alone(row.length) for row in rows)
         if self._is_full(len(rows), tokens):
             self._refused += len(rows)
             raise Overloaded(
                 f"the queue of `{self.name}` is full; try again later",
                 retry_after=self.backlog(),
             )
+        lane = rows[0].flow[0]
+        try:
+            self.check_time(max(row.deadline for row in rows) - self._clock(), work, lane=lane)
+        except Overloaded:
+            self._refused += len(rows)
+            raise
+        self._share.arrived(work)
         if not self._incoming:
             asyncio.get_running_loop().call_soon(self._flush)
         self._incoming += rows
         self._incoming_tokens += tokens
+        self._incoming_seconds += work
+
+    def check_time(self, time_left: float, work: float = 0.0, *, lane: str = INTERACTIVE) -> None:
+        """Refuse what would be late: by the work that waits and the pace at which it is done.
+
+        Raises:
+            Overloaded: with the time until such work would be taken.
+        """
+        waiting = self._queue.seconds + self._incoming_seconds
+        if not waiting or lane == BULK:
+            # Bulk rows wait behind others for as long as they have time.
+            return
+        late = (waiting + work) / self._meter.pace * _CAUTION - time_left
+        if late > 0.0:
+            raise Overloaded(
+                f"`{self.name}` is too busy to answer in the time left; try again later",
+                retry_after=max(_SOONEST, late),
+            )
 
     def is_full(self) -> bool:
         """Whether not even one more row would be taken."""
@@ -125,20 +166,22 @@ class Batcher:
 
     def backlog(self) -> float:
         """Return the seconds that what waits will take, at least a tenth of one."""
-        statistics = self.statistics()
-        if not statistics.tokens_per_second:
-            return 1.0
-        return max(0.1, statistics.queued_tokens / statistics.tokens_per_second)
+        return max(_SOONEST, self.queued_seconds())
+
+    def queued_seconds(self) -> float:
+        """Return the seconds that what waits will take."""
+        return (self._queue.seconds + self._incoming_seconds) / self._meter.pace
 
     def statistics(self) -> QueueStatistics:
         """Return what waits and what was done."""
-        return self._meter.statistics(
+        statistics = self._meter.statistics(
             queued_rows=self._queue.rows + len(self._incoming),
             queued_tokens=self._queue.tokens + self._incoming_tokens,
             skipped=self._queue.skipped,
             expired=self._queue.expired,
             refused=self._refused,
         )
+        return msgspec.structs.replace(statistics, queued_seconds=self.queued_seconds())
 
     def _is_full(self, rows: int, tokens: int) -> bool:
         return (
@@ -147,7 +190,8 @@ class Batcher:
         )
 
     def _flush(self) -> None:
-        rows, self._incoming, self._incoming_tokens = self._incoming, [], 0
+        rows, self._incoming = self._incoming, []
+        self._incoming_tokens, self._incoming_seconds = 0, 0.0
         if self._lanes_left > 0:
             self._queue.put(rows)
         else:
@@ -155,30 +199,54 @@ class Batcher:
 
     def _run_lane(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            while (taken := self._queue.take()) is not None:
-                late = DeadlineExceeded("the time of the item was over before it could run")
-                outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
-                try:
-                    outcomes += self._run_batch(taken.rows)
-                finally:
-                    # A thread that dies here leaves no row behind.
-                    settled = {id(row) for row, _ in outcomes}
-                    died = ExecutorDied("the executor died while it ran this row")
-                    outcomes += [(row, died) for row in taken.rows if id(row) not in settled]
-                    loop.call_soon_threadsafe(_settle, outcomes)
+            while self._queue.wait():
+                # The batch is chosen when it can run, among all that waits by then.
+                with self._share.slot() as use:
+                    taken = self._queue.take()
+                    if taken is not None:
+                        use.seconds = taken.seconds
+                        self._run_taken(taken, loop, alone=use.alone)
         except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
             loop.call_soon_threadsafe(self._lose_lane, error)
 
-    def _run_batch(self, rows: list[Row]) -> list[_Outcome]:
+    def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
+        late = DeadlineExceeded("the time of the item was over before it could run")
+        outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
+        wide = bool(taken.rows) and self._width.choose(
+            alone=alone and not taken.more,
+            rows=len(taken.rows),
+            longest=max(row.length for row in taken.rows),
+            tokens=sum(row.length for row in taken.rows),
+        )
+        started = self._clock()
+        try:
+            outcomes += self._run_batch(taken.rows, wide=wide)
+        finally:
+            # A thread that dies here leaves no row behind.
+            if len(outcomes) < len(taken.rows) + len(taken.dropped):
+                settled = {id(row) for row, _ in outcomes}
+                died = ExecutorDied("the executor died while it ran this row")
+                outcomes += [(row, died) for row in taken.rows if id(row) not in settled]
+            loop.call_soon_threadsafe(_settle, outcomes)
+        if taken.rows:
+            took = self._clock() - started
+            self._meter.end(
+                release=taken.release, predicted=taken.seconds, took=took, more=taken.more
+            )
+            self._queue.slowness = self._meter.slowness
+
+    def _run_batch(self, rows: list[Row], *, wide: bool = False) -> list[_Outcome]:
         """Run rows together; halve a batch that fails until the row to blame is alone."""
         if not rows:
             return []
         try:
-            values = self._run_rows(rows)
+            values = self._run_rows(rows, wide=wide)
         except ModelFailed as error:
             if len(rows) == 1:
                 self._blame(rows[0])
                 return [(rows[0], error)]
+            if isinstance(error, OutOfMemory):
+                self._queue.limit_tokens(len(rows) * max(row.length for row in rows) // 2)
             half = len(rows) // 2
             return self._run_batch(rows[:half]) + self._run_batch(rows[half:])
         outcomes = list(zip(rows, values, strict=True))
@@ -195,7 +263,9 @@ class Batcher:
         except ModelFailed as error:
             raise ExecutorDied("the executor fails on a row it could run before") from error
 
-    def _run_rows(self, rows: list[Row]) -> list["FloatArray | BackendError"]:
+    def _run_rows(
+        self, rows: list[Row], *, wide: bool = False
+    ) -> list["FloatArray | BackendError"]:
         kind = rows[0].kind
         lengths = [row.length for row in rows]
         longest, tokens = max(lengths), sum(lengths)
@@ -214,7 +284,8 @@ class Batcher:
         run = span.child("model run", {"provider": self._executor.provider})
         started = self._clock()
         try:
-            output = self._executor.run(ids=ids, mask=mask, type_ids=type_ids, output=kind)
+            compute = self._executor.run_wide if wide else self._executor.run
+            output = compute(ids=ids, mask=mask, type_ids=type_ids, output=kind)
         except BackendError as error:
             run.end(error.code)
             span.end(error.code)

@@ -1,22 +1,33 @@
 """What a batcher has done and how fast it is."""
 
 import threading
+from collections import Counter
+from collections.abc import Callable
 
+from backends.batching.policy import Release
 from backends.types import QueueStatistics
 
 # Speed is measured over about this many seconds of work, so that it follows a changed load.
 _MEMORY = 5.0
+# The slowest and the quickest a device is believed to be beside its cost model.
+_SLOWEST, _QUICKEST = 20.0, 0.05
 
 
 class Meter:
     """Counts batches. Its speeds are of a busy device: an idle one keeps the last it showed."""
 
-    def __init__(self, *, lanes: int) -> None:
+    def __init__(self, *, lanes: int, clock: Callable[[], float]) -> None:
         self._lanes = lanes
+        self._clock = clock
         self._lock = threading.Lock()
         self._batches = self._rows = self._tokens = self._padded = self._failed = 0
         self._busy = 0.0
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
+        self._releases: Counter[Release] = Counter()
+        # Predicted seconds done, and the time that passed meanwhile, while rows were waiting.
+        self._paced, self._pacing = 0.0, 0.0
+        self._predicted = self._took = 0.0
+        self._last_end: float | None = None
 
     def count(self, *, rows: int, tokens: int, padded_tokens: int, took: float) -> None:
         """Count a batch that a lane ran for `took`."""
@@ -31,10 +42,38 @@ class Meter:
             self._recent_tokens = self._recent_tokens * fade + tokens
             self._recent_busy = self._recent_busy * fade + took
 
+    def end(self, *, release: Release, predicted: float, took: float, more: bool) -> None:
+        """Count the end of what was taken together; `more` says that rows were left waiting."""
+        now = self._clock()
+        with self._lock:
+            self._releases[release] += 1
+            self._predicted = 0.95 * self._predicted + predicted
+            self._took = 0.95 * self._took + took
+            if self._last_end is not None and now > self._last_end:
+                passed = now - self._last_end
+                fade = max(0.0, 1.0 - passed / _MEMORY)
+                self._paced = self._paced * fade + predicted
+                self._pacing = self._pacing * fade + passed
+            self._last_end = now if more else None
+
     def count_failed(self, rows: int) -> None:
         """Count rows that could not be computed."""
         with self._lock:
             self._failed += rows
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer batches take than the cost model says."""
+        if not self._predicted:
+            return 1.0
+        return min(_SLOWEST, max(_QUICKEST, self._took / self._predicted))
+
+    @property
+    def pace(self) -> float:
+        """Predicted seconds of work done in a second, beside whatever else the device does."""
+        if self._pacing > 0:
+            return max(self._paced / self._pacing, 1.0 / _SLOWEST)
+        return self._lanes / self.slowness
 
     def statistics(
         self, *, queued_rows: int, queued_tokens: int, skipped: int, expired: int, refused: int
@@ -56,4 +95,5 @@ class Meter:
                 busy=self._busy,
                 rows_per_second=self._recent_rows * scale,
                 tokens_per_second=self._recent_tokens * scale,
+                releases={reason.value: count for reason, count in self._releases.items()},
             )

@@ -1,42 +1,79 @@
-"""Which waiting rows run together: a pure decision over lengths."""
+"""Which waiting rows run together: a pure decision over lengths, time left and predicted cost."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
 
+from backends.executors.cost import CostModel
+
+# The share of a run's fixed cost that a row may expect to save in some later batch, too.
+_PATIENCE = 0.3
+
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a batch: its rows, its padded tokens, and what company is worth.
+    """Bounds of a batch: its rows, its tokens, padding included, and the share of padding."""
 
-    A run costs about as much as `overhead_tokens` further tokens, whatever is in it; a row that
-    would cost more in padding than that saves is left for a batch nearer to its length.
-    """
-
-    rows: int = 8
+    rows: int = 16
     tokens: int = 4096
-    overhead_tokens: int = 3
+    padding: float = 0.1
+
+
+class Release(StrEnum):
+    """Why a batch left as it is."""
+
+    IDLE = "idle"  # it took all that waited
+    FULL = "full"  # one row more would be over the rows or the tokens
+    DEADLINE = "deadline"  # one row more would make it late
+    LENGTH = "length"  # what waits is of other lengths
+    OUTLIER = "outlier"  # so much so that the row runs alone
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """`(length, rows)` to take, and why no more."""
+
+    lengths: list[tuple[int, int]]
+    release: Release
+    seconds: float
 
 
 def choose_batch(
-    anchor: int, waiting: Mapping[int, int], limits: BatchLimits
-) -> list[tuple[int, int]]:
-    """Return `(length, rows)` to run with the oldest row, which is `anchor` tokens long.
+    anchor: int,
+    waiting: Mapping[int, int],
+    limits: BatchLimits,
+    cost: CostModel,
+    *,
+    time_left: float,
+) -> Choice:
+    """Return what runs with the most urgent row, which is `anchor` tokens long.
 
-    `waiting` counts the rows of each length, the oldest among them. Lengths nearest to the
-    anchor's come first; the anchor itself always runs, however long it is.
+    `waiting` counts the rows of each length, the urgent one among them, which always runs.
+    Others join, nearest lengths first, while a row costs less here than in a batch of its own
+    length and the batch still ends within `time_left`.
     """
     chosen = {anchor: 1}
-    count, longest = 1, anchor
+    count, longest, tokens = 1, anchor, anchor
+    seconds = cost.seconds(rows=1, longest=anchor, tokens=anchor)
+    release = Release.IDLE
     for length in sorted(waiting, key=lambda length: (abs(length - anchor), length)):
+        worth = cost.alone(length) + _PATIENCE * cost.base
+        widest = max(longest, length)
         for _ in range(waiting[length] - (length == anchor)):
-            widest = max(longest, length)
-            added = (count + 1) * widest - count * longest
             if count == limits.rows or (count + 1) * widest > limits.tokens:
+                release = Release.FULL
                 break
-            if added > length + limits.overhead_tokens:
+            longer = cost.seconds(rows=count + 1, longest=widest, tokens=tokens + length)
+            if longer > time_left:
+                release = Release.DEADLINE
+                break
+            padding = 1.0 - (tokens + length) / ((count + 1) * widest)
+            if longer - seconds > worth or padding > limits.padding:
+                release = Release.LENGTH if release is Release.IDLE else release
                 break
             chosen[length] = chosen.get(length, 0) + 1
-            count, longest = count + 1, widest
-        if count == limits.rows:
+            count, longest, tokens, seconds = count + 1, widest, tokens + length, longer
+        if release in {Release.FULL, Release.DEADLINE}:
             break
-    return list(chosen.items())
+    if release is Release.LENGTH and count == 1:
+        release = Release.OUTLIER
+    return Choice(lengths=list(chosen.items()), release=release, seconds=seconds)

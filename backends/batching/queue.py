@@ -6,130 +6,173 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.batching.policy import BatchLimits, choose_batch
+from backends.batching.flows import Flows
+from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
 from backends.batching.row import Row
-from backends.types import OutputKind
+from backends.executors.cost import CostModel
+
+_BELIEVED = 2.0
+_Shelf = dict[int, deque[Row]]
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a thread takes: rows to run together, and rows whose time or askers are gone."""
+    """What a thread takes: rows to run together, and rows whose time or askers are gone.
+
+    `seconds` is the predicted time, `more` whether rows were left.
+    """
 
     rows: list[Row]
     dropped: list[Row]
+    release: Release
+    seconds: float
+    more: bool
 
 
 class RowQueue:
-    """Rows in order of arrival and by length. Bounded by the caller, who asks for its size.
+    """Rows by flow and by length. Bounded by the caller, who asks for its size.
 
     Rows whose askers have gone are met and dropped on the way, not looked for when they go.
+    `seconds` is what the waiting rows will take, by the cost model.
     """
 
-    def __init__(self, *, limits: BatchLimits, clock: Callable[[], float]) -> None:
+    def __init__(self, *, limits: BatchLimits, cost: CostModel, clock: Callable[[], float]) -> None:
         self._limits = limits
+        self._cost = cost
         self._clock = clock
         self._changed = threading.Condition()
-        self._order: deque[Row] = deque()
-        self._by_length: dict[OutputKind, dict[int, deque[Row]]] = {k: {} for k in OutputKind}
+        self._flows = Flows()
+        # By output and lane: rows of other lanes or outputs do not join.
+        self._shelves: dict[tuple[str, str], _Shelf] = {}
+        self._counts: dict[tuple[str, str], dict[int, int]] = {}
         self._closed = False
         self.rows = 0
         self.tokens = 0
+        self.seconds = 0.0
         self.skipped = 0
         self.expired = 0
+        # How much slower than predicted batches are; the owner keeps it up to date.
+        self.slowness = 1.0
 
     def put(self, rows: Sequence[Row]) -> None:
         """Add rows and wake threads that wait."""
         with self._changed:
             for row in rows:
-                self._order.append(row)
-                lengths = self._by_length[row.kind]
-                if row.length not in lengths:
-                    lengths[row.length] = deque()
-                lengths[row.length].append(row)
+                self._flows.add(row)
+                shelf = self._shelves.setdefault(row.shelf, {})
+                shelf.setdefault(row.length, deque()).append(row)
+                counts = self._counts.setdefault(row.shelf, {})
+                counts[row.length] = counts.get(row.length, 0) + 1
                 self.rows += 1
                 self.tokens += row.length
+                self.seconds += self._cost.alone(row.length)
             self._changed.notify(len(rows))
 
-    def take(self) -> Taken | None:
-        """Wait for rows and take a batch; `None` when the queue is closed."""
+    def wait(self) -> bool:
+        """Wait until there are rows; return whether the queue is still open."""
         with self._changed:
-            while not self._closed:
-                if self.rows == 0:
-                    self._changed.wait()
-                    continue
-                taken = self._take()
-                if taken.rows or taken.dropped:
-                    return taken
-            return None
+            while not self._closed and self.rows == 0:
+                self._changed.wait()
+            return not self._closed
+
+    def take(self) -> Taken | None:
+        """Take a batch; `None` when another thread was quicker or the queue is closed."""
+        with self._changed:
+            if self._closed:
+                return None
+            dropped: list[Row] = []
+            now = self._clock()
+            lead = self._flows.lead()
+            while lead is not None and not self._alive(lead, now, dropped):
+                lead = self._flows.lead()
+            if lead is None:
+                return self._taken([], dropped, Release.IDLE, 0.0) if dropped else None
+            choice = self._choose(lead, now)
+            rows = self._gather(lead, choice, now, dropped)
+            return self._taken(rows, dropped, choice.release, choice.seconds)
 
     def close(self) -> list[Row]:
         """Let waiting threads go and return the rows that nobody will run."""
         with self._changed:
             self._closed = True
-            left = [row for row in self._order if not row.taken]
-            self._order.clear()
-            self._by_length = {k: {} for k in OutputKind}
+            left = list(self._flows.rows())
+            self._flows.clear()
+            self._shelves.clear()
+            self._counts.clear()
             self.rows = self.tokens = 0
+            self.seconds = 0.0
             self._changed.notify_all()
             return left
 
-    def _take(self) -> Taken:
-        dropped: list[Row] = []
-        now = self._clock()
-        anchor = self._oldest(now, dropped)
-        if anchor is None:
-            return Taken(rows=[], dropped=dropped)
-        lengths = self._by_length[anchor.kind]
-        waiting = {length: len(rows) for length, rows in lengths.items()}
-        rows = []
-        for length, count in choose_batch(anchor.length, waiting, self._limits):
-            rows += self._pop(lengths, length, count, now, dropped)
-        return Taken(rows=rows, dropped=dropped)
+    def limit_tokens(self, tokens: int) -> None:
+        """Make batches no larger than this, because a larger one found no memory."""
+        with self._changed:
+            if tokens < self._limits.tokens:
+                self._limits = msgspec.structs.replace(self._limits, tokens=max(1, tokens))
 
-    def _oldest(self, now: float, dropped: list[Row]) -> Row | None:
-        while self._order:
-            row = self._order[0]
-            if not row.taken:
-                # Rows leave their length's queue in order too, so this one is at its head.
-                if self._alive(row, now, dropped):
-                    return row
-                lengths = self._by_length[row.kind]
-                lengths[row.length].popleft()
-                self._forget(lengths, row)
-            self._order.popleft()
-        return None
+    def _choose(self, lead: Row, now: float) -> Choice:
+        return choose_batch(
+            lead.length,
+            self._counts[lead.shelf],
+            self._limits,
+            self._cost,
+            time_left=(lead.deadline - now) / self.slowness,
+        )
 
-    def _pop(
-        self,
-        lengths: dict[int, deque[Row]],
-        length: int,
-        count: int,
-        now: float,
-        dropped: list[Row],
-    ) -> list[Row]:
-        rows: list[Row] = []
-        queue = lengths[length]
-        while queue and len(rows) < count:
-            row = queue.popleft()
-            if self._alive(row, now, dropped):
+    def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
+        share = choice.seconds / sum(rows for _, rows in choice.lengths)
+        shelf = self._shelves[lead.shelf]
+        rows = [lead]
+        self._forget(lead, share)
+        for length, wanted in choice.lengths:
+            missing = wanted - (length == lead.length)
+            queue = shelf.get(length, deque())
+            while missing and queue:
+                row = queue.popleft()
+                if row.taken or not self._alive(row, now, dropped):
+                    continue
+                self._forget(row, share)
                 rows.append(row)
-            self._forget(lengths, row)
+                missing -= 1
         return rows
+
+    def _taken(
+        self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
+    ) -> Taken:
+        return Taken(
+            rows=rows, dropped=dropped, release=release, seconds=seconds, more=self.rows > 0
+        )
 
     def _alive(self, row: Row, now: float, dropped: list[Row]) -> bool:
         if not row.wanted:
             self.skipped += 1
-            dropped.append(row)
-            return False
-        if row.deadline <= now:
+        elif row.deadline <= now + self._least(row):
             self.expired += 1
             row.expired = True
-            dropped.append(row)
-            return False
-        return True
+        else:
+            return True
+        dropped.append(row)
+        self._forget(row, 0.0)
+        return False
 
-    def _forget(self, lengths: dict[int, deque[Row]], row: Row) -> None:
+    def _least(self, row: Row) -> float:
+        """Return the time the row takes at least: with less left, it would run for nothing."""
+        alone = self._cost.seconds(rows=1, longest=row.length, tokens=row.length)
+        # A device that once was slow must get a chance to show that it no longer is.
+        return alone * min(self.slowness, _BELIEVED)
+
+    def _forget(self, row: Row, seconds: float) -> None:
         row.taken = True
+        self._flows.left(row, seconds)
+        counts = self._counts[row.shelf]
+        counts[row.length] -= 1
+        if not counts[row.length]:
+            del counts[row.length]
+        shelf = self._shelves[row.shelf]
+        queue = shelf.get(row.length)
+        while queue and queue[0].taken:
+            queue.popleft()
+        if queue is not None and not queue:
+            del shelf[row.length]
         self.rows -= 1
         self.tokens -= row.length
-        if not lengths[row.length]:
-            del lengths[row.length]
+        self.seconds = self.seconds - self._cost.alone(row.length) if self.rows else 0.0

@@ -55,10 +55,12 @@ class Row:
         "deadline",
         "encoding",
         "expired",
+        "flow",
         "key",
         "kind",
         "length",
         "settle",
+        "shelf",
         "span",
         "taken",
         "waiters",
@@ -73,11 +75,14 @@ class Row:
         deadline: float,
         span: Span,
         settle: Callable[["Row", FloatArray | BackendError], None],
+        lane: str = "interactive",
     ) -> None:
         self.encoding = encoding
         self.kind = kind
         self.key = key
         self.length = len(encoding.ids)
+        self.flow = (lane, key[0])
+        self.shelf = (kind, lane)
         self.deadline = deadline
         self.span = span
         self.settle = settle

@@ -51,10 +51,13 @@ def _size(key: RowKey, value: FloatArray) -> int:
 class Caller:
     """The item on whose behalf rows are asked, and what was computed for it."""
 
-    __slots__ = ("deadline", "rows", "scope", "span", "tokens")
+    __slots__ = ("deadline", "lane", "rows", "scope", "span", "tokens")
 
-    def __init__(self, *, scope: str, deadline: float, span: Span = NO_SPAN) -> None:
+    def __init__(
+        self, *, scope: str, deadline: float, span: Span = NO_SPAN, lane: str = "interactive"
+    ) -> None:
         self.scope = scope
+        self.lane = lane
         self.deadline = deadline
         self.span = span
         self.rows = 0
@@ -128,6 +131,7 @@ class SharedRows:
             deadline=caller.deadline,
             span=caller.span.child("row", {"tokens": len(encoding.ids)}),
             settle=self._settle,
+            lane=caller.lane,
         )
         row.join(ticket, index)
         self._in_flight[key] = row

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from backends.executors.cost import CostModel
 from backends.types import FloatArray, IntArray, OutputKind
 
 
@@ -28,6 +29,22 @@ class ModelExecutor(Protocol):
     def dimensions(self) -> int:
         """The width of both outputs."""
         ...
+
+    @property
+    def cost(self) -> CostModel:
+        """What a batch takes in one of the lanes."""
+        ...
+
+    @property
+    def wide_cost(self) -> CostModel | None:
+        """What a batch takes in `run_wide`; `None` where that is `run`."""
+        return None
+
+    def run_wide(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        """Return what `run` does, on all cores: for a batch that is alone."""
+        return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
 
     def run(
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind

@@ -4,6 +4,7 @@ The same code runs on the CPU provider, which is how its tests run it; `OnnxExec
 choice there.
 """
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,7 @@ from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProble
 from backends.executors.base import ModelExecutor
 from backends.executors.binding import Bindings, Bound, BoundKey, Feed, Tensors
 from backends.executors.buckets import Buckets, Shape
+from backends.executors.cost import CostModel, measure_cost
 from backends.executors.graph import GraphSource, check_outputs, read_inputs
 from backends.executors.host_memory import host_memory
 from backends.executors.provider import DeviceOptions, open_session
@@ -27,6 +29,7 @@ _BINDING_BYTES = 256 * 1024 * 1024
 # ONNX Runtime captures a graph in the run after the first; a third proves that it replays.
 _CAPTURE_RUNS = 3
 _TRIAL = Shape(1, 4)
+_LONGEST = 512
 # CUDA reports a broken device in the message only; no later run can succeed in this process.
 _FATAL = (
     *("cudaErrorIllegalAddress", "CUDA failure 700", "CUDA failure 719", "device-side assert"),
@@ -111,6 +114,7 @@ class CudaExecutor(ModelExecutor):
             for lane in self._lanes:
                 lane.warm_up()
                 self._free.put(lane)
+            self._cost = self._measure()
 
     @property
     @override
@@ -126,6 +130,23 @@ class CudaExecutor(ModelExecutor):
     @override
     def dimensions(self) -> int:
         return self._source.dimensions
+
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return self._cost
+
+    def _measure(self) -> CostModel:
+        output = next(iter(self._source.outputs))
+
+        def run(ids: IntArray, mask: IntArray) -> None:
+            self.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
+
+        try:
+            return measure_cost(run, time.perf_counter, longest=self._source.max_tokens or _LONGEST)
+        except ModelFailed:
+            # A graph of fixed shape: a guess will do, what it really takes is learnt at work.
+            return CostModel()
 
     @override
     def run(

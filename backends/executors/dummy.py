@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from backends.errors import ModelFailed
 from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
 from backends.types import FloatArray, IntArray, OutputKind
 
 
@@ -36,6 +37,11 @@ class DummyExecutor(ModelExecutor):
     @override
     def dimensions(self) -> int:
         return self._dimensions
+
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return CostModel()
 
     @override
     def run(

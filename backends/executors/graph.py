@@ -17,12 +17,16 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
 
 
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph file, the names of its outputs, and the longest row it has positions for."""
+    """A graph file, the names of its outputs, and the longest row it has positions for.
+
+    A `digest` of what the file depends on lets its packed weights be kept beside it.
+    """
 
     path: Path
     outputs: dict[OutputKind, str]
     dimensions: int
     max_tokens: int | None = None
+    digest: str = ""
 
 
 def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:

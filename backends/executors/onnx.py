@@ -1,29 +1,47 @@
 """Runs an encoder graph with ONNX Runtime on the CPU."""
 
+import time
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ModelFailed, ModelProblem
+from backends.errors import ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel, measure_cost
 from backends.executors.graph import INPUTS, GraphSource, check_outputs, read_inputs
-from backends.executors.provider import DeviceOptions, open_session
+from backends.executors.prepacked import prepacked_graph
+from backends.executors.provider import DeviceOptions, open_session, runtime_version, save_packed
 from backends.types import FloatArray, IntArray, OutputKind
+
+_CPU = DeviceOptions(provider="cpu")
+_LONGEST = 512
+_MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad allocation")
 
 
 class OnnxExecutor(ModelExecutor):
-    """One session whose runs use one intra-op thread: `lanes` threads run it side by side.
+    """A narrow session whose runs use one thread each, `lanes` side by side, and a wide one.
 
     ONNX Runtime's `run` is thread-safe and releases the interpreter's lock, and with one intra-op
     thread it works in the caller's: N callers are N narrow sessions over one copy of the weights.
+    The wide session runs one batch on `lanes` threads, over the same mapped weights; where those
+    cannot be kept on disk there is none.
     """
 
-    def __init__(self, source: GraphSource, *, lanes: int) -> None:
+    def __init__(self, source: GraphSource, *, lanes: int, wide: bool = True) -> None:
         self._source = source
         self._lanes = lanes
-        self._session = open_session(source.path, DeviceOptions(provider="cpu"))
+        packed = _keep_packed(source)
+        self._session = open_session(packed or source.path, _CPU)
+        self._wide: Any = None
+        if packed is not None and lanes > 1 and wide:
+            self._wide = open_session(packed, _CPU, threads=lanes)
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
         self._warm_up()
+        self._cost = self._measure(self._session)
+        self._wide_cost = None if self._wide is None else self._measure(self._wide)
 
     @property
     @override
@@ -41,18 +59,54 @@ class OnnxExecutor(ModelExecutor):
     def dimensions(self) -> int:
         return self._source.dimensions
 
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return self._cost
+
     @override
     def run(
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
     ) -> FloatArray:
-        given = dict(zip(INPUTS, (ids, mask, type_ids), strict=True))
-        feeds = {name: given[name].astype(kind) for name, kind in self._inputs.items()}
+        return self._run(self._session, (ids, mask, type_ids), output)
+
+    @property
+    @override
+    def wide_cost(self) -> CostModel | None:
+        return self._wide_cost
+
+    @override
+    def run_wide(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        return self._run(self._wide or self._session, (ids, mask, type_ids), output)
+
+    def _run(
+        self, session: Any, arrays: tuple[IntArray, IntArray, IntArray], output: OutputKind
+    ) -> FloatArray:
+        given = dict(zip(INPUTS, arrays, strict=True))
+        feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         try:
-            (result,) = self._session.run([self._source.outputs[output]], feeds)
+            (result,) = session.run([self._source.outputs[output]], feeds)
         except Exception as error:  # ONNX Runtime's errors have no common base but this one
+            if any(mark in str(error).lower() for mark in _MEMORY):
+                raise OutOfMemory("there was no memory for the batch") from error
             raise ModelFailed(f"ONNX Runtime failed with `{type(error).__name__}`") from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
+
+    def _measure(self, session: Any) -> CostModel:
+        output = next(iter(self._source.outputs))
+
+        def run(ids: IntArray, mask: IntArray) -> None:
+            self._run(session, (ids, mask, np.zeros_like(ids)), output)
+
+        longest = self._source.max_tokens or _LONGEST
+        try:
+            return measure_cost(run, time.perf_counter, longest=longest)
+        except ModelFailed:
+            # A graph of fixed shape: a guess will do, what it really takes is learnt at work.
+            return CostModel()
 
     def _warm_up(self) -> None:
         """Run a row once, so that a graph that cannot answer is found before it is served."""
@@ -67,3 +121,15 @@ class OnnxExecutor(ModelExecutor):
                     f"{self._source.path}: output `{self._source.outputs[output]}` is "
                     f"{result.shape[-1]} wide, not `dimensions: {self.dimensions}`"
                 )
+
+
+def _keep_packed(source: GraphSource) -> Path | None:
+    """Return the graph with its weights packed for this machine, where that can be kept."""
+    if not source.digest:
+        return None
+    return prepacked_graph(
+        source.path,
+        digest=source.digest,
+        runtime=runtime_version(),
+        save=lambda target: save_packed(source.path, target),
+    )

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from backends.errors import ModelProblem
+from backends.executors.prepacked import SAVING
 from backends.settings import Arena, Provider, quiet_libraries
 
 NAMES: dict[Provider, str] = {
@@ -88,16 +89,45 @@ def _tensorrt(options: DeviceOptions) -> dict[str, str]:
     return found
 
 
-def open_session(path: Path, options: DeviceOptions) -> Any:  # ONNX Runtime has no types
-    """Open a graph; its runs use one thread of this machine each.
-
-    Raises:
-        ModelProblem: it is no graph, or would run elsewhere than asked for.
-    """
+def _runtime() -> Any:  # ONNX Runtime has no types
     quiet_libraries()
     # Imported here because the environment above must be set first, whoever imports this module.
     import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
 
+    return onnxruntime
+
+
+def runtime_version() -> str:
+    """Return the version of ONNX Runtime."""
+    return str(_runtime().__version__)
+
+
+def save_packed(graph: Path, target: Path) -> None:
+    """Write `graph` to `target` as it runs on this CPU, its weights packed and in a file beside it.
+
+    Raises:
+        OSError: it cannot be written, or is no graph: that is named where it is opened as it is.
+    """
+    onnxruntime = _runtime()
+    options = _session_options(onnxruntime, DeviceOptions(provider="cpu"), threads=1)
+    options.optimized_model_filepath = str(target)
+    for entry, value in SAVING.items():
+        options.add_session_config_entry(entry, value)
+    try:
+        onnxruntime.InferenceSession(
+            str(graph), options, providers=[NAMES["cpu"]], disabled_optimizers=_UNWANTED["cpu"]
+        )
+    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        raise OSError(first_line(error)) from error
+
+
+def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any:
+    """Open a graph; its runs use `threads` threads of this machine each.
+
+    Raises:
+        ModelProblem: it is no graph, or would run elsewhere than asked for.
+    """
+    onnxruntime = _runtime()
     if NAMES[options.provider] not in onnxruntime.get_available_providers():
         raise ModelProblem(_not_there(path, options, "it is not in this build of ONNX Runtime"))
     if options.provider != "cpu":
@@ -106,7 +136,7 @@ def open_session(path: Path, options: DeviceOptions) -> Any:  # ONNX Runtime has
     try:
         session = onnxruntime.InferenceSession(
             str(path),
-            _session_options(onnxruntime, options),
+            _session_options(onnxruntime, options, threads=threads),
             providers=provider_options(options),
             enable_fallback=False,
             disabled_optimizers=_UNWANTED.get(options.provider, []),
@@ -137,9 +167,9 @@ def _not_there(path: Path, options: DeviceOptions, instead: str) -> str:
     )
 
 
-def _session_options(onnxruntime: Any, options: DeviceOptions) -> Any:
+def _session_options(onnxruntime: Any, options: DeviceOptions, *, threads: int) -> Any:
     found = onnxruntime.SessionOptions()
-    found.intra_op_num_threads = 1
+    found.intra_op_num_threads = threads
     found.inter_op_num_threads = 1
     found.log_severity_level = 3
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")

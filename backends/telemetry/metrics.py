@@ -30,6 +30,7 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("queued_tokens", "Tokens waiting.", lambda e: e.queue.queued_tokens),
     ("rows_per_second", "Rows a busy encoder runs.", lambda e: e.queue.rows_per_second),
     ("tokens_per_second", "Tokens a busy encoder runs.", lambda e: e.queue.tokens_per_second),
+    ("queued_seconds", "Seconds that what waits will take.", lambda e: e.queue.queued_seconds),
     ("padding_waste_ratio", "Share of padding so far.", lambda e: e.queue.padding_waste_ratio),
 )
 
@@ -63,6 +64,16 @@ class BackendMetrics(Collector):
                 for encoder in snapshot.encoders:
                     family.add_metric([encoder.name], read(encoder))
                 yield family
+        releases = CounterMetricFamily(
+            "sluicegate_backend_releases",
+            "Batches by the reason why they left as they were.",
+            labels=["encoder", "reason"],
+        )
+        for encoder in snapshot.encoders:
+            for reason, count in encoder.queue.releases.items():
+                releases.add_metric([encoder.name, reason], count)
+        yield releases
+        yield _gauge("device_busy_share", "Share of the device in use.", snapshot.device_busy_share)
         if snapshot.encoders:
             cache = snapshot.encoders[0].rows
             yield _gauge("row_cache_bytes", "Bytes of the row cache.", cache.size_bytes)

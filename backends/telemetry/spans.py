@@ -36,6 +36,11 @@ class Span(Protocol):
 class Tracing(Protocol):
     """Starts the spans that have no parent in this process."""
 
+    @property
+    def records(self) -> bool:
+        """Whether any span may be kept: where none is, a hot path need not ask for one."""
+        ...
+
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
         """Start the server span of a call that came with these trace headers."""
         ...
@@ -66,6 +71,11 @@ NO_SPAN = NoSpan()
 
 class NoTracing(Tracing):
     """Tracing that is off."""
+
+    @property
+    @override
+    def records(self) -> bool:
+        return False
 
     @override
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
@@ -107,6 +117,11 @@ class OtelTracing(Tracing):
         self._provider = provider
         self._tracer = provider.get_tracer("sluicegate.backend")
         self._propagator = TraceContextTextMapPropagator()
+
+    @property
+    @override
+    def records(self) -> bool:
+        return True
 
     @override
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:

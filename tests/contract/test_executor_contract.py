@@ -49,7 +49,7 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelEx
     elif request.param == "paced":
         yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, lanes=2)
     elif request.param == "onnx":
-        yield OnnxExecutor(source(tmp_path / "model.onnx"), lanes=2)
+        yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), lanes=2)
     elif request.param == "cuda":
         if not GPU:
             pytest.skip("there is no GPU")
@@ -131,6 +131,37 @@ def test_lanes_may_run_side_by_side(executor: ModelExecutor) -> None:
 
     assert len(results) == 50 * executor.lanes
     assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_wide_runs_answer_the_same_bits(executor: ModelExecutor) -> None:
+    ids, mask = pad([2, 4, 3], [2, 5, 6, 3])
+    given = {"ids": ids, "mask": mask, "type_ids": np.zeros_like(ids)}
+
+    wide = executor.run_wide(**given, output=OutputKind.POOLED)
+
+    assert np.array_equal(wide, executor.run(**given, output=OutputKind.POOLED))
+
+
+def test_packed_weights_are_kept_beside_the_graph_and_used_again(tmp_path: Path) -> None:
+    kept = source(tmp_path / "model.onnx", digest="d1")
+
+    first = OnnxExecutor(kept, lanes=2)
+    files = sorted((tmp_path / ".prepacked").rglob("model.onnx"))
+    again = OnnxExecutor(kept, lanes=2)
+
+    assert len(files) == 1
+    assert sorted((tmp_path / ".prepacked").rglob("model.onnx")) == files
+    assert first.wide_cost is not None
+    assert np.array_equal(run(first, [2, 4, 3]), run(again, [2, 4, 3]))
+
+
+def test_a_folder_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / ".prepacked").write_text("in the way")
+
+    executor = OnnxExecutor(source(tmp_path / "model.onnx", digest="d1"), lanes=2)
+
+    assert executor.wide_cost is None
+    assert run(executor, [2, 4, 3]).shape == (1, DIMENSIONS)
 
 
 def test_the_provider_that_runs_is_named(executor: ModelExecutor) -> None:

@@ -165,7 +165,7 @@ async def test_a_call_of_more_rows_than_the_queue_holds_is_answered(models: Path
 
     async with running_backend(models, executor, max_queue_rows=520) as backend:
         asking = asyncio.create_task(backend.ask("topics", Task.CHOOSE, items))
-        await until(lambda: backend.engine.report().queued_rows >= 500)
+        await until(lambda: backend.engine.report().queued_rows >= 400)
         gate.open()
         outcomes = await asking
 

@@ -1,40 +1,83 @@
 """The choice of rows that run together."""
 
+from collections.abc import Mapping
+
 from hypothesis import given, strategies as st
 
-from backends.batching.policy import BatchLimits, choose_batch
+from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
+from backends.executors.cost import CostModel
 
-LIMITS = BatchLimits(rows=8, tokens=4096, overhead_tokens=3)
+LIMITS = BatchLimits(rows=8, tokens=4096)
+COST = CostModel(base=1e-3, padded=0.2e-3, square=0.0)
 
 
-def test_the_oldest_row_runs_even_when_it_is_over_the_token_budget() -> None:
-    limits = BatchLimits(rows=8, tokens=10, overhead_tokens=3)
+def choose(
+    anchor: int,
+    waiting: Mapping[int, int],
+    limits: BatchLimits = LIMITS,
+    *,
+    time_left: float = 30.0,
+) -> Choice:
+    return choose_batch(anchor, waiting, limits, COST, time_left=time_left)
 
-    assert choose_batch(500, {500: 1, 4: 3}, limits) == [(500, 1)]
+
+def test_the_urgent_row_runs_even_when_it_is_over_the_token_budget() -> None:
+    choice = choose(500, {500: 1, 4: 3}, BatchLimits(rows=8, tokens=10))
+
+    assert choice.lengths == [(500, 1)]
 
 
 def test_rows_of_one_length_fill_a_batch() -> None:
-    assert choose_batch(12, {12: 20}, LIMITS) == [(12, 8)]
+    choice = choose(12, {12: 20})
+
+    assert (choice.lengths, choice.release) == ([(12, 8)], Release.FULL)
+
+
+def test_what_is_alone_leaves_at_once() -> None:
+    choice = choose(12, {12: 1})
+
+    assert (choice.lengths, choice.release) == ([(12, 1)], Release.IDLE)
 
 
 def test_an_outlier_runs_alone() -> None:
-    assert choose_batch(60, {60: 1, 10: 7}, LIMITS) == [(60, 1)]
+    choice = choose(60, {60: 1, 10: 7})
+
+    assert (choice.lengths, choice.release) == ([(60, 1)], Release.OUTLIER)
 
 
 def test_an_outlier_does_not_join_short_rows() -> None:
-    assert choose_batch(10, {10: 4, 60: 1}, LIMITS) == [(10, 4)]
+    choice = choose(10, {10: 4, 60: 1})
+
+    assert (choice.lengths, choice.release) == ([(10, 4)], Release.LENGTH)
 
 
 def test_nearer_lengths_come_first_and_shorter_ones_before_longer() -> None:
-    chosen = choose_batch(10, {10: 1, 9: 1, 11: 1, 12: 1}, LIMITS)
+    choice = choose(10, {10: 3, 9: 1, 11: 1, 12: 1})
 
-    assert [length for length, _ in chosen[:2]] == [10, 9]
+    assert [length for length, _ in choice.lengths[:2]] == [10, 9]
 
 
 def test_the_padded_tokens_stay_within_the_budget() -> None:
-    limits = BatchLimits(rows=8, tokens=30, overhead_tokens=3)
+    choice = choose(10, {10: 8}, BatchLimits(rows=8, tokens=30))
 
-    assert choose_batch(10, {10: 8}, limits) == [(10, 3)]
+    assert choice.lengths == [(10, 3)]
+
+
+def test_a_batch_ends_before_the_time_of_its_urgent_row() -> None:
+    """One row takes 3 ms, two 5 ms, three 7 ms."""
+    choice = choose(10, {10: 8}, time_left=6e-3)
+
+    assert (choice.lengths, choice.release) == ([(10, 2)], Release.DEADLINE)
+    assert choice.seconds <= 6e-3
+
+
+def test_rows_of_many_lengths_travel_together_where_padding_is_nearly_free() -> None:
+    packed = CostModel(base=1e-3, token=0.1e-3, padded=0.0, square=0.0)
+    waiting = {10: 2, 11: 2, 12: 2}
+
+    chosen = choose_batch(12, waiting, LIMITS, packed, time_left=30.0)
+
+    assert sum(rows for _, rows in chosen.lengths) == 6
 
 
 @given(
@@ -46,7 +89,7 @@ def test_a_batch_is_within_its_bounds_and_made_of_waiting_rows(
 ) -> None:
     anchor = sorted(waiting)[pick % len(waiting)]
 
-    chosen = dict(choose_batch(anchor, waiting, LIMITS))
+    chosen = dict(choose(anchor, waiting).lengths)
 
     assert chosen[anchor] >= 1
     assert all(0 < count <= waiting[length] for length, count in chosen.items())

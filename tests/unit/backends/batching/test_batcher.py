@@ -192,11 +192,11 @@ async def test_an_answer_that_is_not_finite_is_a_failure_of_its_row_only() -> No
 
 async def test_padding_waste_is_what_was_run_beyond_real_tokens() -> None:
     async with running(DummyExecutor()) as (rows, batcher):
-        await ask(rows, encode(1, 2, 3, 4), encode(1, 2, 3))
+        await ask(rows, encode(*range(1, 11)), encode(*range(1, 10)))
 
     statistics = batcher.statistics()
-    assert (statistics.tokens, statistics.padded_tokens) == (7, 8)
-    assert statistics.padding_waste_ratio == pytest.approx(1 / 8)
+    assert (statistics.tokens, statistics.padded_tokens) == (19, 20)
+    assert statistics.padding_waste_ratio == pytest.approx(1 / 20)
 
 
 async def test_a_row_that_comes_after_the_end_is_refused() -> None:

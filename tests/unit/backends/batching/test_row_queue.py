@@ -6,6 +6,7 @@ import pytest
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
 from backends.batching.row import Row, Ticket
+from backends.executors.cost import CostModel
 from backends.telemetry.spans import NO_SPAN
 from backends.types import Encoding, OutputKind
 from tests.support.clock import Clock
@@ -31,7 +32,7 @@ def make_row(
 
 
 def make_queue(clock: Clock) -> RowQueue:
-    return RowQueue(limits=BatchLimits(rows=4), clock=clock)
+    return RowQueue(limits=BatchLimits(rows=4), cost=CostModel(base=2e-3), clock=clock)
 
 
 async def test_the_oldest_row_leads_and_rows_of_its_length_go_with_it() -> None:

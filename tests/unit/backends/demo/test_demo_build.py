@@ -145,7 +145,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_builder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `onnx` the error says which package to install."""
     monkeypatch.delitem(sys.modules, "backends.demo.encoder", raising=False)
-    monkeypatch.delitem(sys.modules, "backends.graphs.bert", raising=False)
+    for module in ("bert", "packed"):
+        monkeypatch.delitem(sys.modules, f"backends.graphs.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "onnx", None)
 
     with pytest.raises(DemoModelsError, match="`pip install onnx`"):

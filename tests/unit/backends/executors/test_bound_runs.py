@@ -109,11 +109,13 @@ def test_captured_shapes_are_replayed_and_others_are_not(source: GraphSource) ->
 def test_only_an_outsized_batch_shrinks_the_arena(source: GraphSource) -> None:
     executor = open_cpu(source, outsized_tokens=128)
 
+    loaded = executor.statistics().shrinks
+
     run(executor, [20] * 4)
     usual = executor.statistics().shrinks
     run(executor, [40] * 4)
 
-    assert (usual, executor.statistics().shrinks) == (0, 1)
+    assert (usual - loaded, executor.statistics().shrinks - loaded) == (0, 1)
 
 
 def test_memory_that_a_captured_graph_writes_to_is_never_shrunk(source: GraphSource) -> None:

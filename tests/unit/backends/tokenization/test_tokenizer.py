@@ -137,7 +137,7 @@ async def test_only_what_every_text_gets_is_nothing(file: Path, pool: RecordingP
 
 async def test_a_text_the_tokenizer_chokes_on_fails_alone(file: Path, pool: RecordingPool) -> None:
     tokenizer = Tokenizer(file, pool=pool)
-    no_text: Text = 7  # type: ignore[assignment]
+    no_text = "\ud800"
 
     good, bad = await asyncio.gather(
         tokenizer.encode(["good"]), tokenizer.encode([no_text]), return_exceptions=True
@@ -159,7 +159,10 @@ async def test_an_asker_that_left_is_not_answered(file: Path, pool: RecordingPoo
         await gone
 
 
-async def test_no_text_is_tokenized_on_the_loop(file: Path, pool: RecordingPool) -> None:
+@pytest.mark.parametrize(("words", "on_loop"), [(1, True), (300, False)])
+async def test_only_little_text_is_tokenized_on_the_loop(
+    file: Path, pool: RecordingPool, words: int, *, on_loop: bool
+) -> None:
     threads = set()
     tokenizer = Tokenizer(file, pool=pool)
     original = tokenizer._encode
@@ -169,10 +172,9 @@ async def test_no_text_is_tokenized_on_the_loop(file: Path, pool: RecordingPool)
         return original(texts)
 
     tokenizer._encode = spy  # type: ignore[method-assign, assignment]
-    await tokenizer.encode(["good"])
+    await tokenizer.encode(["good " * words])
 
-    assert threads
-    assert threading.main_thread() not in threads
+    assert (threads == {threading.main_thread()}) is on_loop
 
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, pool: RecordingPool) -> None:

@@ -1,0 +1,129 @@
+"""The device's time between models: shares by arriving work, by deficit in predicted seconds.
+
+A model's weight follows the work that arrives for it, with a floor for each, so that under
+overload every model is slowed alike and none is starved. A model alone gets everything.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Arriving work is averaged over about so many seconds: shares follow a swap within a few of them.
+_MEMORY = 2.0
+# The least weight of a model, as a share of the largest.
+_FLOOR = 0.02
+
+
+class DeviceShare:
+    """One model's account. `device` serialises whatever touches it."""
+
+    def __init__(self, device: "Device") -> None:
+        self._device = device
+        self.arriving = 0.0
+        self.seen = -math.inf
+        self.clock = 0.0
+        self.waiting = 0
+        self.running = 0
+
+    def arrived(self, seconds: float) -> None:
+        """Note that so much predicted work arrived."""
+        self._device.note_arrival(self, seconds)
+
+    @contextmanager
+    def slot(self) -> Iterator["SlotUse"]:
+        """Wait for a slot of the device and hold it; set the use's `seconds` to be charged."""
+        use = SlotUse(alone=self._device.enter(self))
+        try:
+            yield use
+        finally:
+            self._device.leave(self, use.seconds)
+
+
+class SlotUse:
+    """What a slot was used for, in predicted seconds, and whether it was the only one in use."""
+
+    __slots__ = ("alone", "seconds")
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
+        self.seconds = 0.0
+
+
+class Device:
+    """As many slots as runs at a time; when models compete, the one furthest behind goes next."""
+
+    def __init__(self, *, slots: int, clock: Callable[[], float]) -> None:
+        self._free = self._slots = slots
+        # Slot-seconds used lately, faded up to `_at`.
+        self._used, self._at = 0.0, clock()
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._shares: list[DeviceShare] = []
+        self._now = 0.0
+
+    def share(self) -> DeviceShare:
+        """Open the account of a model."""
+        share = DeviceShare(self)
+        with self._changed:
+            self._shares.append(share)
+        return share
+
+    def note_arrival(self, share: DeviceShare, seconds: float) -> None:
+        """Count work to a model's weight, older work less."""
+        now = self._clock()
+        share.arriving = share.arriving * math.exp((share.seen - now) / _MEMORY) + seconds
+        share.seen = now
+
+    def busy_share(self) -> float:
+        """Return the share of the slots that was in use in the last seconds."""
+        with self._changed:
+            self._count()
+            return min(1.0, self._used / (self._slots * _MEMORY))
+
+    def _count(self) -> None:
+        now = self._clock()
+        passed, self._at = now - self._at, now
+        fade = math.exp(-passed / _MEMORY)
+        self._used = self._used * fade + (self._slots - self._free) * _MEMORY * (1.0 - fade)
+
+    def enter(self, share: DeviceShare) -> bool:
+        """Wait until it is this model's turn and a slot is free; return whether all were."""
+        with self._changed:
+            if not (share.waiting or share.running):
+                # Who was away has saved nothing up.
+                share.clock = max(share.clock, self._now)
+            share.waiting += 1
+            try:
+                while not (self._free and self._next() is share):
+                    self._changed.wait()
+            finally:
+                share.waiting -= 1
+            share.running += 1
+            self._now = max(self._now, share.clock)
+            self._count()
+            self._free -= 1
+            if self._free:
+                self._changed.notify_all()
+            return self._free == self._slots - 1
+
+    def leave(self, share: DeviceShare, seconds: float) -> None:
+        """Give the slot back and charge what it was used for."""
+        with self._changed:
+            share.clock += seconds / self._weight(share)
+            share.running -= 1
+            self._count()
+            self._free += 1
+            self._changed.notify_all()
+
+    def _next(self) -> DeviceShare:
+        return min((s for s in self._shares if s.waiting), key=lambda s: s.clock)
+
+    def _weight(self, share: DeviceShare) -> float:
+        now = self._clock()
+        largest = max(_faded(each, now) for each in self._shares)
+        return max(_faded(share, now) / largest, _FLOOR) if largest > 0 else 1.0
+
+
+def _faded(share: DeviceShare, now: float) -> float:
+    return share.arriving * math.exp((share.seen - now) / _MEMORY)

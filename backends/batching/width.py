@@ -1,0 +1,25 @@
+"""Whether a batch runs on all cores or on its lane's one: wide while alone, narrow under load."""
+
+from backends.executors.cost import CostModel
+
+# So many batches in a row must have been alone before one runs wide; one in company ends it.
+_CALM = 3
+
+
+class Width:
+    """Decides for one model. Called by one lane at a time."""
+
+    def __init__(self, *, narrow: CostModel, wide: CostModel | None) -> None:
+        self._narrow = narrow
+        self._wide = wide
+        self._alone = 0
+
+    def choose(self, *, alone: bool, rows: int, longest: int, tokens: int) -> bool:
+        """Return whether to run wide a batch that is the only work there is, or is not."""
+        if self._wide is None:
+            return False
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone <= _CALM:
+            return False
+        wide = self._wide.seconds(rows=rows, longest=longest, tokens=tokens)
+        return wide < self._narrow.seconds(rows=rows, longest=longest, tokens=tokens)

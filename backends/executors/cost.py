@@ -1,0 +1,102 @@
+"""What a batch costs: a model of its time, fitted to a few runs at warm-up."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from backends.types import IntArray
+
+# Row lengths of the trial batches: alone and in company, of one length and of several.
+_TRIALS: tuple[tuple[int, ...], ...] = (
+    (4,),
+    (12,),
+    (32,),
+    (96,),
+    (8,) * 4,
+    (16,) * 8,
+    (4, 8, 12, 16),
+    (4, 6, 8, 10, 12, 14, 18, 24),
+    (6, 10, 14, 64),
+    (48,) * 4,
+)
+_REPEATS = 3
+
+
+class CostModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a batch: a fixed part, one per token, one per padded token, one per length^2.
+
+    `tokens` are real ones: a graph that leaves padding out pays for those, another for the padded
+    ones. The defaults say what a token of padding is worth where nothing was measured.
+    """
+
+    base: float = 1e-3
+    token: float = 0.0
+    padded: float = 160e-6
+    square: float = 70e-9
+
+    def seconds(self, *, rows: int, longest: int, tokens: int) -> float:
+        """Return the predicted time of a batch padded to `longest`."""
+        padded = rows * longest
+        return (
+            self.base + self.token * tokens + self.padded * padded + self.square * padded * longest
+        )
+
+    def alone(self, length: int) -> float:
+        """Return what a row adds to a batch of its own length."""
+        return (self.token + self.padded + self.square * length) * length
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was run and the time it took."""
+
+    rows: int
+    longest: int
+    tokens: int
+    seconds: float
+
+
+def fit(trials: Sequence[Trial]) -> CostModel:
+    """Return the model with the least relative error whose terms are not negative."""
+    seconds = np.array([trial.seconds for trial in trials])
+    padded = np.array([trial.rows * trial.longest for trial in trials])
+    longest = np.array([trial.longest for trial in trials])
+    tokens = np.array([trial.tokens for trial in trials])
+    terms = np.stack([np.ones_like(tokens), tokens, padded, padded * longest], axis=1)
+    used = [0, 1, 2, 3]
+    while True:
+        # Relative errors: a short batch matters as much as a long one.
+        found = np.linalg.lstsq(terms[:, used] / seconds[:, None], np.ones(len(trials)))[0]
+        if (found >= 0).all():
+            break
+        used.pop(int(found.argmin()))
+    values = dict.fromkeys(range(4), 0.0)
+    values.update({term: float(value) for term, value in zip(used, found, strict=True)})
+    return CostModel(base=values[0], token=values[1], padded=values[2], square=values[3])
+
+
+def measure_cost(
+    run: Callable[[IntArray, IntArray], object], clock: Callable[[], float], *, longest: int
+) -> CostModel:
+    """Run a few batches of ids and masks, rows up to `longest`; return the model that fits them."""
+    trials = []
+    for trial in _TRIALS:
+        lengths = [min(length, longest) for length in trial]
+        ids: IntArray = np.zeros((len(lengths), max(lengths)), dtype=np.int32)
+        for place, length in enumerate(lengths):
+            ids[place, :length] = 1
+        seconds = []
+        for _ in range(_REPEATS):
+            started = clock()
+            run(ids, ids)
+            seconds.append(clock() - started)
+        trials.append(
+            Trial(
+                rows=len(lengths),
+                longest=max(lengths),
+                tokens=sum(lengths),
+                # The quickest: whatever else the machine did only ever adds.
+                seconds=max(min(seconds), 1e-9),
+            )
+        )
+    return fit(trials)

@@ -1,0 +1,59 @@
+"""A graph kept beside its model as ONNX Runtime packs its weights for this machine.
+
+Sessions over such files map the same pages: a further session costs no second copy of the weights,
+nor does a second process. Made at the first start, in `.prepacked` beside the graph.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+_FOLDER = ".prepacked"
+_GRAPH, _WEIGHTS = "model.onnx", "weights.bin"
+# Smaller tensors stay in the graph; those that are packed are all larger.
+_LEAST_BYTES = "1024"
+
+# What a session must be told to write its graph: entries of its options.
+SAVING = {
+    "session.optimized_model_external_initializers_file_name": _WEIGHTS,
+    "session.optimized_model_external_initializers_min_size_in_bytes": _LEAST_BYTES,
+    "session.save_external_prepacked_constant_initializers": "1",
+}
+
+
+def prepacked_graph(
+    graph: Path, *, digest: str, runtime: str, save: Callable[[Path], None]
+) -> Path | None:
+    """Return the packed form of `graph`; `save` writes it to a path where it is not there yet.
+
+    `None` when it cannot be kept: the folder is read-only, or the disk is full.
+    """
+    key = hashlib.blake2b(f"{digest} {runtime} {_processor()}".encode(), digest_size=8).hexdigest()
+    folder = graph.parent / _FOLDER / key
+    if (folder / _GRAPH).is_file():
+        return folder / _GRAPH
+    building = folder.with_name(f"building-{os.getpid()}-{key}")
+    try:
+        building.mkdir(parents=True)
+        save(building / _GRAPH)
+        # Another process may have been quicker; its files are the same.
+        with contextlib.suppress(OSError):
+            building.rename(folder)
+    except OSError:
+        return None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder / _GRAPH if (folder / _GRAPH).is_file() else None
+
+
+def _processor() -> str:
+    """Name what the packing depends on: the instructions this processor has."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return f"{platform.machine()} {platform.processor()}"

@@ -1,0 +1,63 @@
+"""The cost of a batch, fitted to runs."""
+
+import pytest
+
+from backends.executors.cost import CostModel, Trial, fit, measure_cost
+from backends.types import IntArray
+from tests.support.clock import Clock
+
+SHAPES = [(1, 4, 4), (1, 40, 40), (4, 8, 32), (8, 24, 96), (8, 16, 128), (4, 64, 90), (2, 96, 192)]
+
+
+@pytest.mark.parametrize(
+    "true",
+    [
+        CostModel(base=1e-3, token=0.0, padded=160e-6, square=70e-9),
+        CostModel(base=6e-4, token=110e-6, padded=40e-6, square=80e-9),
+    ],
+)
+def test_the_terms_of_a_device_are_found(true: CostModel) -> None:
+    trials = [
+        Trial(
+            rows=rows,
+            longest=longest,
+            tokens=tokens,
+            seconds=true.seconds(rows=rows, longest=longest, tokens=tokens),
+        )
+        for rows, longest, tokens in SHAPES
+    ]
+
+    found = fit(trials)
+
+    for rows, longest, tokens in SHAPES:
+        assert found.seconds(rows=rows, longest=longest, tokens=tokens) == pytest.approx(
+            true.seconds(rows=rows, longest=longest, tokens=tokens), rel=1e-6
+        )
+    assert found.padded == pytest.approx(true.padded, rel=1e-3)
+
+
+def test_no_term_is_negative() -> None:
+    """A device that gets quicker per token with size still costs something for each."""
+    trials = [
+        Trial(rows=rows, longest=longest, tokens=tokens, seconds=1e-3 * (rows * longest) ** 0.5)
+        for rows, longest, tokens in SHAPES
+    ]
+
+    found = fit(trials)
+
+    assert min(found.base, found.token, found.padded, found.square) >= 0.0
+
+
+def test_a_run_is_measured_by_its_quickest_trial() -> None:
+    clock = Clock()
+    runs = 0
+
+    def run(ids: IntArray, mask: IntArray) -> None:
+        nonlocal runs
+        runs += 1
+        disturbed = 1.0 if runs % 3 == 0 else 0.0
+        clock.advance(1e-3 + 1e-4 * ids.size + disturbed)
+
+    found = measure_cost(run, clock, longest=512)
+
+    assert found.seconds(rows=8, longest=16, tokens=128) == pytest.approx(1.38e-2, rel=0.01)
