@@ -46,7 +46,7 @@ def onnx_opener(settings: BackendSettings) -> OpenExecutor:
             lanes=settings.lanes,
             provider=settings.provider,
             device=settings.device,
-            wide=settings.wide,
+            wide=settings.wide != "never",
         )
 
     return open_executor

@@ -1,8 +1,8 @@
-"""`python -m loadtests hit|miss`: measures on this machine, over loopback, and stops by itself."""
+"""`python -m loadtests NAME`: measures on this machine, over loopback, and stops by itself."""
 
 import click
 
-from loadtests import hit, miss
+from loadtests import hit, miss, overload, threads
 
 
 @click.group()
@@ -26,6 +26,24 @@ def hit_command(connections: int, duration: float, rounds: int) -> None:
 def miss_command(connections: int, count: int, rounds: int) -> None:
     """Answers that run the model."""
     miss.measure(connections=connections, count=count, rounds=rounds)
+
+
+@main.command("threads")
+@click.option("--clients", default="1,2,4,8,16,32,64", show_default=True)
+@click.option("--duration", default=3.0, show_default=True, help="Seconds of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+def threads_command(clients: str, duration: float, rounds: int) -> None:
+    """Threads by load beside fixed ones."""
+    numbers = tuple(map(int, clients.split(",")))
+    threads.measure(clients=numbers, duration=duration, rounds=rounds)
+
+
+@main.command("overload")
+@click.option("--duration", default=30.0, show_default=True, help="Seconds at twice the capacity.")
+@click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
+def overload_command(duration: float, deadline: float) -> None:
+    """Twice as much work as a backend can do."""
+    overload.measure(duration=duration, deadline=deadline)
 
 
 if __name__ == "__main__":
