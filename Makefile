@@ -12,7 +12,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss clean
+	bench-hit bench-miss bench-threads bench-overload clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,12 @@ bench-hit: install-dev ## Measure requests a second answered from the cache
 
 bench-miss: install-dev ## Measure requests a second that run the model
 	$(BIN)/python -m loadtests miss $(ARGS)
+
+bench-threads: install-dev ## Measure threads by load beside fixed ones
+	$(BIN)/python -m loadtests threads $(ARGS)
+
+bench-overload: install-dev ## Measure twice the work that a backend can do
+	$(BIN)/python -m loadtests overload $(ARGS)
 
 install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
 	@tools/install_system.sh

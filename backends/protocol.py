@@ -178,6 +178,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     code: str
     detail: str
     retryable: bool
+    retry_after: float | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

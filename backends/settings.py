@@ -22,7 +22,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
     `threads` is the number of one-thread runs at a time per encoder (0: one per core);
-    `wide` also runs a batch that is alone on all of them.
+    `wide` says when a batch runs on all of them: by load, `always` or `never`.
     `max_batch_rows` of 0 is what `models tune` found, or 16.
     `drain` bounds the time work in flight gets after SIGTERM. `token` is a secret shared with
     the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
@@ -35,7 +35,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     region: str = "local"
     backend_id: str = "local-0"
     threads: Share = 0
-    wide: bool = True
+    wide: Literal["auto", "always", "never"] = "auto"
     tokenizer_threads: Positive = 2
     provider: Provider = "cpu"
     device: Share = 0

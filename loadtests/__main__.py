@@ -1,7 +1,8 @@
-"""`python -m loadtests hit|miss|gpu`: measures this machine, over loopback, and stops by itself."""
+"""`python -m loadtests NAME`: measures on this machine, over loopback, and stops by itself."""
 
 import click
 
+from loadtests import hit, miss, overload, threads
 from loadtests.gpu.command import gpu_command
 
 
@@ -17,7 +18,6 @@ def main() -> None:
 def hit_command(connections: int, duration: float, rounds: int) -> None:
     """Answers from the cache: the memory tier, and Redis with the memory tier off."""
     # Each measurement needs packages that another may do without.
-    from loadtests import hit  # noqa: PLC0415
 
     hit.measure(connections=connections, duration=duration, rounds=rounds)
 
@@ -28,9 +28,25 @@ def hit_command(connections: int, duration: float, rounds: int) -> None:
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
 def miss_command(connections: int, count: int, rounds: int) -> None:
     """Answers that run the model."""
-    from loadtests import miss  # noqa: PLC0415
-
     miss.measure(connections=connections, count=count, rounds=rounds)
+
+
+@main.command("threads")
+@click.option("--clients", default="1,2,4,8,16,32,64", show_default=True)
+@click.option("--duration", default=3.0, show_default=True, help="Seconds of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+def threads_command(clients: str, duration: float, rounds: int) -> None:
+    """Threads by load beside fixed ones."""
+    numbers = tuple(map(int, clients.split(",")))
+    threads.measure(clients=numbers, duration=duration, rounds=rounds)
+
+
+@main.command("overload")
+@click.option("--duration", default=30.0, show_default=True, help="Seconds at twice the capacity.")
+@click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
+def overload_command(duration: float, deadline: float) -> None:
+    """Twice as much work as a backend can do."""
+    overload.measure(duration=duration, deadline=deadline)
 
 
 main.add_command(gpu_command)

@@ -10,7 +10,7 @@ import msgspec
 from backends.algorithms.base import Endpoint
 from backends.api.engine import Engine
 from backends.batching.shared import Caller
-from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
+from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
 from backends.pipelines.ask import Ask, encode_result
 from backends.protocol import ITEMS, PARAMETERS, UNREADABLE, Call, CallItem, Done, Failed, Task
 from backends.telemetry.spans import Span
@@ -112,4 +112,5 @@ def _failed(index: int, error: BackendError) -> Failed:
         code=error.code,
         detail=str(error),
         retryable=error.retryable,
+        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
     )

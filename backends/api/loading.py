@@ -121,6 +121,7 @@ class _Loader:
             executor=executor,
             cost=executor.cost,
             device=self.device,
+            always_wide=settings.wide == "always",
             batch=BatchLimits(rows=rows_per_batch, tokens=settings.max_batch_tokens),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,

@@ -33,7 +33,7 @@ from backends.types import FloatArray, OutputKind, QueueStatistics
 _log = logging.getLogger(__name__)
 _Outcome = tuple[Row, "FloatArray | BackendError"]
 # Predictions are of the mean; an answer that just misses its deadline is work for nothing.
-_CAUTION = 1.2
+_CAUTION = 1.5
 # No caller is asked to come back earlier.
 _SOONEST = 0.1
 
@@ -63,6 +63,7 @@ class Batcher:
         tracing: Tracing,
         cost: CostModel | None = None,
         device: Device | None = None,
+        always_wide: bool = False,
     ) -> None:
         self.name = name
         self.failure: str | None = None
@@ -73,7 +74,7 @@ class Batcher:
         self._cost = cost or CostModel()
         self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
         self._meter = Meter(lanes=executor.lanes, clock=clock)
-        self._width = Width(narrow=self._cost, wide=executor.wide_cost)
+        self._width = Width(narrow=self._cost, wide=executor.wide_cost, always=always_wide)
         self._share = (device or Device(slots=executor.lanes, clock=clock)).share()
         self._incoming: list[Row] = []
         self._incoming_tokens = 0
@@ -149,7 +150,7 @@ class Batcher:
         Raises:
             Overloaded: with the time until such work would be taken.
         """
-        waiting = self._queue.seconds + self._incoming_seconds
+        waiting = self._queue.seconds + self._incoming_seconds + self._meter.running
         if not waiting or lane == BULK:
             # Bulk rows wait behind others for as long as they have time.
             return
@@ -219,6 +220,7 @@ class Batcher:
             tokens=sum(row.length for row in taken.rows),
         )
         started = self._clock()
+        self._meter.begin(taken.work)
         try:
             outcomes += self._run_batch(taken.rows, wide=wide)
         finally:
@@ -231,7 +233,11 @@ class Batcher:
         if taken.rows:
             took = self._clock() - started
             self._meter.end(
-                release=taken.release, predicted=taken.seconds, took=took, more=taken.more
+                release=taken.release,
+                predicted=taken.seconds,
+                work=taken.work,
+                took=took,
+                more=taken.more,
             )
             self._queue.slowness = self._meter.slowness
 

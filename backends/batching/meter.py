@@ -24,7 +24,9 @@ class Meter:
         self._busy = 0.0
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
-        # Predicted seconds done, and the time that passed meanwhile, while rows were waiting.
+        # The work of the batches that run now.
+        self.running = 0.0
+        # Work done, and the time that passed meanwhile, while rows were waiting.
         self._paced, self._pacing = 0.0, 0.0
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
@@ -42,17 +44,25 @@ class Meter:
             self._recent_tokens = self._recent_tokens * fade + tokens
             self._recent_busy = self._recent_busy * fade + took
 
-    def end(self, *, release: Release, predicted: float, took: float, more: bool) -> None:
+    def begin(self, work: float) -> None:
+        """Count rows as running."""
+        with self._lock:
+            self.running += work
+
+    def end(
+        self, *, release: Release, predicted: float, work: float, took: float, more: bool
+    ) -> None:
         """Count the end of what was taken together; `more` says that rows were left waiting."""
         now = self._clock()
         with self._lock:
             self._releases[release] += 1
+            self.running = max(0.0, self.running - work)
             self._predicted = 0.95 * self._predicted + predicted
             self._took = 0.95 * self._took + took
             if self._last_end is not None and now > self._last_end:
                 passed = now - self._last_end
                 fade = max(0.0, 1.0 - passed / _MEMORY)
-                self._paced = self._paced * fade + predicted
+                self._paced = self._paced * fade + work
                 self._pacing = self._pacing * fade + passed
             self._last_end = now if more else None
 
@@ -70,7 +80,7 @@ class Meter:
 
     @property
     def pace(self) -> float:
-        """Predicted seconds of work done in a second, beside whatever else the device does."""
+        """Work (predicted seconds) done in a second, beside whatever else the device does."""
         if self._pacing > 0:
             return max(self._paced / self._pacing, 1.0 / _SLOWEST)
         return self._lanes / self.slowness

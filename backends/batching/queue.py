@@ -18,13 +18,15 @@ _Shelf = dict[int, deque[Row]]
 class Taken(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a thread takes: rows to run together, and rows whose time or askers are gone.
 
-    `seconds` is the predicted time, `more` whether rows were left.
+    `seconds` is the predicted time, `work` the part of it that the rows bring with them, `more`
+    whether rows were left.
     """
 
     rows: list[Row]
     dropped: list[Row]
     release: Release
     seconds: float
+    work: float
     more: bool
 
 
@@ -139,7 +141,12 @@ class RowQueue:
         self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
     ) -> Taken:
         return Taken(
-            rows=rows, dropped=dropped, release=release, seconds=seconds, more=self.rows > 0
+            rows=rows,
+            dropped=dropped,
+            release=release,
+            seconds=seconds,
+            work=sum(self._cost.alone(row.length) for row in rows),
+            more=self.rows > 0,
         )
 
     def _alive(self, row: Row, now: float, dropped: list[Row]) -> bool:

@@ -9,15 +9,18 @@ _CALM = 3
 class Width:
     """Decides for one model. Called by one lane at a time."""
 
-    def __init__(self, *, narrow: CostModel, wide: CostModel | None) -> None:
+    def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:
         self._narrow = narrow
         self._wide = wide
+        self._always = always
         self._alone = 0
 
     def choose(self, *, alone: bool, rows: int, longest: int, tokens: int) -> bool:
         """Return whether to run wide a batch that is the only work there is, or is not."""
         if self._wide is None:
             return False
+        if self._always:
+            return True
         self._alone = self._alone + 1 if alone else 0
         if self._alone <= _CALM:
             return False

@@ -18,7 +18,7 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
 
     def open_executor(source: GraphSource) -> ModelExecutor:
         if settings.provider == "cpu":
-            return OnnxExecutor(source, lanes=settings.lanes, wide=settings.wide)
+            return OnnxExecutor(source, lanes=settings.lanes, wide=settings.wide != "never")
         return CudaExecutor(
             source,
             options=device_options(settings),

@@ -1,0 +1,106 @@
+"""A backend process of its own, and calls for it."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from backends.protocol import (
+    CALL_PATH,
+    BackendState,
+    Call,
+    CallItem,
+    ClassifyParameters,
+    ModelInfo,
+    Task,
+)
+from loadtests.generator import Outcome, Target, closed_loop
+from tests.support.system import free_port, until
+
+_ROOT = Path(__file__).parents[1]
+
+
+class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend that answers."""
+
+    port: int
+    pid: int
+
+    @property
+    def target(self) -> Target:
+        """Where calls go."""
+        return Target(host="127.0.0.1", port=self.port, path=CALL_PATH)
+
+    def model(self, name: str) -> ModelInfo:
+        """Return what it says of a model."""
+        content = httpx.get(f"http://127.0.0.1:{self.port}/v1/state").content
+        state = msgspec.msgpack.decode(content, type=BackendState)
+        return next(model for model in state.models if model.name == name)
+
+    def counter(self, name: str, encoder: str) -> float:
+        """Read one of its metrics for an encoder."""
+        wanted = f'sluicegate_backend_{name}{{encoder="{encoder}"}} '
+        for line in httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines():
+            if line.startswith(wanted):
+                return float(line.removeprefix(wanted))
+        raise ValueError(name)
+
+
+@contextlib.contextmanager
+def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
+    """Run a backend over `models`; settings are those of its environment."""
+    port = free_port()
+    environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "backends", "serve", "--models", str(models)]
+    child = subprocess.Popen(
+        [*command, "--port", str(port)],
+        cwd=_ROOT,
+        env=dict(os.environ) | environment,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: _ready(port), within=60, what="the backend is ready")
+        yield RunningBackend(port=port, pid=child.pid)
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def calls(
+    texts: Iterable[str], info: ModelInfo, *, remaining: float = 30.0, scope: str = "tenant:bench"
+) -> Iterator[bytes]:
+    """Yield a call of one item for each text."""
+    parameters = msgspec.msgpack.encode(ClassifyParameters())
+    for text in texts:
+        item = CallItem(body=msgspec.msgpack.encode(text), remaining=remaining, scope=scope)
+        call = Call(
+            model=info.name,
+            revision=info.revision,
+            profile=info.profile,
+            task=Task.CLASSIFY,
+            parameters=parameters,
+            items=[item],
+        )
+        yield msgspec.msgpack.encode(call)
+
+
+def run_closed(
+    running: RunningBackend, bodies: Iterator[bytes], *, connections: int, duration: float
+) -> Outcome:
+    """Run a closed loop against it."""
+    return asyncio.run(
+        closed_loop(running.target, bodies, connections=connections, duration=duration)
+    )
+
+
+def _ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/ready").is_success
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,114 @@
+"""An open-loop generator: requests leave when they are due, answered or not."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+from typing_extensions import override
+
+from loadtests.generator import Target
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer: when it was due and came, in seconds of the run, its status and its body."""
+
+    due: float
+    came: float
+    status: int
+    body: bytes
+    head: bytes
+
+    @property
+    def latency(self) -> float:
+        """Seconds from when it was due, so that a late generator hides nothing."""
+        return self.came - self.due
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, run: "_Run") -> None:
+        self._run = run
+        self._buffer = b""
+        self.due = 0.0
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError(transport)
+        self.transport = transport
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = self._buffer[:end].lower()
+        start = head.find(b"content-length:")
+        length = int(head[start + 15 :].split(b"\r\n", 1)[0])
+        if len(self._buffer) < end + 4 + length:
+            return
+        body, self._buffer = self._buffer[end + 4 :], b""
+        self._run.answered(self, head, body)
+
+
+class _Run:
+    def __init__(self, target: Target, started: float) -> None:
+        self.target = target
+        self.started = started
+        self.answers: list[Answer] = []
+        self.idle: deque[_Connection] = deque()
+        self.flying = 0
+        self.landed = asyncio.Event()
+        self.landed.set()
+        lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host}"]
+        lines += [f"{name}: {value}" for name, value in target.headers]
+        self.head = "\r\n".join(lines).encode()
+
+    async def send(self, body: bytes, due: float) -> None:
+        self.flying += 1
+        self.landed.clear()
+        if self.idle:
+            connection = self.idle.popleft()
+        else:
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self), self.target.host, self.target.port
+            )
+        connection.due = due
+        connection.transport.write(
+            b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self.head, len(body), body)
+        )
+
+    def answered(self, connection: _Connection, head: bytes, body: bytes) -> None:
+        came = time.perf_counter() - self.started
+        status = int(head[9:12])
+        self.answers.append(
+            Answer(due=connection.due, came=came, status=status, body=body, head=head)
+        )
+        self.idle.append(connection)
+        self.flying -= 1
+        if not self.flying:
+            self.landed.set()
+
+
+async def open_loop(
+    target: Target, bodies: Iterator[bytes], *, rate: float, duration: float, seed: int = 1
+) -> list[Answer]:
+    """Send at `rate` a second, spaced at random, for `duration`; return what came back."""
+    chooser = random.Random(seed)
+    run = _Run(target, time.perf_counter())
+    due = 0.0
+    while due < duration:
+        due += chooser.expovariate(rate)
+        await asyncio.sleep(max(0.0, run.started + due - time.perf_counter()))
+        await run.send(next(bodies), due)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(10.0):
+            await run.landed.wait()
+    for connection in run.idle:
+        connection.transport.close()
+    return run.answers
