@@ -109,6 +109,8 @@ async def _serve(settings: BackendSettings, listener: socket.socket, parent: int
         # What was loaded stays: the collector need not walk it for every generation.
         gc.collect()
         gc.freeze()
+        # Requests leave no cycles worth looking for every 700 objects.
+        gc.set_threshold(20_000, 20, 20)
         server = BackendServer(make_routes(loaded.engine, settings, tracing))
         host, port = listener.getsockname()[:2]
         _log.info(

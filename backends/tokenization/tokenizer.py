@@ -16,8 +16,8 @@ from backends.types import Encoding, Piece, Pieces, Text
 
 # One batch is one job for one thread; more texts than this are shared between threads.
 _BATCH_TEXTS = 64
-# So little text (about 0.1 ms) costs less on the loop than the way to a thread and back.
-_SMALL_TEXTS, _SMALL_CHARACTERS = 4, 512
+# So little text (about 0.3 ms) costs less on the loop than the way to a thread and back.
+_SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
 
 
 class _Question:
