@@ -26,9 +26,10 @@ def hit_command(connections: int, duration: float, rounds: int) -> None:
 @click.option("--connections", default=32, show_default=True)
 @click.option("--count", default=3000, show_default=True, help="Sentences of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
-def miss_command(connections: int, count: int, rounds: int) -> None:
+@click.option("--one-core", is_flag=True, help="The model has a core, the rest another.")
+def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
     """Answers that run the model."""
-    miss.measure(connections=connections, count=count, rounds=rounds)
+    miss.measure(connections=connections, count=count, rounds=rounds, one_core=one_core)
 
 
 @main.command("threads")

@@ -23,17 +23,21 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.machine import resident_mib, this_machine
+from loadtests.machine import pin, resident_mib, this_machine
 from loadtests.report import rows, show
 from loadtests.workload import sentences
 from tests.support.system import System
 
 _BATCH = 8
 _MODEL = "sentiment"
+_MODEL_CORE, _OTHER_CORE = 0, 1
 
 
-def measure(*, connections: int, count: int, rounds: int) -> None:
-    """Measure the bare session, a backend over HTTP and the gateway in turns; print the table."""
+def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
+    """Measure the bare session, a backend over HTTP and the gateway in turns; print the table.
+
+    With `one_core` the model has a core to itself, and everything else the other.
+    """
     texts = sentences(count * rounds * 2, seed=2)
     measured: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -41,10 +45,15 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
         with System(root / "data", models=root / "models") as system:
             backend = system.processes("backend")[0].address or ""
             info = asyncio.run(_model(backend))
+            if one_core:
+                pin((p.pid for p in system.processes() if p.role == "backend"), _MODEL_CORE)
+                pin((p.pid for p in system.processes() if p.role != "backend"), _OTHER_CORE)
             for number in range(rounds):
                 own = texts[number * count * 2 :][: count * 2]
                 runs = {
-                    "bare session, sorted, batches of 8": _bare(root / "models", own[:count]),
+                    "bare session, sorted, batches of 8": _bare(
+                        root / "models", own[:count], one_core=one_core
+                    ),
                     "a backend over HTTP": _loop(
                         _backend_target(backend), _calls(own[:count], info), connections
                     ),
@@ -59,7 +68,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
                 for process in system.processes()
             }
     show(
-        f"Misses: distinct sentences, {connections} connections",
+        f"Misses on {'one core' if one_core else 'all cores'}: {connections} connections",
         rows(measured),
         used,
         this_machine(),
@@ -70,8 +79,10 @@ def _loop(target: Target, bodies: Iterator[bytes], connections: int) -> Outcome:
     return asyncio.run(closed_loop(target, bodies, connections=connections, duration=120))
 
 
-def _bare(models: Path, texts: list[str]) -> Outcome:
+def _bare(models: Path, texts: list[str], *, one_core: bool) -> Outcome:
     """Run the graph alone: like lengths together, a one-thread session for each core."""
+    if one_core:
+        pin([os.getpid()], _MODEL_CORE)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - only after its telemetry is off
 
@@ -81,10 +92,13 @@ def _bare(models: Path, texts: list[str]) -> Outcome:
     encoded = sorted((e.ids for e in tokenizer.encode_batch_fast(texts)), key=len)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    cores = os.cpu_count() or 1
+    cores = 1 if one_core else os.cpu_count() or 1
     sessions = [
         onnxruntime.InferenceSession(
-            str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
+            str(folder / "model.onnx"),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU
         )
         for _ in range(cores)
     ]
@@ -98,6 +112,8 @@ def _bare(models: Path, texts: list[str]) -> Outcome:
     with ThreadPoolExecutor(cores) as pool:
         list(pool.map(run, range(cores)))
     took = time.perf_counter() - started
+    if one_core:
+        pin([os.getpid()], _OTHER_CORE)
     return Outcome(duration=took, statuses={}, latencies=[took / len(texts)] * len(texts))
 
 
