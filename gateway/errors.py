@@ -8,6 +8,7 @@ GatewayError
 │   ├── NotFound               404   no such route or resource
 │   ├── ModelNotFound          404
 │   ├── TaskNotSupported       400   the model answers other tasks
+│   ├── RequestTimeout         408   the body did not arrive in time
 │   ├── Conflict               409
 │   ├── PreconditionFailed     412   `If-Match` names another version
 │   ├── PayloadTooLarge        413
@@ -104,6 +105,14 @@ class TaskNotSupported(ClientError):
     status = 400
     code = "task_not_supported"
     title = "Task not supported by the model"
+
+
+class RequestTimeout(ClientError):
+    """The request's body did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+    title = "Request timeout"
 
 
 class Conflict(ClientError):

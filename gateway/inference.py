@@ -42,6 +42,12 @@ _LATE = ItemOutcome(
         " `X-Request-Timeout`.",
     ),
 )
+_LOST = ItemOutcome(
+    source=Source.FAILED,
+    failure=ItemFailure(
+        status=500, code="internal_error", detail="The gateway failed; its log says why."
+    ),
+)
 # Failures of a leader that say nothing about whoever joined it.
 _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled"})
 
@@ -69,6 +75,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     model: ServedModel
     outcomes: list[ItemOutcome]
+    is_cacheable: bool = True
+    """Whether the configuration lets answers of the model be kept."""
 
 
 class ResultStore(Protocol):
@@ -178,7 +186,11 @@ class Inference:
             for index, (future, leads) in waiting.items():
                 outcomes[index] = _outcome(future, leads=leads)
             missing = self._still_open(missing, outcomes, waiting, caller.deadline)
-        return Answer(model=job.model, outcomes=[o for o in outcomes if o is not None])
+        return Answer(
+            model=job.model,
+            outcomes=[o for o in outcomes if o is not None],
+            is_cacheable=job.entry.cache_ttl > 0,
+        )
 
     def _prepare(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> _Job:
         entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
@@ -199,7 +211,7 @@ class Inference:
         tenant = caller.principal.tenant
         scope = "shared" if entry.scope == "shared" else f"tenant:{tenant}"
         epochs = runtime.epochs
-        epoch = f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}"
+        epoch = f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}"
         keys = self._keys.keys(
             scope=scope,
             epoch=epoch,
@@ -284,16 +296,23 @@ class Inference:
             ),
         )
 
+        unsettled = set(led)
+
         def settle(index: int, outcome: ItemOutcome) -> None:
             self._keep(job, index, outcome)
+            unsettled.discard(index)
             self._flights.settle(job.keys[index], outcome)
 
-        with self._tracer.span(
-            "dispatch", parent=job.caller.traceparent, attributes={"sluicegate.items": len(led)}
-        ) as span:
-            await self._runner.run(
-                work, deadline=job.caller.deadline, settle=settle, traceparent=span.traceparent
-            )
+        try:
+            with self._tracer.span(
+                "dispatch", parent=job.caller.traceparent, attributes={"sluicegate.items": len(led)}
+            ) as span:
+                await self._runner.run(
+                    work, deadline=job.caller.deadline, settle=settle, traceparent=span.traceparent
+                )
+        finally:
+            for index in unsettled:  # only a bug leaves any; none may be waited for without end
+                self._flights.settle(job.keys[index], _LOST)
 
     def _keep(self, job: _Job, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""

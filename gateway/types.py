@@ -37,6 +37,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     key_rules: tuple[Rule, ...] = ()
     models: frozenset[str] | None = None
     """Models the key may call; `None` is all of them."""
+    expires: int | None = None
+    """When the key ends, in nanoseconds since the epoch."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,11 @@ from gateway.api.schemas import Body, RerankBody
 from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
+    InternalError,
     InvalidItem,
+    InvalidRequest,
     Overloaded,
+    PayloadTooLarge,
     UpstreamFailed,
     UpstreamUnavailable,
 )
@@ -18,6 +21,13 @@ from gateway.types import ItemFailure, ItemOutcome, Source, Usage
 
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
+# What the failure of an item makes of the whole request: by its code, else by its status.
+_BY_CODE: dict[str, type[GatewayError]] = {
+    kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError)
+}
+_BY_STATUS: dict[int, type[GatewayError]] = {
+    kind.status: kind for kind in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)
+}
 
 
 class _Score(msgspec.Struct, frozen=True):
@@ -87,10 +97,9 @@ def encode_answer(body: Body, answer: Answer, usage: Usage) -> bytes:
     )
 
 
-def cache_headers(
-    outcomes: Sequence[ItemOutcome], directives: CacheDirectives
-) -> list[tuple[bytes, bytes]]:
+def cache_headers(answer: Answer, directives: CacheDirectives) -> list[tuple[bytes, bytes]]:
     """Return `Cache-Status` (RFC 9211) over all items, and `Age` when all were hits."""
+    outcomes = answer.outcomes
     ages = [outcome.age for outcome in outcomes if outcome.tier]
     if len(ages) == len(outcomes):
         tiers = {outcome.tier for outcome in outcomes}
@@ -99,14 +108,16 @@ def cache_headers(
             (b"cache-status", b"sluicegate; hit; detail=" + tier.encode()),
             (b"age", str(int(max(ages))).encode()),
         ]
-    if directives.no_cache:
+    if not answer.is_cacheable:
+        status = b"sluicegate; fwd=bypass"
+    elif directives.no_cache:
         status = b"sluicegate; fwd=request"
     elif ages:
         status = b"sluicegate; fwd=partial"
     else:
         status = b"sluicegate; fwd=uri-miss"
     if any(outcome.source is Source.COMPUTED for outcome in outcomes):
-        if not directives.no_store:
+        if answer.is_cacheable and not directives.no_store:
             status += b"; stored"
     elif any(outcome.source is Source.COLLAPSED for outcome in outcomes):
         status += b"; collapsed"
@@ -145,12 +156,7 @@ def _shown(failure: ItemFailure) -> dict[str, str]:
 def _error(index: int, failure: ItemFailure) -> GatewayError:
     if failure.status == _UNPROCESSABLE:
         return InvalidItem(f"Item {index}: {failure.detail}", index=index, item_code=failure.code)
-    kinds: dict[str, type[GatewayError]] = {
-        "deadline_exceeded": DeadlineExceeded,
-        "overloaded": Overloaded,
-    }
-    default = UpstreamUnavailable if failure.status == UpstreamUnavailable.status else None
-    kind = kinds.get(failure.code, default or UpstreamFailed)
+    kind = _BY_CODE.get(failure.code) or _BY_STATUS.get(failure.status, UpstreamFailed)
     retry_after = failure.retry_after
     if kind.retryable and retry_after is None:
         retry_after = 1.0

@@ -1,12 +1,9 @@
 """The OpenAPI document and a page that shows it, which loads nothing from other hosts."""
 
 from importlib.resources import files
-from typing import Any
 
-import msgspec
-from litestar import MediaType, Request, Response, get
-
-from gateway.api.openapi import with_inference_routes
+from litestar import MediaType, Response, get
+from litestar.di import NamedDependency
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -14,6 +11,7 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Sluicegate API</title>
+<link rel="icon" href="data:,">
 <script type="module" src="/docs/rapidoc.js"></script>
 </head>
 <body>
@@ -34,9 +32,9 @@ _POLICY = (
 
 
 @get("/openapi.json", opt={"public": True}, include_in_schema=False, media_type=MediaType.JSON)
-async def openapi_document(request: Request[Any, Any, Any]) -> bytes:
+async def openapi_document(openapi: NamedDependency[bytes]) -> bytes:
     """Return the OpenAPI 3.1 document."""
-    return msgspec.json.encode(with_inference_routes(request.app.openapi_schema.to_schema()))
+    return openapi
 
 
 @get("/docs", opt={"public": True}, include_in_schema=False, media_type=MediaType.HTML)

@@ -31,6 +31,7 @@ class Exchange:
         "code",
         "decision",
         "id",
+        "is_body_due",
         "model",
         "principal",
         "revision",
@@ -46,6 +47,7 @@ class Exchange:
         self.task = task
         self.started = started
         self.admitted = started
+        self.is_body_due = True
         self.principal: Principal | None = None
         self.decision: Decision | None = None
         self.model = ""

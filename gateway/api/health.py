@@ -1,10 +1,12 @@
 """Whether the process lives, and whether it is ready: what is missing is named."""
 
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
 from litestar import Controller, Response, get
-from litestar.params import Dependency
+from litestar.di import NamedDependency
+from litestar.openapi import ResponseSpec
+from litestar.params import SkipValidation
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,14 +32,19 @@ class HealthController(Controller):
     opt = {"public": True}  # noqa: RUF012 - Litestar's way to say it
     tags = ("health",)
 
-    @get("/live", summary="Whether the process answers")
+    @get("/live", operation_id="is_live", summary="Whether the process answers")
     async def live(self) -> dict[str, str]:
         """Answer."""
         return {"status": "live"}
 
-    @get("/ready", summary="Whether requests can be answered")
+    @get(
+        "/ready",
+        operation_id="is_ready",
+        summary="Whether requests can be answered",
+        responses={503: ResponseSpec(Readiness, description="Not ready", generate_examples=False)},
+    )
     async def ready(
-        self, health: Annotated[ReadinessSource, Dependency(skip_validation=True)]
+        self, health: NamedDependency[SkipValidation[ReadinessSource]]
     ) -> Response[Readiness]:
         """Answer 200 when ready, else 503 with what is missing."""
         readiness = health.readiness()

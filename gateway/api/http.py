@@ -21,13 +21,12 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     return b""
 
 
-async def read_body(receive: Receive, headers: Headers, *, limit: int) -> bytes:
-    """Return the request's body of at most `limit` bytes.
+def check_length(headers: Headers, *, limit: int) -> None:
+    """Refuse a body that says it will be longer than `limit` bytes.
 
     Raises:
-        PayloadTooLarge: it is, or says it will be, longer.
+        PayloadTooLarge: it says so.
         InvalidRequest: its length is no number.
-        ClientDisconnected: the caller left.
     """
     declared = header(headers, b"content-length")
     if declared:
@@ -35,6 +34,15 @@ async def read_body(receive: Receive, headers: Headers, *, limit: int) -> bytes:
             raise InvalidRequest("`Content-Length` must be a number of bytes.")
         if int(declared) > limit:
             raise _too_large(limit)
+
+
+async def read_body(receive: Receive, *, limit: int) -> bytes:
+    """Return the request's body of at most `limit` bytes.
+
+    Raises:
+        PayloadTooLarge: it is longer.
+        ClientDisconnected: the caller left.
+    """
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         return _bounded(message["body"], limit)

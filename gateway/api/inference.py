@@ -4,6 +4,7 @@ A raw ASGI handler (it is the hot path); everything it decides is decided by obj
 other door may call too.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -21,13 +22,21 @@ from gateway.api.answers import (
     first_failure,
 )
 from gateway.api.exchange import Exchange, RequestIds
-from gateway.api.http import ClientDisconnected, Headers, header, read_body, respond
+from gateway.api.http import (
+    ClientDisconnected,
+    Headers,
+    check_length,
+    header,
+    read_body,
+    respond,
+)
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.api.request_headers import bearer_token, cache_directives, time_allowed
 from gateway.api.schemas import TASK_BODIES, Body, InferBody
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import (
     AuthenticationFailed,
+    DeadlineExceeded,
     GatewayError,
     InternalError,
     InvalidRequest,
@@ -35,6 +44,8 @@ from gateway.errors import (
     PayloadTooLarge,
     PermissionDenied,
     RateLimited,
+    RequestTimeout,
+    UpstreamUnavailable,
 )
 from gateway.events.base import EventPublisher
 from gateway.inference import Caller, Inference
@@ -50,6 +61,8 @@ from gateway.types import InferenceRequest, Source, Usage
 _log = logging.getLogger(__name__)
 _JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 _PRIVATE: tuple[bytes, bytes] = (b"cache-control", b"private, no-store")
+_CLOSE: tuple[bytes, bytes] = (b"connection", b"close")
+_ALLOW: tuple[bytes, bytes] = (b"allow", b"POST")
 
 
 class Limiter(Protocol):
@@ -127,6 +140,12 @@ class InferenceDoor:
             out, body = self._failed(exchange, error)
         except ClientDisconnected:
             raise
+        except asyncio.CancelledError:
+            # Only the server cancels a request: its time to let them end is over.
+            out, body = self._failed(
+                exchange,
+                UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0),
+            )
         except Exception:  # noqa: BLE001 - one request's fault must not end the worker
             _log.exception("unexpected failure", extra={"request_id": exchange.id})
             fault = InternalError("This is our fault; report it with the `request_id`.")
@@ -135,6 +154,9 @@ class InferenceDoor:
         out.append(_PRIVATE)
         if exchange.decision is not None:
             out += rate_limit_headers(exchange.decision)
+        if exchange.is_body_due and header(headers, b"expect"):
+            # What comes next may be the body or another request; nobody can tell.
+            out.append(_CLOSE)
         if header(headers, b"x-server-timing"):
             out.append(_server_timing(exchange, self._now()))
         return exchange.status, out, body
@@ -160,17 +182,20 @@ class InferenceDoor:
                 " unknown or revoked."
             )
         bounds = runtime.document.request
-        raw = await read_body(receive, headers, limit=bounds.max_body_bytes)
+        check_length(headers, limit=bounds.max_body_bytes)
+        exchange.is_body_due = False
+        allowed = time_allowed(header(headers, b"x-request-timeout"), runtime.document.deadline)
+        deadline = exchange.started + allowed
+        raw = await _body_by(deadline, receive, limit=bounds.max_body_bytes)
         body, request = self._decode(Task(exchange.task), model, raw)
         _check_items(request, bounds.max_items)
         exchange.usage = failed_usage(len(request.items))
-        await self._admit(exchange, runtime, len(request.items))
+        await self._admit(exchange, runtime, len(request.items), deadline)
         if principal.models is not None and request.model not in principal.models:
             raise PermissionDenied(f"This key may not use the model `{request.model}`.")
-        allowed = time_allowed(header(headers, b"x-request-timeout"), runtime.document.deadline)
         caller = Caller(
             principal=principal,
-            deadline=exchange.started + allowed,
+            deadline=deadline,
             directives=cache_directives(header(headers, b"cache-control")),
             traceparent=exchange.traceparent,
         )
@@ -182,7 +207,7 @@ class InferenceDoor:
             raise failure
         exchange.usage = count_usage(answer.outcomes)
         out.append(_JSON)
-        out += cache_headers(answer.outcomes, caller.directives)
+        out += cache_headers(answer, caller.directives)
         return encode_answer(body, answer, exchange.usage)
 
     def _decode(self, task: Task, model: str, raw: bytes) -> tuple[Body, InferenceRequest]:
@@ -197,7 +222,9 @@ class InferenceDoor:
         except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
             raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
 
-    async def _admit(self, exchange: Exchange, runtime: Runtime, items: int) -> None:
+    async def _admit(
+        self, exchange: Exchange, runtime: Runtime, items: int, deadline: float
+    ) -> None:
         principal = exchange.principal
         if principal is None:
             return
@@ -209,7 +236,13 @@ class InferenceDoor:
             default_tenant_rules=limits.tenant,
             default_key_rules=limits.key,
         )
-        decision = self._limiter.try_admit(charges) or await self._limiter.admit(charges)
+        decision = self._limiter.try_admit(charges)
+        if decision is None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    decision = await self._limiter.admit(charges)
+            except TimeoutError as error:
+                raise DeadlineExceeded("The limits could not be asked in time.") from error
         exchange.decision = decision
         exchange.admitted = self._now()
         if not decision.allowed:
@@ -220,6 +253,11 @@ class InferenceDoor:
         name = rule.name if rule is not None else "unknown"
         self._metrics.rate_limited(name)
         unit = rule.unit if rule is not None else "requests"
+        if decision.impossible and rule is not None:
+            return RateLimited(
+                f"The limit `{name}` never allows more than {rule.capacity} {unit} at once;"
+                f" send fewer {unit} in one request."
+            )
         return RateLimited(
             f"The limit `{name}` of {unit} is used up; wait as `Retry-After` says, or send fewer."
         )
@@ -253,10 +291,26 @@ class InferenceDoor:
             self._publish(exchange)
         except GatewayError as unpublished:
             exchange.fail(unpublished, exchange.usage)
+            self._metrics.request(exchange.task, exchange.status, self._now() - exchange.started)
             error = unpublished
         headers: Headers = [(b"content-type", MEDIA_TYPE), *problem_headers(error)]
         headers.append((b"cache-status", b"sluicegate; fwd=bypass"))
+        if isinstance(error, MethodNotAllowed):
+            headers.append(_ALLOW)
+        if isinstance(error, RequestTimeout):
+            headers.append(_CLOSE)  # the rest of the body is no request
         return headers, encode_problem(error, exchange.id)
+
+
+async def _body_by(deadline: float, receive: Receive, *, limit: int) -> bytes:
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await read_body(receive, limit=limit)
+    except TimeoutError as error:
+        raise RequestTimeout(
+            "The body did not arrive in time; send it faster, or ask for more with"
+            " `X-Request-Timeout`."
+        ) from error
 
 
 def _check_items(request: InferenceRequest, maximum: int) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from litestar import Controller, Request, get
-from litestar.params import Dependency, Parameter
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
 from gateway.config.document import Document, ModelEntry
@@ -17,13 +18,15 @@ from gateway.types import Principal, RegionName, ServedModel, TenantId
 
 GroupBy = Literal["model", "day", "key", "task"]
 _DEFAULT_ENTRY = ModelEntry()
+# Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
+_FIRST_YEAR, _LAST_YEAR = 1970, 2261
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model as a caller sees it; `id` and `object` are what OpenAI's clients look for."""
 
     id: str
-    object: str = "model"
+    object: str
     name: str
     tasks: list[Task]
     revision: str
@@ -98,9 +101,9 @@ class Documents(Protocol):
 
 
 # Litestar need not check what this process made itself.
-Models = Annotated[ModelCatalog, Dependency(skip_validation=True)]
-CurrentDocuments = Annotated[Documents, Dependency(skip_validation=True)]
-UsageOfTenants = Annotated[UsageSource, Dependency(skip_validation=True)]
+Models = NamedDependency[SkipValidation[ModelCatalog]]
+CurrentDocuments = NamedDependency[SkipValidation[Documents]]
+UsageOfTenants = NamedDependency[SkipValidation[UsageSource]]
 
 
 class MetadataController(Controller):
@@ -109,7 +112,7 @@ class MetadataController(Controller):
     path = "/v1"
     tags = ("metadata",)
 
-    @get("/models", summary="The models this key may use")
+    @get("/models", operation_id="list_models", summary="The models this key may use")
     async def list_models(
         self, request: Request[Any, Any, Any], models: Models, documents: CurrentDocuments
     ) -> ModelList:
@@ -123,10 +126,10 @@ class MetadataController(Controller):
             ]
         )
 
-    @get("/models/{model:str}", summary="One model")
+    @get("/models/{model:str}", operation_id="get_model", summary="One model")
     async def get_model(
         self,
-        model: str,
+        model: FromPath[str],
         request: Request[Any, Any, Any],
         models: Models,
         documents: CurrentDocuments,
@@ -139,14 +142,16 @@ class MetadataController(Controller):
             )
         return _card(found)
 
-    @get("/usage", summary="The calling tenant's usage and cost")
+    @get("/usage", operation_id="get_usage", summary="The calling tenant's usage and cost")
     async def get_usage(
         self,
         request: Request[Any, Any, Any],
         usage: UsageOfTenants,
-        since: Annotated[str | None, Parameter(query="from", description="Date or time")] = None,
-        until: Annotated[str | None, Parameter(query="to", description="Date or time")] = None,
-        group_by: list[GroupBy] | None = None,
+        since: Annotated[
+            str | None, QueryParameter(name="from", description="Date or time")
+        ] = None,
+        until: Annotated[str | None, QueryParameter(name="to", description="Date or time")] = None,
+        group_by: FromQuery[list[GroupBy] | None] = None,
     ) -> UsageReport:
         """Return usage between two moments (this month so far by default), grouped by model."""
         now = datetime.now(UTC)
@@ -177,6 +182,7 @@ def _card(model: ServedModel) -> ModelCard:
     info = model.info
     return ModelCard(
         id=info.name,
+        object="model",
         name=info.name,
         tasks=info.tasks,
         revision=info.revision,
@@ -197,6 +203,8 @@ def _moment(name: str, value: str | None) -> datetime | None:
         moment = datetime.fromisoformat(value)
     except ValueError as error:
         raise InvalidRequest(f"`{name}` must be a date or time, as 2026-11-21.") from error
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise InvalidRequest(f"`{name}` must be in the years {_FIRST_YEAR} to {_LAST_YEAR}.")
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

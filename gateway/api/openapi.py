@@ -1,5 +1,9 @@
-"""The OpenAPI document: Litestar's of its own handlers, with the raw inference routes put in."""
+"""The OpenAPI document: Litestar's of its own handlers, with the raw inference routes put in.
 
+Litestar describes errors as it would send them itself; these are replaced by problems.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -55,12 +59,26 @@ _RESPONSES = {
     "401": "The API key is missing, unknown or revoked",
     "403": "The key may not use the model",
     "404": "No such model",
+    "408": "The body did not arrive in time",
     "413": "The body is too large or has too many items",
     "422": "An item cannot be answered; `index` names it",
     "429": "A limit is used up; see `Retry-After`",
+    "502": "A backend answered with an error of its own",
     "503": "No backend can answer now; see `Retry-After`",
     "504": "The request's time ran out, or the answer is not cached and had to be",
 }
+
+# Of the routes that only read: those that every one may answer with.
+_READING_RESPONSES = {
+    "401": _RESPONSES["401"],
+    "429": _RESPONSES["429"],
+    "503": "A store that is needed cannot be reached; see `Retry-After`",
+}
+
+
+def encode_document(own: _Json) -> bytes:
+    """Return the whole document as JSON; `own` is Litestar's."""
+    return msgspec.json.encode(with_inference_routes(own))
 
 
 def with_inference_routes(document: _Json) -> _Json:
@@ -69,15 +87,17 @@ def with_inference_routes(document: _Json) -> _Json:
     types = [*bodies, Problem, InferenceAnswer, FailedResult, *RESULTS.values()]
     references, components = msgspec.json.schema_components(types, ref_template=_REF)
     by_type = dict(zip([str(t) for t in types], references, strict=True))
+    problem = by_type[str(Problem)]
     paths: _Json = {}
     for body in bodies:
         answer = _answer_schema(by_type[str(RESULTS[body.task])], by_type[str(FailedResult)])
-        problem = by_type[str(Problem)]
         operation = _operation(body.task, by_type[str(body)], answer, problem)
         path = "/v1/infer/{model}" if body.task is Task.INFER else f"/v1/{body.task}"
         paths[path] = {"post": operation}
     merged = dict(document)
-    merged["paths"] = paths | document.get("paths", {})
+    for path, methods in document.get("paths", {}).items():
+        paths[path] = {name: _reading(path, own, problem) for name, own in methods.items()}
+    merged["paths"] = paths
     own = document.get("components", {})
     merged["components"] = own | {
         "schemas": components | own.get("schemas", {}),
@@ -115,9 +135,7 @@ def _operation(task: Task, body: _Json, answer: _Json, problem: _Json) -> _Json:
             "content": {"application/json": {"schema": answer}},
         }
     }
-    for status, description in _RESPONSES.items():
-        problems = {"application/problem+json": {"schema": problem}}
-        responses[status] = {"description": description, "content": problems}
+    responses |= _problems(_RESPONSES, problem)
     return {
         "operationId": task.replace("-", "_"),
         "summary": _SUMMARIES[task],
@@ -125,4 +143,25 @@ def _operation(task: Task, body: _Json, answer: _Json, problem: _Json) -> _Json:
         "parameters": parameters,
         "requestBody": {"required": True, "content": content},
         "responses": responses,
+    }
+
+
+def _reading(path: str, operation: _Json, problem: _Json) -> _Json:
+    """Return one of Litestar's operations, its errors as they are; health needs no key."""
+    if "health" in operation["tags"]:
+        return operation | {"security": []}
+    errors = dict(_READING_RESPONSES)
+    if "400" in operation["responses"]:
+        errors["400"] = "A parameter cannot be read"
+    if "{" in path:
+        errors["404"] = _RESPONSES["404"]
+    responses = operation["responses"] | _problems(errors, problem)
+    return operation | {"responses": dict(sorted(responses.items()))}
+
+
+def _problems(descriptions: Mapping[str, str], problem: _Json) -> _Json:
+    content = {"application/problem+json": {"schema": problem}}
+    return {
+        status: {"description": description, "content": content}
+        for status, description in descriptions.items()
     }

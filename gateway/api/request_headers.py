@@ -45,7 +45,7 @@ def cache_directives(value: bytes) -> CacheDirectives:
         name, _, argument = part.partition("=")
         names[name.strip()] = argument.strip().strip('"')
     max_age = names.get("max-age")
-    if max_age is not None and not max_age.isdigit():
+    if max_age is not None and not (max_age.isascii() and max_age.isdigit()):
         raise InvalidRequest("`max-age` in `Cache-Control` must be a number of seconds.")
     return CacheDirectives(
         no_cache="no-cache" in names,

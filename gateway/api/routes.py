@@ -1,14 +1,16 @@
 """The Litestar application of the API: raw inference routes, typed others, problems for errors."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Controller, Litestar, Request, Response
 from litestar.di import Provide
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from backends.protocol import Task
@@ -16,12 +18,14 @@ from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference import InferenceDoor
 from gateway.api.metadata import Documents, MetadataController, ModelCatalog, UsageSource
+from gateway.api.openapi import encode_document
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, Ids, response_headers
 
 _log = logging.getLogger(__name__)
 _RAW = {"raw": True}
+_NO_ROUTE = "There is no such route; GET /docs shows those there are."
 
 
 def build_api(
@@ -39,37 +43,61 @@ def build_api(
 
     def problem_of(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         state = request.scope["state"]
-        state.setdefault(REQUEST_ID, ids.new())
-        return _problem(request.scope, _known(error, str(state[REQUEST_ID])))
+        if REQUEST_ID not in state:
+            state[REQUEST_ID] = ids.new()
+        response = _problem(request.scope, _known(error, str(state[REQUEST_ID])))
+        if isinstance(error, HTTPException):
+            response.headers.update(error.headers or {})  # `Allow`
+        return response
 
+    described = [MetadataController, HealthController]
+    provided: dict[str, object] = {
+        "models": models,
+        "documents": documents,
+        "usage": usage,
+        "health": health,
+    }
+    provided["openapi"] = _document(version, described, provided)
     return Litestar(
         route_handlers=[
             *(_raw_route(door, task) for task in Task),
-            MetadataController,
-            HealthController,
+            *described,
             openapi_document,
             docs_page,
             docs_script,
         ],
-        dependencies={
-            "models": Provide(lambda: models, sync_to_thread=False),
-            "documents": Provide(lambda: documents, sync_to_thread=False),
-            "usage": Provide(lambda: usage, sync_to_thread=False),
-            "health": Provide(lambda: health, sync_to_thread=False),
-        },
-        signature_types=[ModelCatalog, Documents, UsageSource, ReadinessSource],
+        dependencies={name: _provide(value) for name, value in provided.items()},
         middleware=[admission],
         exception_handlers={Exception: problem_of, HTTPException: problem_of},
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def _document(
+    version: str, described: Sequence[type[Controller]], provided: Mapping[str, object]
+) -> bytes:
+    """Return the OpenAPI document, made by an application of its own.
+
+    Litestar would serve what it knows, without the raw routes, under a path of its own too.
+    """
+    application = Litestar(
+        route_handlers=described,
+        dependencies={name: _provide(value) for name, value in provided.items()},
         openapi_config=OpenAPIConfig(
             title="Sluicegate",
             version=version,
             description="Labels, choices, rankings, entities and vectors from small transformers.",
-            render_plugins=[],
-            enabled_endpoints=set(),
+            render_plugins=[JsonRenderPlugin()],
             use_handler_docstrings=True,
         ),
         logging_config=None,
     )
+    return encode_document(application.openapi_schema.to_schema())
+
+
+def _provide(value: object) -> Provide:
+    return Provide(lambda: value, sync_to_thread=False)
 
 
 def _raw_route(door: InferenceDoor, task: Task) -> ASGIRouteHandler:
@@ -78,11 +106,19 @@ def _raw_route(door: InferenceDoor, task: Task) -> ASGIRouteHandler:
     names_model = task is Task.INFER
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        model = scope["path"].strip("/") if names_model else ""
+        model = _model_in(scope["path"]) if names_model else ""
         await door.handle(task, model, _http(scope), receive, send)
 
-    route = ASGIRouteHandler(f"/v1/{task}", opt=_RAW, is_mount=names_model)
+    route = ASGIRouteHandler(f"/v1/{task}", opt=_RAW, is_mount=names_model, copy_scope=False)
     return route(handle)
+
+
+def _model_in(rest: str) -> str:
+    """Return the model that the rest of a path names; `/v1/inferno` is another route, not one."""
+    model = rest.strip("/")
+    if not model or not rest.startswith("/"):
+        raise NotFound(_NO_ROUTE)
+    return model
 
 
 def _http(scope: Scope) -> HTTPScope:
@@ -97,12 +133,19 @@ def _known(error: Exception, request_id: str) -> GatewayError:
         return error
     if isinstance(error, HTTPException) and error.status_code < InternalError.status:
         if error.status_code == NotFound.status:
-            return NotFound("There is no such route; GET /docs shows those there are.")
+            return NotFound(_NO_ROUTE)
         if error.status_code == MethodNotAllowed.status:
             return MethodNotAllowed("The route answers other methods; GET /docs shows which.")
-        return InvalidRequest(f"The request does not fit the route: {error.detail}.")
+        return InvalidRequest(f"The request does not fit the route: {_reason(error)}.")
     _log.error("unexpected failure", exc_info=error, extra={"request_id": request_id})
     return InternalError("This is our fault; report it with the `request_id`.")
+
+
+def _reason(error: HTTPException) -> str:
+    """Return what was wrong, with the names of the parameters where they are known."""
+    extra = error.extra if isinstance(error.extra, list) else []
+    parts = [f"`{e['key']}`: {e['message']}" for e in extra if isinstance(e, dict) and "key" in e]
+    return "; ".join(parts) or error.detail
 
 
 def _problem(scope: Scope, error: GatewayError) -> Response[bytes]:

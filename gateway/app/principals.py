@@ -3,23 +3,45 @@
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
+from gateway.types import Principal
 
 _log = logging.getLogger(__name__)
 _NEVER = -1
 
 
+class PrincipalStore(Protocol):
+    """Where keys are kept. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
+
+    def version(self) -> int:
+        """Return a number that is another whenever `load_principals` may be."""
+        ...
+
+    def load_principals(self) -> Mapping[str, Principal]:
+        """Return every key's principal, by the key's hash."""
+        ...
+
+
 class PrincipalsFollower:
     """Loads keys at its start, when told of a change, and each `poll` seconds as a safety net."""
 
-    def __init__(self, *, ring: KeyRing, ledger: Ledger, poll: float = 2.0) -> None:
+    def __init__(
+        self,
+        *,
+        ring: KeyRing,
+        accounts: PrincipalStore,
+        poll: float = 2.0,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._ring = ring
-        self._ledger = ledger
+        self._wall = wall
+        self._accounts = accounts
         self._poll = poll
         self._seen = _NEVER
         self._loaded = False
@@ -48,15 +70,24 @@ class PrincipalsFollower:
             await self._task
 
     async def refresh(self) -> None:
-        """Bring the ring up to date; changes nothing while the store is down."""
+        """Bring the ring up to date; while the store is down, known keys stay until they expire."""
+        try:
+            await self.read_again()
+        except DependencyUnavailable as error:
+            _log.warning("keys cannot be read; known ones stay", extra={"reason": error.detail})
+            self._ring.drop_expired(self._wall())
+
+    async def read_again(self) -> None:
+        """Bring the ring up to date.
+
+        Raises:
+            DependencyUnavailable: it is not, as the store is down.
+        """
         async with self._lock:
-            try:
-                await self._load()
-            except DependencyUnavailable as error:
-                _log.warning("keys cannot be read; known ones stay", extra={"reason": error.detail})
+            await self._load()
 
     async def _load(self) -> None:
-        accounts = self._ledger.accounts
+        accounts = self._accounts
         version = await asyncio.to_thread(accounts.version)
         if version == self._seen:
             return
@@ -68,5 +99,9 @@ class PrincipalsFollower:
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), self._poll)
-            if not self._stopping.is_set():
+            if self._stopping.is_set():
+                return
+            try:
                 await self.refresh()
+            except Exception:  # noqa: BLE001 - one bad read must not end the following of later ones
+                _log.exception("keys were not taken; known ones stay")

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from importlib.metadata import version
 
 from litestar import Litestar
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 from redis.asyncio import Redis
 
 from gateway.api.exchange import RequestIds
@@ -45,6 +45,8 @@ from gateway.telemetry.tracing import tracer_from
 from gateway.upstream.http import HttpBackendClient
 
 _STATE_TIMEOUT = 1.0
+# Work that no request waits for any more: those had their time while the server drained.
+_LEFT_BEHIND = 0.5
 
 
 async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
@@ -57,36 +59,40 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     listener = listener_on(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
+    ask_for_the_process_once()
     async with build_worker(settings) as app:
         await serve(app, listener, drain=settings.drain, stop=stop)
 
 
 @asynccontextmanager
-async def build_worker(settings: Settings) -> AsyncIterator[Litestar]:
+async def build_worker(
+    settings: Settings, *, registry: CollectorRegistry = REGISTRY
+) -> AsyncIterator[Litestar]:
     """Make a worker and enter its parts, each before those that use it."""
     async with AsyncExitStack() as stack:
         state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
         stack.push_async_callback(state.aclose)
         runtimes = RuntimeStore(await first_runtime(state, settings))
-        worker = _Worker(settings, state, runtimes)
+        worker = _Worker(settings, state, runtimes, GatewayMetrics(registry))
         yield await worker.enter(stack)
 
 
 class _Worker:
     """The parts of a worker, made in the order of use: what is below comes first."""
 
-    def __init__(self, settings: Settings, state: Redis, runtimes: RuntimeStore) -> None:
+    def __init__(
+        self, settings: Settings, state: Redis, runtimes: RuntimeStore, metrics: GatewayMetrics
+    ) -> None:
         self.settings = settings
         self.state = state
         self.runtimes = runtimes
         self.loop_time = asyncio.get_running_loop().time
         self.tracer = tracer_from(process_environment(), service="sluicegate-gateway")
-        ask_for_the_process_once()
-        self.metrics = GatewayMetrics(REGISTRY)
+        self.metrics = metrics
         self.keys = KeyRing()
         self.ledger = Ledger(settings.ledger)
-        self.principals = PrincipalsFollower(ring=self.keys, ledger=self.ledger)
-        self.tasks = TaskOwner(drain=settings.drain)
+        self.principals = PrincipalsFollower(ring=self.keys, accounts=self.ledger.accounts)
+        self.tasks = TaskOwner(drain=_LEFT_BEHIND)
         self._make_storage()
         self._make_routing()
 
@@ -137,7 +143,7 @@ class _Worker:
             redis=self.state,
             settings=self.settings,
             report=figures.report,
-            accounts_changed=self.principals.refresh,
+            accounts_changed=self.principals.read_again,
         )
         stack.push_async_callback(asyncio.to_thread, self.tracer.close)
         stack.enter_context(self.ledger)

@@ -34,3 +34,11 @@ class KeyRing:
             ValueError: a hash is not hexadecimal; what was known stays.
         """
         self._principals = {bytes.fromhex(hash_): one for hash_, one in principals.items()}
+
+    def drop_expired(self, now: int) -> None:
+        """Forget the keys that expired by `now` (nanoseconds since the epoch)."""
+        self._principals = {
+            digest: one
+            for digest, one in self._principals.items()
+            if one.expires is None or one.expires > now
+        }

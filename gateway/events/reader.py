@@ -126,6 +126,15 @@ class LogReader:
             del self._firsts[number]
         return len(done)
 
+    def deleted(self) -> int:
+        """Return the sequence number up to which segments were deleted; 0 is nothing."""
+        self._list()
+        number = min(self._firsts, default=0)
+        # A segment that a crash emptied was not deleted: what it held is missing.
+        if not number or (self._directory / segment.file_name(number - 1)).exists():
+            return 0
+        return self._firsts[number] - 1
+
     def remove(self) -> None:
         """Delete the log."""
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -254,4 +254,5 @@ def _principal(row: Row[Any]) -> Principal:
         tenant_rules=_rules.decode(row.tenant_rules),
         key_rules=_rules.decode(row.rules),
         models=None if row.models is None else frozenset(_models.decode(row.models)),
+        expires=row.expires,
     )

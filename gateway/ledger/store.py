@@ -136,6 +136,8 @@ def _translated() -> Iterator[None]:
     except (exc.DataError, exc.IntegrityError):
         # About the values, not about the database.
         raise
+    except OverflowError as error:
+        raise InvalidRequest("a time or a number is beyond what the ledger can hold") from error
     except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
         reason = getattr(error, "orig", None) or error
         raise DependencyUnavailable(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Self
 
 import msgspec
@@ -54,7 +55,8 @@ class RedisRateLimiter:
         self._script = redis.register_script(TAKE)
         self._holder = holder
         self._monotonic = monotonic
-        self._breaker = breaker or CircuitBreaker()
+        # Late is not down: while Redis answers at all, what it says is the limit.
+        self._breaker = breaker or CircuitBreaker(slow=inf)
         self._share = MemoryRateLimiter(monotonic=monotonic, share=max(local_share, _LEAST_SHARE))
         self._leases: dict[str, Lease] = {}
         self._turns: dict[str, asyncio.Future[Decision | None]] = {}
@@ -102,9 +104,11 @@ class RedisRateLimiter:
         while (decision := self.try_admit(charges)) is None:
             tenant = _tenant(charges[0].bucket)
             turn = self._turns.get(tenant)
+            # While one call finds out whether Redis is back, nobody else waits for it.
+            is_trusted = turn is not None and self._breaker.state is BreakerState.CLOSED
+            if not is_trusted and not self._breaker.allows(self._monotonic()):
+                return self._admit_by_share(charges)
             if turn is None:
-                if not self._breaker.allows(self._monotonic()):
-                    return self._admit_by_share(charges)
                 decision = await _outcome(self._ask(tenant, charges))
                 return decision or self._admit_by_share(charges)
             self._count_waiting(charges, 1)

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -37,13 +38,18 @@ async def first_runtime(redis: Redis, settings: Settings) -> Runtime:
         ConfigurationError: nothing valid is published, and the folder is not valid either.
     """
     control = Control(redis)
+    epochs: Mapping[str, int] | None = None
     try:
+        epochs = await control.epochs()
         published = await control.active()
         if published is not None:
-            return await _compile(published, await control.epochs(), settings)
+            return await _compile(published, epochs, settings)
     except (DependencyUnavailable, ConfigurationError) as error:
         _log.warning("the published configuration is not used", extra={"reason": str(error)})
-    return await asyncio.to_thread(folder_runtime, settings.config, settings.placement)
+    runtime = await asyncio.to_thread(folder_runtime, settings.config, settings.placement)
+    if epochs is None:
+        return msgspec.structs.replace(runtime, lineage=secrets.token_hex(8))
+    return msgspec.structs.replace(runtime, epochs=epochs)
 
 
 class RuntimeFollower:
@@ -120,9 +126,11 @@ class RuntimeFollower:
             newest = await self._control.versions()
             if newest.config != self._seen.config or newest.epochs != self._seen.epochs:
                 await self._take_config(newest)
-            if newest.accounts != self._seen.accounts:
-                await self._take_accounts(newest)
-            self._seen = newest
+            taken = newest
+            if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
+                # To be tried again, until the keys are what they should be.
+                taken = msgspec.structs.replace(newest, accounts=self._seen.accounts)
+            self._seen = taken
             self._connected(True)
         except DependencyUnavailable:
             self._connected(False)
@@ -141,26 +149,39 @@ class RuntimeFollower:
         epochs = await self._control.epochs()
         current = self._store.current
         generation = current.generation if published is None else published.generation
-        outcome = "ok"
+        outcome = purged = "ok"
+        if published is not None and generation != current.generation:
+            outcome = await self._swap(_compile(published, epochs, self._settings))
+        current = self._store.current
+        # Also where the document was refused: a purge is not undone by that.
+        if current.lineage or dict(current.epochs) != epochs:
+            purged = await self._swap(_with_epochs(current, epochs))
+        await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
+        await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
+
+    async def _swap(self, preparing: Awaitable[Runtime]) -> str:
+        """Swap in what is being prepared; return `ok`, or why that failed."""
         try:
-            if published is not None and generation != current.generation:
-                await self._store.swap(await _compile(published, epochs, self._settings))
-            elif dict(current.epochs) != epochs:
-                await self._store.swap(msgspec.structs.replace(current, epochs=epochs))
+            await self._store.swap(await preparing)
         except ConfigurationError as error:
-            outcome = explain(error)
+            return explain(error)
         except GatewayError as error:
-            outcome = error.detail
+            return error.detail
         except Exception as error:  # noqa: BLE001 - a hook failed: this worker stays, its author is told
             _log.exception("a new configuration was not taken")
-            outcome = f"the worker failed to take it: {type(error).__name__}"
-        await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
-        await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, outcome)
+            return f"the worker failed to take it: {type(error).__name__}"
+        return "ok"
 
-    async def _take_accounts(self, newest: Versions) -> None:
-        if self._accounts_changed is not None:
-            await self._accounts_changed()
-        await self._control.acknowledge(self._worker, Topic.ACCOUNTS, newest.accounts)
+    async def _take_accounts(self, newest: Versions) -> bool:
+        """Have the keys read again; return whether they were, and tell who waits for it."""
+        outcome = "ok"
+        try:
+            if self._accounts_changed is not None:
+                await self._accounts_changed()
+        except GatewayError as error:
+            outcome = error.detail
+        await self._control.acknowledge(self._worker, Topic.ACCOUNTS, newest.accounts, outcome)
+        return outcome == "ok"
 
 
 async def _compile(published: Published, epochs: dict[str, int], settings: Settings) -> Runtime:
@@ -168,3 +189,7 @@ async def _compile(published: Published, epochs: dict[str, int], settings: Setti
         load_sources, published.sources, placement=settings.placement
     )
     return compile_runtime(document, published.generation, epochs)
+
+
+async def _with_epochs(runtime: Runtime, epochs: dict[str, int]) -> Runtime:
+    return msgspec.structs.replace(runtime, epochs=epochs, lineage="")

@@ -22,6 +22,9 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...]
     epochs: Mapping[str, int] = NO_EPOCHS
     """Cache epochs by `tenant:<id>` and `model:<name>`; what is absent is 0."""
+    lineage: str = ""
+    """Part of every cache key: one of its own where the epochs could not be asked for, so that
+    nothing is answered from what may have been purged."""
 
 
 def compile_runtime(document: Document, generation: int, epochs: Mapping[str, int]) -> Runtime:

@@ -2,11 +2,17 @@
 
 import logging
 import sys
+import traceback
+from types import TracebackType
 
 import msgspec
 from typing_extensions import override
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
+
+_ErrorInfo = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
 
 
 class JsonFormatter(logging.Formatter):
@@ -25,6 +31,24 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(fields, enc_hook=str).decode()
+
+    @override
+    def formatException(self, ei: _ErrorInfo) -> str:
+        """Return what was raised and where; not what it says, which may quote a caller's text."""
+        return _named(ei[1]) if ei[1] is not None else ""
+
+
+def _named(error: BaseException) -> str:
+    """Return the kind of `error` and of what led to it, each with its place, innermost first."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
+    parts = [f"{type(error).__qualname__} at {place}" if place else type(error).__qualname__]
+    if isinstance(error, BaseExceptionGroup):
+        parts += [f"holding {_named(one)}" for one in error.exceptions]
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        parts.append(f"after {_named(before)}")
+    return "; ".join(parts)
 
 
 def configure_logging(level: str) -> None:

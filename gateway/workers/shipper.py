@@ -189,8 +189,10 @@ class Shipper:
         log_id = tail.reader.id
         tail.known = (await self._stream.known([log_id]))[log_id]
         marks = await self._committed([log_id])
-        # Without the ledger, what it has is shipped again at worst, and not counted again.
-        tail.reader.seek(max(tail.known or 0, marks.get(log_id, 0)))
+        # Without the ledger, what it has is shipped again at worst, and not counted again; what was
+        # deleted, it had.
+        mark = marks[log_id] if log_id in marks else tail.reader.deleted()
+        tail.reader.seek(max(tail.known or 0, mark))
         tail.placed = True
 
     async def _check(self) -> None:

@@ -45,9 +45,12 @@ class Models:
 
     def __init__(self, *infos: ModelInfo) -> None:
         self.infos = {info.name: info for info in infos}
+        self.bug: Exception | None = None
 
     def model(self, name: str) -> ServedModel | None:
         """Return the model of that name."""
+        if self.bug is not None:
+            raise self.bug
         info = self.infos.get(name)
         return ServedModel(info=info, regions=(RegionName("eu"),)) if info else None
 
@@ -81,13 +84,17 @@ class DictCache:
 
 
 class GatedRunner:
-    """Answers each item with its own body once `gate` is set; `failure` fails all instead."""
+    """Answers each item with its own body once `gate` is set.
+
+    `failure` fails all instead; `bug` is raised with nothing settled.
+    """
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
         self.works: list[Work] = []
         self.failure: ItemFailure | None = None
+        self.bug: Exception | None = None
 
     async def run(
         self,
@@ -99,6 +106,8 @@ class GatedRunner:
     ) -> None:
         """Settle every item, at the latest at the deadline."""
         self.works.append(work)
+        if self.bug is not None:
+            raise self.bug
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(deadline):
@@ -120,7 +129,9 @@ class GatedRunner:
     def _outcome(self, body: bytes) -> ItemOutcome:
         if self.failure is not None:
             return ItemOutcome(source=Source.FAILED, failure=self.failure)
-        return ItemOutcome(source=Source.COMPUTED, result=b'"%b"' % body, rows=1, tokens=5)
+        return ItemOutcome(
+            source=Source.COMPUTED, result=msgspec.json.encode(body), rows=1, tokens=5
+        )
 
 
 class KeptTasks:
@@ -156,6 +167,11 @@ class Scene:
             tracer=NullTracer(),
             wall=self.wall,
         )
+
+    @staticmethod
+    def loop_time() -> float:
+        """Return the time by which deadlines are told."""
+        return asyncio.get_running_loop().time()
 
     def configure(self, **entry: object) -> None:
         """Give the model's entry in the document these values."""

@@ -220,6 +220,41 @@ async def test_a_model_whose_answers_are_not_kept_is_computed_each_time(scene: S
     assert scene.cache.entries == {}
 
 
+async def test_a_bug_below_leaves_nobody_waiting_and_the_next_request_leads(scene: Scene) -> None:
+    scene.runner.bug = RuntimeError("a bug")
+
+    first = await scene.ask("a", "b", within=60.0)
+    scene.runner.bug = None
+    second = await scene.ask("a", "b")
+
+    codes = [outcome.failure and outcome.failure.code for outcome in first.outcomes]
+    assert codes == ["internal_error", "internal_error"]
+    assert sources(second) == [_COMPUTED, _COMPUTED]
+    (failed, _) = await asyncio.gather(*scene.tasks.tasks, return_exceptions=True)
+    assert isinstance(failed, RuntimeError)
+
+
+async def test_an_answer_says_whether_its_model_may_be_kept(scene: Scene) -> None:
+    kept = await scene.ask("a")
+    scene.configure(cache_ttl=0)
+    not_kept = await scene.ask("a")
+
+    assert (kept.is_cacheable, not_kept.is_cacheable) == (True, False)
+
+
+async def test_a_request_without_the_cache_joins_what_is_in_flight(scene: Scene) -> None:
+    scene.runner.gate.clear()
+    leader = asyncio.create_task(scene.ask("a"))
+    await until(lambda: bool(scene.runner.works))
+
+    joined = asyncio.create_task(scene.ask("a", directives=CacheDirectives(no_cache=True)))
+    await until(lambda: scene.flights.statistics().joined == 1)
+    scene.runner.gate.set()
+
+    assert sources(await joined) == [_COLLAPSED]
+    assert sources(await leader) == [_COMPUTED]
+
+
 async def test_a_model_that_nobody_serves_is_not_found(scene: Scene) -> None:
     with pytest.raises(ModelNotFound, match="`nobody`"):
         await scene.ask("a", model="nobody")

@@ -11,7 +11,17 @@ from gateway.api.answers import (
     first_failure,
 )
 from gateway.api.schemas import ClassifyBody, RerankBody
-from gateway.errors import DeadlineExceeded, InvalidItem, Overloaded, UpstreamUnavailable
+from gateway.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidItem,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
 from gateway.inference import Answer, CacheDirectives
 from gateway.types import ItemFailure, ItemOutcome, RegionName, ServedModel, Source
 from tests.support.inference_scene import INFO
@@ -117,13 +127,44 @@ def test_documents_that_failed_come_last() -> None:
 def test_cache_status_says_what_happened(
     outcomes: list[ItemOutcome], directives: CacheDirectives, expected: bytes
 ) -> None:
-    assert dict(cache_headers(outcomes, directives))[b"cache-status"] == expected
+    assert (
+        dict(cache_headers(Answer(model=_MODEL, outcomes=outcomes), directives))[b"cache-status"]
+        == expected
+    )
 
 
 def test_age_is_that_of_the_oldest_hit() -> None:
-    headers = dict(cache_headers([hit(age=3.0), hit(age=9.9)], _PLAIN))
+    headers = dict(cache_headers(answer(hit(age=3.0), hit(age=9.9)), _PLAIN))
 
     assert headers[b"age"] == b"9"
+
+
+def test_answers_that_are_not_kept_do_not_say_they_are_stored() -> None:
+    uncached = Answer(model=_MODEL, outcomes=[computed()], is_cacheable=False)
+
+    assert dict(cache_headers(uncached, _PLAIN)) == {b"cache-status": b"sluicegate; fwd=bypass"}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "bad_call", InvalidRequest),
+        (413, "call_too_large", PayloadTooLarge),
+        (500, "internal_error", InternalError),
+        (500, "backend_error", UpstreamFailed),
+        (502, "upstream_failed", UpstreamFailed),
+        (503, "cancelled", UpstreamUnavailable),
+        (503, "overloaded", Overloaded),
+        (504, "deadline_exceeded", DeadlineExceeded),
+    ],
+)
+def test_a_failure_of_an_item_is_an_error_of_its_kind(
+    status: int, code: str, kind: type[GatewayError]
+) -> None:
+    error = first_failure(answer(failed(status, code)), continue_on_error=False)
+
+    assert type(error) is kind
+    assert (error.retry_after is not None) == kind.retryable
 
 
 def test_the_first_failure_fails_the_request() -> None:

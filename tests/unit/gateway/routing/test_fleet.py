@@ -58,6 +58,19 @@ def test_a_model_is_known_once_a_backend_names_it(clock: Clock) -> None:
     assert model_of(fleet).regions == ("us",)
 
 
+def test_models_are_known_from_the_first_backend_that_names_one_on(clock: Clock) -> None:
+    fleet = fleet_of(US, clock, observed=False)
+
+    told = [fleet.knows_models()]
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+    told.append(fleet.knows_models())
+    fleet.observe(US[0], state())
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+    told.append(fleet.knows_models())
+
+    assert told == [False, False, True]
+
+
 def test_a_model_stays_known_while_its_backends_are_away(clock: Clock) -> None:
     fleet = fleet_of(US, clock)
 

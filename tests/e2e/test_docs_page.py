@@ -1,0 +1,69 @@
+"""The documentation page in a real browser: it shows every operation and asks no other host."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import CHROMIUM, Page, open_page
+from tests.support.system import System
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.e2e,
+    pytest.mark.system,
+    pytest.mark.skipif(
+        not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing: `make install-system`"
+    ),
+]
+_LAST = "Whether requests can be answered"
+
+
+@pytest.fixture
+async def page(anyio_backend: str, system: System, tmp_path: Path) -> AsyncIterator[Page]:
+    """The page, drawn to its end."""
+    async with open_page(tmp_path / "browser") as opened:
+        await opened.open(f"{system.url}/docs")
+        await opened.text_with(_LAST)
+        yield opened
+
+
+async def test_the_page_shows_the_operations_and_their_examples(page: Page) -> None:
+    text = await page.text_with(_LAST)
+
+    for shown in (
+        *("Label texts with a trained classifier", "Order documents by a query"),
+        *("Run a model's own algorithm", "The calling tenant's usage and cost"),
+        *("/v1/infer/{model}", "No API key applied"),
+    ):
+        assert shown in text
+    picture = await page.screenshot()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 20_000  # an empty page of that size has 6 000 bytes
+
+
+async def test_the_page_asks_its_own_host_only_and_breaks_no_policy(
+    page: Page, system: System
+) -> None:
+    asked = [url for url in page.requested if not url.startswith(("data:", "blob:"))]
+
+    assert {f"{system.url}/docs", f"{system.url}/openapi.json"} <= set(asked)
+    assert [url for url in asked if not url.startswith(f"{system.url}/")] == []
+    assert page.complaints == []
+
+
+async def test_the_policy_stops_what_is_asked_of_another_host(page: Page, system: System) -> None:
+    outcome = await page.evaluate(f"fetch('{system.admin_url}/health/live').catch(e => e.name)")
+
+    assert outcome == "TypeError"
+    assert any("Content Security Policy" in complaint for complaint in page.complaints)
+
+
+async def test_the_page_may_try_the_api(page: Page, system: System) -> None:
+    status = await page.evaluate(
+        "fetch('/v1/classify', {method: 'POST', headers: {authorization: 'Bearer "
+        + system.key
+        + '\'}, body: \'{"model": "sentiment", "input": "a fine page"}\'}).then(r => r.status)'
+    )
+
+    assert status == 200

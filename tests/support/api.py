@@ -1,0 +1,155 @@
+"""The API with small stand-ins around it, and a client without a socket between."""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+
+import httpx
+import msgspec
+from litestar import Litestar
+from prometheus_client import CollectorRegistry
+
+from backends.protocol import ModelInfo
+from gateway.api.exchange import RequestIds
+from gateway.api.health import Readiness
+from gateway.api.inference import InferenceDoor
+from gateway.api.metadata import UsageLine
+from gateway.api.routes import build_api
+from gateway.auth.key_ring import KeyRing
+from gateway.auth.keys import hash_key
+from gateway.config.document import Document, LimitsEntry
+from gateway.middleware.admission import AdmissionMiddleware
+from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.tracing import NullTracer
+from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, TenantId
+from tests.support.clock import Clock
+from tests.support.events import RecordedEvents
+from tests.support.inference_scene import INFO, Scene
+
+KEY = "sk-the-key-of-a-caller"
+NARROW_KEY = "sk-a-key-for-one-model-only"
+AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
+
+
+class Catalog:
+    """The models that are served."""
+
+    def __init__(self, *infos: ModelInfo) -> None:
+        self._models = [ServedModel(info=info, regions=(RegionName("eu"),)) for info in infos]
+
+    def model(self, name: str) -> ServedModel | None:
+        """Return the model of that name."""
+        return next((model for model in self._models if model.info.name == name), None)
+
+    def models(self) -> Sequence[ServedModel]:
+        """Return all."""
+        return self._models
+
+
+class AskedUsage:
+    """Answers every question about usage with `lines`, or `trouble`; keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[TenantId, datetime, datetime, Sequence[str]]] = []
+        self.lines: list[UsageLine] = []
+        self.trouble: Exception | None = None
+
+    def report(
+        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+    ) -> list[UsageLine]:
+        """Return the lines."""
+        if self.trouble is not None:
+            raise self.trouble
+        self.asked.append((tenant, since, until, group_by))
+        return self.lines
+
+
+class Api:
+    """The application, and what is around it: to be looked at and changed."""
+
+    def __init__(self) -> None:
+        self.scene = Scene()
+        self.events = RecordedEvents()
+        self.registry = CollectorRegistry()
+        self.usage = AskedUsage()
+        self.ready = Readiness(ready=True, missing=[])
+        self.runtimes = RuntimeStore(compile_runtime(Document(), 1, NO_EPOCHS))
+        self._keys = KeyRing(
+            {
+                hash_key(KEY): Principal(tenant=TenantId("acme"), key=KeyId("key_1")),
+                hash_key(NARROW_KEY): Principal(
+                    tenant=TenantId("acme"), key=KeyId("key_2"), models=frozenset({"other"})
+                ),
+            }
+        )
+        self.application = self._build()
+
+    def _build(self) -> Litestar:
+        clock, ids = Clock(), RequestIds()
+        limiter = MemoryRateLimiter(monotonic=clock)
+        door = InferenceDoor(
+            runtimes=self.runtimes,
+            keys=self._keys,
+            limiter=limiter,
+            inference=self.scene.inference,
+            events=self.events,
+            metrics=GatewayMetrics(self.registry),
+            tracer=NullTracer(),
+            ids=ids,
+            loop_time=self.scene.loop_time,
+            wall=lambda: 7,
+        )
+        return build_api(
+            version="1.2.3",
+            door=door,
+            admission=AdmissionMiddleware(
+                keys=self._keys, limiter=limiter, runtimes=self.runtimes, ids=ids
+            ),
+            ids=ids,
+            models=Catalog(INFO, msgspec.structs.replace(INFO, name="other", labels=["a"])),
+            documents=self,
+            usage=self.usage,
+            health=self,
+        )
+
+    def document(self) -> Document:
+        """Return the current document."""
+        return self.runtimes.current.document
+
+    def readiness(self) -> Readiness:
+        """Return `ready`."""
+        return self.ready
+
+    def limit(self, *rules: Rule) -> None:
+        """Give tenants these limits."""
+        self.configure(limits=LimitsEntry(tenant=rules))
+
+    def configure(self, **sections: object) -> None:
+        """Replace sections of the document."""
+        document = msgspec.structs.replace(self.document(), **sections)
+        self.runtimes.current = compile_runtime(document, 2, NO_EPOCHS)
+
+    def count(self, status: int, task: str = "classify") -> float | None:
+        """Return how many requests of a task were counted with this status."""
+        labels = {"task": task, "status": str(status)}
+        return self.registry.get_sample_value("sluicegate_requests_total", labels)
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Return a client with a key that may use everything."""
+        transport = httpx.ASGITransport(app=self.application)  # type: ignore[arg-type]  # as uvicorn's
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+            client.headers.update(AUTHORIZATION)
+            yield client
+
+
+def problem(response: httpx.Response, status: int, code: str) -> str:
+    """Return the detail of the problem that the response must be."""
+    told = response.json()
+    assert (response.status_code, told["code"]) == (status, code), told
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["x-request-id"] == told["request_id"]
+    return str(told["detail"])

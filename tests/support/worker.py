@@ -1,0 +1,168 @@
+"""A whole worker in this process, on a real socket, and a connection that speaks raw HTTP to it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gateway.app.worker import build_worker
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
+from gateway.serving import listener_on, serve
+from gateway.settings import Settings
+from gateway.types import Rule
+from tests.support.stub_backend import StubBackend
+
+KEY = "sk-a-key-of-the-worker-under-test"
+_END = b"\r\n\r\n"
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back; names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body decoded."""
+        return msgspec.json.decode(self.body)
+
+
+class Connection:
+    """One connection; what is sent on it is exactly what a test writes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def __aenter__(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Leave without a word."""
+        self._writer.transport.abort()
+
+    async def send(self, *parts: bytes) -> None:
+        """Send the parts, each of which the worker may read before the next is there."""
+        for part in parts:
+            self._writer.write(part)
+            await self._writer.drain()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Return the status and headers that come next."""
+        async with asyncio.timeout(10):
+            text = (await self._reader.readuntil(_END)).decode("latin-1")
+        first, *lines = text.strip().split("\r\n")
+        pairs = (line.split(": ", 1) for line in lines)
+        return int(first.split(" ")[1]), {name.lower(): value for name, value in pairs}
+
+    async def response(self, *, to_head: bool = False) -> Response:
+        """Return the response that comes next, which must give its length."""
+        status, headers = await self.head()
+        length = 0 if to_head else int(headers["content-length"])
+        async with asyncio.timeout(10):
+            body = await self._reader.readexactly(length)
+        return Response(status=status, headers=headers, body=body)
+
+    async def is_closed(self) -> bool:
+        """Tell whether nothing more comes because the worker closed the connection."""
+        async with asyncio.timeout(10):
+            return await self._reader.read(1) == b""
+
+
+class RunningWorker:
+    """A worker that serves on `port`; `registry` holds its metrics."""
+
+    def __init__(self, port: int, settings: Settings, registry: CollectorRegistry) -> None:
+        self.port = port
+        self.settings = settings
+        self.registry = registry
+
+    def connect(self) -> Connection:
+        """Return a connection, to be entered."""
+        return Connection(self.port)
+
+    def metrics(self) -> str:
+        """Return the exposition of its metrics."""
+        return generate_latest(self.registry).decode()
+
+
+@asynccontextmanager
+async def running_worker(
+    folder: Path,
+    url: str,
+    stubs: Sequence[StubBackend] = (),
+    *,
+    rules: tuple[Rule, ...] = (),
+    **document: Any,
+) -> AsyncIterator[RunningWorker]:
+    """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
+
+    `rules` are the tenant's limits; `document` holds sections of the configuration.
+    """
+    settings = Settings(
+        data_dir=folder, config=folder / "config", cache_url=url, state_url=url, drain=2.0
+    )
+    _configure(settings, stubs, document)
+    with Ledger(settings.ledger) as ledger:
+        ledger.accounts.create_tenant("acme", rules=rules)
+        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    registry = CollectorRegistry()
+    stop = asyncio.Event()
+    async with build_worker(settings, registry=registry) as app:
+        listener = listener_on("127.0.0.1", 0, None, setting="the port")
+        serving = asyncio.create_task(serve(app, listener, drain=settings.drain, stop=stop))
+        listener.listen()
+        try:
+            yield RunningWorker(listener.getsockname()[1], settings, registry)
+        finally:
+            stop.set()
+            await serving
+
+
+def post(
+    path: str,
+    body: bytes | None,
+    *,
+    key: str = KEY,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return a request; without a `body` the headers must say how it is to come."""
+    lines = [f"{method} {path} HTTP/1.1", "host: worker", f"authorization: Bearer {key}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    if body is not None:
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join(lines).encode() + _END + (body or b"")
+
+
+def classify(*texts: str, **fields: Any) -> bytes:
+    """Return the body of a request about texts."""
+    return msgspec.json.encode({"model": "stub", "input": texts, **fields})
+
+
+def _configure(settings: Settings, stubs: Sequence[StubBackend], document: dict[str, Any]) -> None:
+    regions = [
+        {"name": stub.region, "pools": [{"backends": [{"id": stub.backend_id, "url": stub.url}]}]}
+        for stub in stubs
+    ]
+    settings.config.mkdir()
+    # JSON is YAML.
+    content = msgspec.json.encode({"regions": regions} | document)
+    (settings.config / "gateway.yaml").write_bytes(content)

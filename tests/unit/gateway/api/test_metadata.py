@@ -1,0 +1,193 @@
+"""What callers ask besides inference: models, usage, health."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from gateway.api.health import Readiness
+from gateway.api.metadata import UsageLine
+from gateway.config.document import ModelEntry
+from gateway.errors import DependencyUnavailable
+from gateway.types import Rule
+from tests.support.api import NARROW_KEY, Api, problem
+
+pytestmark = pytest.mark.anyio
+_LINE = UsageLine(
+    group={"model": "sentiment"},
+    requests=1,
+    items=2,
+    hit=1,
+    collapsed=0,
+    computed=1,
+    failed=0,
+    rows=1,
+    tokens=5,
+    cost=1200,
+    currency="EUR",
+)
+
+
+@pytest.fixture
+def api(anyio_backend: str) -> Api:
+    return Api()
+
+
+@pytest.fixture
+async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
+    async with api.client() as opened:
+        yield opened
+
+
+async def names(client: httpx.AsyncClient) -> list[str]:
+    return [model["name"] for model in (await client.get("/v1/models")).json()["data"]]
+
+
+async def test_models_are_listed_as_openais_clients_read_them(client: httpx.AsyncClient) -> None:
+    found = (await client.get("/v1/models")).json()
+
+    assert found["object"] == "list"
+    assert found["data"][0] == {
+        "id": "sentiment",
+        "name": "sentiment",
+        "object": "model",
+        "tasks": ["classify"],
+        "revision": "aaaaaaaaaaaa",
+        "profile": "fp32",
+        "max_tokens": 256,
+        "regions": ["eu"],
+    }
+
+
+async def test_one_model_is_shown_as_in_the_list(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()["data"]
+
+    assert (await client.get("/v1/models/other")).json() == listed[1]
+
+
+async def test_a_key_sees_the_models_that_it_may_use(client: httpx.AsyncClient) -> None:
+    client.headers["authorization"] = f"Bearer {NARROW_KEY}"
+
+    assert await names(client) == ["other"]
+    problem(await client.get("/v1/models/sentiment"), 404, "model_not_found")
+
+
+async def test_a_model_that_is_switched_off_is_not_seen(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.configure(models={"other": ModelEntry(enabled=False)})
+
+    assert await names(client) == ["sentiment"]
+    problem(await client.get("/v1/models/other"), 404, "model_not_found")
+
+
+async def test_usage_is_that_of_the_callers_tenant(api: Api, client: httpx.AsyncClient) -> None:
+    api.usage.lines = [_LINE]
+
+    response = await client.get(
+        "/v1/usage", params={"from": "2026-11-01", "to": "2026-11-02T12:00:00+02:00"}
+    )
+
+    assert response.json() == {
+        "since": "2026-11-01T00:00:00+00:00",
+        "until": "2026-11-02T10:00:00+00:00",
+        "data": [
+            {"group": {"model": "sentiment"}, "requests": 1, "items": 2, "hit": 1}
+            | {"collapsed": 0, "computed": 1, "failed": 0, "rows": 1, "tokens": 5}
+            | {"cost": 1200, "currency": "EUR"}
+        ],
+    }
+    ((tenant, since, _, groups),) = api.usage.asked
+    assert (tenant, list(groups)) == ("acme", ["model"])
+    assert since == datetime(2026, 11, 1, tzinfo=UTC)
+
+
+async def test_usage_is_of_this_month_so_far_by_default(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    await client.get("/v1/usage", params={"group_by": ["day", "key"]})
+
+    ((_, since, until, groups),) = api.usage.asked
+    assert (since.day, since.hour, since.minute, since.second) == (1, 0, 0, 0)
+    assert since < until
+    assert list(groups) == ["day", "key"]
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ({"from": "yesterday"}, "`from`"),
+        ({"to": ""}, "`to`"),
+        ({"from": "2026-02-01", "to": "2026-01-01"}, "`to`"),
+        ({"from": "2026-02-01", "to": "2026-02-01"}, "`to`"),
+        ({"from": "0001-01-01T00:00:00+23:00"}, "`from`"),
+        ({"to": "9999-12-31T23:59:59-23:00"}, "`to`"),
+        ({"group_by": "tenant"}, "`group_by"),
+    ],
+)
+async def test_a_question_that_makes_no_sense_is_refused_by_name(
+    client: httpx.AsyncClient, query: dict[str, str], name: str
+) -> None:
+    response = await client.get("/v1/usage", params=query)
+
+    assert name in problem(response, 400, "invalid_request")
+
+
+async def test_a_store_that_is_down_is_told_with_when_to_come_back(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.usage.trouble = DependencyUnavailable("the ledger cannot be reached", retry_after=1.0)
+
+    response = await client.get("/v1/usage")
+
+    problem(response, 503, "dependency_unavailable")
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_a_fault_of_ours_says_nothing_but_its_id(
+    api: Api, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.usage.trouble = RuntimeError("an inner detail")
+
+    response = await client.get("/v1/usage")
+
+    assert "inner" not in problem(response, 500, "internal_error")
+    (record,) = caplog.records
+    assert record.__dict__["request_id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/other", "/v1/usage"])
+async def test_a_key_is_needed(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.get(path, headers={"authorization": ""})
+
+    problem(response, 401, "authentication_failed")
+    assert response.headers["www-authenticate"].startswith("Bearer")
+
+
+async def test_reading_counts_against_the_limit_on_requests(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.limit(Rule(name="hour", unit="requests", capacity=1, window=3600.0))
+
+    first = await client.get("/v1/models")
+    second = await client.get("/v1/models")
+
+    assert first.headers["ratelimit"].startswith('"hour";r=0')
+    problem(second, 429, "rate_limited")
+    assert int(second.headers["retry-after"]) > 1
+    assert second.headers["ratelimit-policy"] == '"hour";q=1;w=3600'
+
+
+async def test_health_says_what_is_missing_without_a_key(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    client.headers.pop("authorization")
+    ready = await client.get("/health/ready")
+    api.ready = Readiness(ready=False, missing=["backends: none is ready"])
+    not_ready = await client.get("/health/ready")
+    live = await client.get("/health/live")
+
+    assert (ready.status_code, live.status_code, not_ready.status_code) == (200, 200, 503)
+    assert not_ready.json()["missing"] == ["backends: none is ready"]
+    assert "x-request-id" in live.headers

@@ -1,0 +1,117 @@
+"""The key ring follows the store; while that is down or broken, what was known stays known."""
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+
+from gateway.app.principals import PrincipalsFollower
+from gateway.auth.key_ring import KeyRing
+from gateway.auth.keys import hash_key
+from gateway.errors import DependencyUnavailable
+from gateway.types import KeyId, Principal, TenantId
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+_KEY = "sk-the-key-of-a-caller"
+
+
+class Accounts:
+    """A store of keys that tests change; `trouble` is raised by every call."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = keys
+        self.changes = 0
+        self.loads = 0
+        self.asked = 0
+        self.trouble: Exception | None = None
+
+    def version(self) -> int:
+        """Return another number after every change."""
+        self.asked += 1
+        if self.trouble is not None:
+            raise self.trouble
+        return self.changes
+
+    def load_principals(self) -> Mapping[str, Principal]:
+        """Return who has which key, by hash."""
+        self.loads += 1
+        principal = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
+        return {hash_key(key): principal for key in self.keys}
+
+    def change(self, *keys: str) -> None:
+        """Have other keys from now on."""
+        self.keys = keys
+        self.changes += 1
+
+
+def knows(ring: KeyRing, key: str = _KEY) -> bool:
+    return ring.find(key.encode()) is not None
+
+
+async def test_keys_are_known_as_soon_as_it_is_entered() -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+
+    async with PrincipalsFollower(ring=ring, accounts=accounts) as follower:
+        assert follower.is_loaded
+        assert knows(ring)
+
+
+async def test_a_change_is_taken_when_told_and_only_then_read() -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    async with PrincipalsFollower(ring=ring, accounts=accounts, poll=60.0) as follower:
+        await follower.refresh()
+        loads = accounts.loads
+
+        accounts.change()
+        await follower.refresh()
+
+        assert loads == 1
+        assert not knows(ring)
+
+
+async def test_a_change_that_nobody_told_of_is_found() -> None:
+    ring, accounts = KeyRing(), Accounts()
+    async with PrincipalsFollower(ring=ring, accounts=accounts, poll=0.001):
+        accounts.change(_KEY)
+
+        await until(lambda: knows(ring))
+
+
+async def test_known_keys_stay_known_while_the_store_is_down() -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    async with PrincipalsFollower(ring=ring, accounts=accounts, poll=60.0) as follower:
+        accounts.trouble = DependencyUnavailable("the ledger cannot be reached")
+        await follower.refresh()
+        during = knows(ring)
+        accounts.trouble = None
+        accounts.change()
+        await follower.refresh()
+
+        assert (during, knows(ring)) == (True, False)
+
+
+async def test_a_worker_starts_while_the_store_is_down_and_knows_nobody() -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    accounts.trouble = DependencyUnavailable("the ledger cannot be reached")
+
+    async with PrincipalsFollower(ring=ring, accounts=accounts, poll=0.001) as follower:
+        before = follower.is_loaded
+        accounts.trouble = None
+        await until(lambda: follower.is_loaded)
+
+        assert not before
+        assert knows(ring)
+
+
+async def test_a_bad_read_does_not_end_the_following(caplog: pytest.LogCaptureFixture) -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    with caplog.at_level(logging.CRITICAL):
+        async with PrincipalsFollower(ring=ring, accounts=accounts, poll=0.001):
+            accounts.trouble = ValueError("a row that cannot be read")
+            asked = accounts.asked
+            await until(lambda: accounts.asked > asked + 1)
+            accounts.trouble = None
+            accounts.change()
+
+            await until(lambda: not knows(ring))

@@ -1,0 +1,78 @@
+"""Tasks that outlive what started them."""
+
+import asyncio
+import logging
+
+import pytest
+
+from gateway.tasks import TaskOwner
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_leaving_waits_for_what_still_runs() -> None:
+    done: list[str] = []
+    gate = asyncio.Event()
+
+    async def work() -> None:
+        await gate.wait()
+        done.append("work")
+
+    async with TaskOwner(drain=10.0) as owner:
+        owner.start(work())
+        asyncio.get_running_loop().call_soon(gate.set)
+
+    assert done == ["work"]
+    assert len(owner) == 0
+
+
+async def test_what_takes_longer_than_the_drain_is_cancelled_and_may_clean_up() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append("cleaned up")
+
+    async with TaskOwner(drain=0.01) as owner:
+        owner.start(work())
+
+    assert ended == ["cleaned up"]
+    assert len(owner) == 0
+
+
+async def test_a_task_that_fails_is_logged_and_harms_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done: list[str] = []
+
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        done.append("work")
+
+    with caplog.at_level(logging.ERROR):
+        async with TaskOwner(drain=10.0) as owner:
+            owner.start(fail())
+            owner.start(work())
+
+    assert done == ["work"]
+    assert [record.getMessage() for record in caplog.records] == ["a background task failed"]
+
+
+async def test_a_task_that_ended_is_not_kept() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        ended.set()
+
+    async with TaskOwner(drain=10.0) as owner:
+        owner.start(work())
+        running = len(owner)
+        await ended.wait()
+        await asyncio.sleep(0)
+
+        assert (running, len(owner)) == (1, 0)
