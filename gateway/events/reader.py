@@ -49,12 +49,16 @@ class Run(NamedTuple):
 
 
 def list_logs(directory: Path) -> list[Path]:
-    """Return the folders of the logs in `directory`."""
+    """Return the folders of the logs in `directory`; what else lies there is somebody else's."""
     try:
         found = [p for p in directory.iterdir() if p.is_dir() and not p.name.startswith(".")]
+        return sorted(p for p in found if any(map(_is_of_log, p.iterdir())))
     except FileNotFoundError:
         return []
-    return sorted(found)
+
+
+def _is_of_log(path: Path) -> bool:
+    return path.name == segment.LOCK_NAME or segment.file_number(path.name) is not None
 
 
 class LogReader:

@@ -248,9 +248,12 @@ def test_models_are_listed_with_their_regions(system: System) -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
+    """Where the time runs out, while the body arrives or later, is a matter of microseconds."""
     body = {"model": "sentiment", "input": "no time at all"}
 
     response = answer(system, CLASSIFY, body, **{"x-request-timeout": "0.0001"})
 
-    assert response.status_code == 504
-    assert response.json()["code"] == "deadline_exceeded"
+    assert (response.status_code, response.json()["code"]) in {
+        (504, "deadline_exceeded"),
+        (408, "request_timeout"),
+    }

@@ -6,17 +6,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from redis.typing import EncodableT, FieldT
 
+from gateway.errors import DependencyUnavailable
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
 from gateway.workers.request_log import GROUP
-from gateway.workers.stream import BILLING
+from gateway.workers.shipper import Shipper
+from gateway.workers.stream import BILLING, EventStream
 from tests.support.events import make_event
 from tests.support.pipeline import Pipeline, open_pipeline, running
 from tests.support.valkey import Valkey
@@ -70,6 +72,14 @@ def server() -> Iterator[Valkey]:
 async def pipeline(tmp_path: Path, server: Valkey) -> AsyncIterator[Pipeline]:
     async with open_pipeline(tmp_path, server.url) as opened:
         yield opened
+
+
+class UnreachableLedger:
+    """A ledger that the shipper cannot ask."""
+
+    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
+        """Fail."""
+        raise DependencyUnavailable("the ledger cannot be reached")
 
 
 def fill(log: EventLog, first: int, count: int) -> None:
@@ -302,6 +312,29 @@ async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipe
     found = pipeline.ledger.statistics()
     assert found.lost > 0
     assert found.events + found.lost == 300
+
+
+async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_the_ledger_is_away(
+    pipeline: Pipeline,
+) -> None:
+    with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
+        fill(log, 0, 300)
+        shipper = pipeline.shipper()
+        async with running(shipper.run, pipeline.billing().run):
+            await until(lambda: shipper.statistics().segments_deleted > 0, what="some are deleted")
+        await pipeline.redis.flushall()
+        fill(log, 300, 10)
+
+        alone = Shipper(
+            pipeline.events,
+            stream=EventStream(pipeline.redis, max_blocks=1000),
+            marks=UnreachableLedger(),
+        )
+        async with running(alone.run, pipeline.billing().run):
+            await until(lambda: pipeline.billed() == 310, what="the new ones are billed")
+
+    assert alone.statistics().lost == 0
+    assert pipeline.ledger.statistics().lost == 0
 
 
 async def test_the_request_log_has_a_line_per_request(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.admin.publishing import Publisher, etag
+from gateway.config.sources import Source
 from gateway.errors import (
     ConfigurationError,
     Conflict,
@@ -77,6 +78,7 @@ class Worker:
         self.settings = settings
         self.swaps: list[int] = []
         self.accounts = 0
+        self.trouble: DependencyUnavailable | None = None
         store.on_swap(lambda runtime: self.swaps.append(runtime.generation))
         self.follower = RuntimeFollower(
             store=store,
@@ -87,6 +89,8 @@ class Worker:
         )
 
     async def _accounts_changed(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
         self.accounts += 1
 
 
@@ -311,6 +315,45 @@ async def test_a_purge_and_a_reload_do_not_undo_each_other(
 
         current = worker.store.current
         assert (current.generation, current.epochs) == (1, {"tenant:t": 2})
+
+
+async def test_a_purge_reaches_a_worker_that_refuses_the_document(
+    redis: Redis, settings: Settings
+) -> None:
+    control = Control(redis)
+    unknown = Source(name="g.yaml", text="no_such_field: 1\n")
+    newer = Published(
+        generation=1, origin=1, digest="d", sources=(unknown,), author="a", reason="", time=0.0
+    )
+    async with following(redis, settings) as worker:
+        await control.publish(newer)
+        version = await control.raise_epoch("model:m")
+
+        workers = await control.settled(Topic.EPOCHS, version, within=5)
+
+        assert set(workers.values()) == {"ok"}
+        assert worker.store.current.epochs == {"model:m": 1}
+        refused = await control.settled(Topic.CONFIG, 1, within=5)
+        assert all("no_such_field" in outcome for outcome in refused.values())
+    assert (await first_runtime(redis, settings)).epochs == {"model:m": 1}
+
+
+async def test_keys_that_could_not_be_read_are_not_acknowledged_until_they_were(
+    redis: Redis, settings: Settings
+) -> None:
+    control = Control(redis)
+    async with following(redis, settings) as worker:
+        worker.trouble = DependencyUnavailable("the ledger cannot be reached")
+        version = await control.touch(Topic.ACCOUNTS)
+        told = await control.settled(Topic.ACCOUNTS, version, within=5)
+
+        worker.trouble = None
+        names = list(told)
+        async with asyncio.timeout(10):
+            while (await control.acknowledgements(Topic.ACCOUNTS, version))[names[0]] != "ok":
+                pass
+
+    assert list(told.values()) == ["the ledger cannot be reached"]
 
 
 async def test_workers_read_accounts_again_when_told(redis: Redis, settings: Settings) -> None:

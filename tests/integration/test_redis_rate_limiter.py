@@ -4,15 +4,19 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
+from math import inf
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from redis.asyncio import Redis
 
+from gateway.circuit_breaker import CircuitBreaker
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis_connection import connect
 from gateway.types import Rule
+from tests.support.clock import Clock
+from tests.support.delaying_proxy import DelayingProxy
 from tests.support.limits import Fleet, charge, most_over_the_limit, rule
 from tests.support.valkey import Valkey
 from tests.support.waiting import until
@@ -285,6 +289,44 @@ async def test_a_redis_that_hangs_holds_nobody_longer_than_the_timeout(own_valke
     await redis.aclose()
     assert all(decision.allowed for decision in decisions)
     assert took < 1.0
+
+
+@pytest.mark.anyio
+async def test_a_redis_that_is_late_is_still_asked(own_valkey: Valkey) -> None:
+    async with DelayingProxy(str(own_valkey.socket), delay=lambda: 0.06) as proxy:
+        redis = connect(proxy.url, timeout=5.0)
+        async with make_limiter(redis, "worker", local_share=0.5) as limiter:
+            admitted = [await decide(limiter, [charge(of=rule(10))]) for _ in range(20)]
+
+            assert admitted == [True] * 10 + [False] * 10
+            assert limiter.statistics().admitted_by_share == 0
+        await redis.aclose()
+
+
+@pytest.mark.anyio
+async def test_while_one_call_finds_out_whether_redis_is_back_nobody_waits_for_it(
+    own_valkey: Valkey,
+) -> None:
+    redis = connect(own_valkey.url, timeout=2.0)
+    clock = Clock()
+    breaker = CircuitBreaker(failures=1, slow=inf, open_for=1.0)
+    limiter = RedisRateLimiter(
+        redis=redis, holder="worker", local_share=0.5, monotonic=clock, breaker=breaker
+    )
+    breaker.failed(now=clock())
+    clock.advance(1.0)
+    own_valkey.pause()
+
+    probe = asyncio.create_task(limiter.admit([charge()]))
+    await until(lambda: limiter.statistics().asked == 1)
+    async with asyncio.timeout(1.0):
+        other = await limiter.admit([charge()])
+    own_valkey.resume()
+
+    assert (await probe).allowed
+    assert other.allowed
+    assert limiter.statistics().admitted_by_share == 1
+    await redis.aclose()
 
 
 def make_limiter(redis: Redis, holder: str, *, local_share: float = 0.1) -> RedisRateLimiter:

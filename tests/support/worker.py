@@ -110,14 +110,21 @@ async def running_worker(
     stubs: Sequence[StubBackend] = (),
     *,
     rules: tuple[Rule, ...] = (),
+    state_url: str = "",
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
-    `rules` are the tenant's limits; `document` holds sections of the configuration.
+    `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
+    `document` holds sections of the configuration.
     """
     settings = Settings(
-        data_dir=folder, config=folder / "config", cache_url=url, state_url=url, drain=2.0
+        data_dir=folder,
+        config=folder / "config",
+        cache_url=url,
+        state_url=state_url or url,
+        secret="shared by the workers of a test",
+        drain=2.0,
     )
     _configure(settings, stubs, document)
     with Ledger(settings.ledger) as ledger:

@@ -24,6 +24,7 @@ class Accounts:
         self.changes = 0
         self.loads = 0
         self.asked = 0
+        self.expires: int | None = None
         self.trouble: Exception | None = None
 
     def version(self) -> int:
@@ -36,7 +37,7 @@ class Accounts:
     def load_principals(self) -> Mapping[str, Principal]:
         """Return who has which key, by hash."""
         self.loads += 1
-        principal = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
+        principal = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), expires=self.expires)
         return {hash_key(key): principal for key in self.keys}
 
     def change(self, *keys: str) -> None:
@@ -89,6 +90,30 @@ async def test_known_keys_stay_known_while_the_store_is_down() -> None:
         await follower.refresh()
 
         assert (during, knows(ring)) == (True, False)
+
+
+async def test_a_key_ends_when_it_expires_also_while_the_store_is_down() -> None:
+    ring, accounts, now = KeyRing(), Accounts(_KEY), [0]
+    accounts.expires = 100
+    async with PrincipalsFollower(
+        ring=ring, accounts=accounts, poll=60.0, wall=lambda: now[0]
+    ) as follower:
+        accounts.trouble = DependencyUnavailable("the ledger cannot be reached")
+        await follower.refresh()
+        before = knows(ring)
+        now[0] = 100
+        await follower.refresh()
+
+        assert (before, knows(ring)) == (True, False)
+
+
+async def test_who_asks_for_the_keys_to_be_read_is_told_that_they_were_not() -> None:
+    accounts = Accounts(_KEY)
+    async with PrincipalsFollower(ring=KeyRing(), accounts=accounts, poll=60.0) as follower:
+        accounts.trouble = DependencyUnavailable("the ledger cannot be reached")
+
+        with pytest.raises(DependencyUnavailable):
+            await follower.read_again()
 
 
 async def test_a_worker_starts_while_the_store_is_down_and_knows_nobody() -> None:

@@ -192,5 +192,12 @@ def test_a_log_of_another_version_is_left_alone(log: EventLog, tmp_path: Path) -
         LogReader(tmp_path / log.id)
 
 
+def test_a_folder_without_a_file_of_a_log_is_no_log(log: EventLog, tmp_path: Path) -> None:
+    (tmp_path / "kept-by-hand").mkdir()
+    (tmp_path / "kept-by-hand" / "notes.txt").touch()
+
+    assert [path.name for path in list_logs(tmp_path)] == [log.id]
+
+
 def test_a_directory_that_is_not_there_has_no_logs(tmp_path: Path) -> None:
     assert list_logs(tmp_path / "absent") == []

@@ -36,6 +36,20 @@ def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
         yield opened
 
 
+@pytest.mark.parametrize(
+    ("since", "until"),
+    [
+        (datetime(1, 1, 1, tzinfo=UTC), UNTIL),
+        (SINCE, datetime(9999, 12, 31, tzinfo=UTC)),
+    ],
+)
+def test_a_time_beyond_what_the_ledger_holds_is_refused(
+    ledger: Ledger, since: datetime, until: datetime
+) -> None:
+    with pytest.raises(InvalidRequest, match="beyond what the ledger can hold"):
+        ledger.usage("acme", since, until)
+
+
 def at(moment: datetime) -> int:
     return to_nanoseconds(moment)
 

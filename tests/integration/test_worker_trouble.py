@@ -1,0 +1,118 @@
+"""A worker whose callers are slow, whose Redis hangs or is away, and that stops in mid-request."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.events.reader import LogReader, list_logs
+from gateway.redis_connection import connect
+from gateway.runtime.control import Control, Topic
+from gateway.types import RequestEvent
+from tests.support.stub_backend import StubBackend, hang
+from tests.support.valkey import Valkey
+from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+
+pytestmark = pytest.mark.anyio
+_PATH = "/v1/classify"
+
+
+@pytest.fixture
+async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
+    async with StubBackend() as running:
+        yield running
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[Valkey]:
+    """A server the test may stop."""
+    with Valkey() as server:
+        yield server
+
+
+async def ask(worker: RunningWorker, request: bytes) -> Response:
+    async with worker.connect() as connection:
+        await connection.send(request)
+        return await connection.response()
+
+
+def events_in(directory: Path) -> list[RequestEvent]:
+    runs = [LogReader(log).read(1000) for log in list_logs(directory)]
+    return [
+        msgspec.msgpack.decode(payload, type=RequestEvent)
+        for run in runs
+        if run is not None
+        for payload in run.payloads
+    ]
+
+
+async def test_a_body_that_does_not_arrive_ends_with_the_deadline(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    slow = post(_PATH, None, headers={"content-length": "99", "x-request-timeout": "0.2"})
+    async with running_worker(tmp_path, valkey, [stub]) as worker, worker.connect() as connection:
+        await connection.send(slow, b'{"model"')
+        late = await connection.response()
+
+        assert (late.status, late.json()["code"]) == (408, "request_timeout")
+        assert await connection.is_closed()
+
+
+async def test_a_redis_that_hangs_delays_nobody_beyond_the_deadline(
+    tmp_path: Path, own_valkey: Valkey, stub: StubBackend
+) -> None:
+    hurried = post(_PATH, classify("a"), headers={"x-request-timeout": "0.1"})
+    loop = asyncio.get_running_loop()
+    async with running_worker(tmp_path, own_valkey.url, [stub]) as worker:
+        own_valkey.pause()
+        started = loop.time()
+        answer = await ask(worker, hurried)
+        took = loop.time() - started
+        own_valkey.resume()
+
+    assert (answer.status, answer.json()["code"]) == (504, "deadline_exceeded")
+    assert took < 0.8
+
+
+async def test_a_request_cut_off_by_the_stop_is_told_to_try_again_and_has_an_event(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    stub.behaviour = hang
+    patient = post(_PATH, classify("a"), headers={"x-request-timeout": "60"})
+    async with AsyncExitStack() as left:
+        routing = {"attempt_timeout": 60.0}
+        async with running_worker(tmp_path, valkey, [stub], routing=routing) as worker:
+            connection = await left.enter_async_context(worker.connect())
+            await connection.send(patient)
+            await stub.wait_for(lambda: len(stub.calls) == 1)
+        answer = await connection.response()
+
+    assert (answer.status, answer.json()["code"]) == (503, "upstream_unavailable")
+    assert answer.headers["retry-after"] == "1"
+    (event,) = events_in(worker.settings.events_dir)
+    assert (event.id, event.status) == (answer.headers["x-request-id"], 503)
+
+
+async def test_what_was_purged_stays_purged_for_a_worker_that_starts_without_the_epochs(
+    tmp_path: Path, valkey: str, own_valkey: Valkey, stub: StubBackend
+) -> None:
+    request = post(_PATH, classify("a"))
+    redis = connect(own_valkey.url, timeout=2.0)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with running_worker(tmp_path / "one", valkey, [stub], state_url=own_valkey.url) as worker:
+        stored = await ask(worker, request)
+        control = Control(redis)
+        version = await control.raise_epoch("tenant:acme")
+        await control.settled(Topic.EPOCHS, version, within=5)
+    await redis.aclose()
+    own_valkey.kill()
+
+    async with running_worker(tmp_path / "two", valkey, [stub], state_url=own_valkey.url) as worker:
+        answers = [await ask(worker, request) for _ in range(2)]
+
+    assert "stored" in stored.headers["cache-status"]
+    assert [("hit" in answer.headers["cache-status"]) for answer in answers] == [False, True]

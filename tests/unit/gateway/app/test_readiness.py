@@ -1,0 +1,66 @@
+"""A worker is ready when it knows keys and a backend, and names what it lacks."""
+
+from random import Random
+
+import pytest
+
+from gateway.app.principals import PrincipalsFollower
+from gateway.app.views import WorkerReadiness
+from gateway.auth.key_ring import KeyRing
+from gateway.config.document import RoutingEntry
+from gateway.errors import DependencyUnavailable
+from gateway.routing.fleet import Fleet, ProbeFailure
+from gateway.types import Principal
+from tests.support.clock import Clock
+from tests.support.dispatching import endpoint, state
+
+pytestmark = pytest.mark.anyio
+_EU, _US = endpoint("eu-0"), endpoint("us-0", region="us")
+
+
+class Accounts:
+    """A store of no keys, which may be down."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+
+    def version(self) -> int:
+        """Return always the same."""
+        if self.is_down:
+            raise DependencyUnavailable("the ledger cannot be reached")
+        return 1
+
+    def load_principals(self) -> dict[str, Principal]:
+        """Return nobody."""
+        return {}
+
+
+def fleet() -> Fleet:
+    made = Fleet(clock=Clock(), random=Random(1))
+    made.configure([_EU, _US], RoutingEntry())
+    return made
+
+
+async def test_a_worker_that_knows_nothing_says_what_it_waits_for() -> None:
+    accounts = Accounts()
+    accounts.is_down = True
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=accounts)
+    await principals.refresh()
+
+    found = WorkerReadiness(principals=principals, fleet=fleet()).readiness()
+
+    assert not found.ready
+    assert [missing.split(":")[0] for missing in found.missing] == ["keys", "backends"]
+
+
+async def test_one_region_is_enough_and_the_other_is_told_of() -> None:
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
+    await principals.refresh()
+    backends = fleet()
+    backends.observe(_EU, state("eu-0"))
+    backends.observe(_US, ProbeFailure(detail="refused"))
+
+    found = WorkerReadiness(principals=principals, fleet=backends).readiness()
+
+    assert (found.ready, found.missing) == (True, [])
+    assert found.degraded == ["us/us-0: not_ready"]
