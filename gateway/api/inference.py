@@ -30,6 +30,7 @@ from gateway.api.http import (
     read_body,
     respond,
 )
+from gateway.api.late_bodies import LateBodies
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.api.request_headers import bearer_token, cache_directives, time_allowed
 from gateway.api.schemas import TASK_BODIES, Body, InferBody
@@ -105,6 +106,7 @@ class InferenceDoor:
         self._now = loop_time
         self._wall = wall
         self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
+        self._late_bodies = LateBodies()
         self._infer_decoder = msgspec.json.Decoder(InferBody)
 
     async def handle(
@@ -186,7 +188,8 @@ class InferenceDoor:
         exchange.is_body_due = False
         allowed = time_allowed(header(headers, b"x-request-timeout"), runtime.document.deadline)
         deadline = exchange.started + allowed
-        raw = await _body_by(deadline, receive, limit=bounds.max_body_bytes)
+        arriving = read_body(receive, limit=bounds.max_body_bytes)
+        raw = await self._late_bodies.read(arriving, deadline=deadline)
         body, request = self._decode(Task(exchange.task), model, raw)
         _check_items(request, bounds.max_items)
         exchange.usage = failed_usage(len(request.items))
@@ -300,17 +303,6 @@ class InferenceDoor:
         if isinstance(error, RequestTimeout):
             headers.append(_CLOSE)  # the rest of the body is no request
         return headers, encode_problem(error, exchange.id)
-
-
-async def _body_by(deadline: float, receive: Receive, *, limit: int) -> bytes:
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await read_body(receive, limit=limit)
-    except TimeoutError as error:
-        raise RequestTimeout(
-            "The body did not arrive in time; send it faster, or ask for more with"
-            " `X-Request-Timeout`."
-        ) from error
 
 
 def _check_items(request: InferenceRequest, maximum: int) -> None:
