@@ -107,7 +107,12 @@ async def open_page(folder: Path) -> AsyncIterator[Page]:
     )
     try:
         chosen = folder / "DevToolsActivePort"
-        await until(chosen.exists, within=30, what="the browser listens")
+        # The file is there a moment before its text is.
+        await until(
+            lambda: chosen.exists() and len(chosen.read_text().split()) > 0,
+            within=30,
+            what="the browser listens",
+        )
         address = f"http://127.0.0.1:{chosen.read_text().split()[0]}"
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{address}/json/list") as response:
