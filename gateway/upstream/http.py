@@ -1,7 +1,7 @@
 """Calls backends over HTTP; the only module that knows the HTTP client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -19,21 +19,30 @@ from backends.protocol import (
     UNREADABLE,
     BackendState,
     Call,
+    Frame,
     FrameReader,
     Refusal,
     Report,
+    Task,
 )
 from gateway.config.document import RoutingEntry
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
+from gateway.upstream.shared_call import SharedCall
 from gateway.upstream.tasks import OwnedTasks
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
 KEEPALIVE_EXPIRY = 4.0
 # Larger bodies are sent in pieces, so that none of them holds the loop for long.
 PIECE_BYTES = 256 * 1024
+# A backend that works already gets what comes in this time, in seconds, as one call (as Nagle's
+# algorithm does with bytes); one that is idle gets the first item at once.
+GATHERING = 0.002
 MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
+
+# What calls that travel together have in common.
+Like = tuple[str, str, str, Task, bytes, str]
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
@@ -63,23 +72,23 @@ class _Lane:
         self.state_url = httpx.URL(base + STATE_PATH)
         self.host = self.call_url.netloc
         self.slots = asyncio.Semaphore(limit)
+        self.departing: dict[Like, SharedCall] = {}
+        self.travelling = 0
 
 
 class _Reply:
-    """The frames of one answer: outcomes are passed on, the report is kept."""
+    """The frames of one answer, passed on; `ends_with` is the report it ended with, so far."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Callable[[Frame], None]) -> None:
         self._frames = FrameReader()
         self._receive = receive
-        self.report: Report | None = None
+        self.ends_with: Report | None = None
 
     def feed(self, chunk: bytes) -> None:
         try:
             for frame in self._frames.feed(chunk):
-                if isinstance(frame, Report):
-                    self.report = frame
-                else:
-                    self._receive(frame)
+                self.ends_with = frame if isinstance(frame, Report) else None
+                self._receive(frame)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
 
@@ -123,32 +132,57 @@ class HttpBackendClient:
         *,
         deadline: float,
         patience: float,
-        traceparent: str,
         receive: Receive,
     ) -> Report:
-        """See `BackendClient.call`."""
-        lane = self._lane(endpoint)
-        request = self._request("POST", lane.call_url, lane, _call_encoder.encode(call))
-        if traceparent:
-            request.headers["traceparent"] = traceparent
-        work = self._exchange(lane, request, deadline, patience, receive)
-        return await self._tasks.run(work)
+        """See `BackendClient.call`. Like calls of about the same time travel as one."""
+        shared = self._gather(self._lane(endpoint), call)
+        part = shared.join(call, receive, deadline=deadline, patience=patience)
+        return await part.outcome
 
     async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
         """See `BackendClient.state`."""
         lane = self._lane(endpoint)
         return await self._tasks.run(self._ask_state(lane, patience))
 
-    async def _exchange(
-        self,
-        lane: _Lane,
-        request: httpx.Request,
-        deadline: float,
-        patience: float,
-        receive: Receive,
-    ) -> Report:
+    def _gather(self, lane: _Lane, call: Call) -> SharedCall:
+        """Return the call that the items of `call` may join."""
+        like = (call.model, call.revision, call.profile, call.task, call.parameters, call.lane)
+        shared = lane.departing.get(like)
+        if shared is None or not shared.has_room(call):
+            shared = lane.departing[like] = SharedCall(call)
+            loop = asyncio.get_running_loop()
+            if lane.travelling:
+                loop.call_later(GATHERING, self._depart, lane, like, shared)
+            else:
+                loop.call_soon(self._depart, lane, like, shared)
+        return shared
+
+    def _depart(self, lane: _Lane, like: Like, shared: SharedCall) -> None:
+        if lane.departing.get(like) is shared:
+            del lane.departing[like]
+        if shared.is_wanted:
+            task = self._tasks.start(self._travel(lane, shared))
+            shared.when_unwanted(task.cancel)
+
+    async def _travel(self, lane: _Lane, shared: SharedCall) -> None:
+        lane.travelling += 1
+        try:
+            shared.end(await self._exchange(lane, shared))
+        except CallFailed as error:
+            shared.fail(error)
+        except BaseException as error:
+            # Whatever ends this task, nobody may go on waiting for it.
+            shared.fail(error)
+            raise
+        finally:
+            lane.travelling -= 1
+
+    async def _exchange(self, lane: _Lane, shared: SharedCall) -> Report:
         loop = asyncio.get_running_loop()
-        reply = _Reply(receive)
+        deadline, patience = shared.deadline, shared.patience
+        body = _call_encoder.encode(shared.call)
+        request = self._request("POST", lane.call_url, lane, body)
+        reply = _Reply(shared.take)
         failure = CallFailed(Cause.CUT, "the backend's answer ended too early")
         try:
             async with (
@@ -165,10 +199,13 @@ class HttpBackendClient:
             failure = CallFailed(Cause.TIMED_OUT, "the backend did not answer in time")
         except CallFailed as error:
             failure = error
-        if reply.report is None:
+        else:
+            if reply.ends_with is not None:
+                return reply.ends_with
+        if reply.ends_with is None or not shared.is_answered:
             raise failure
-        # Once the report is here, how the connection ended does not matter.
-        return reply.report
+        # Once everything is here, how the connection ended does not matter.
+        return reply.ends_with
 
     async def _ask_state(self, lane: _Lane, patience: float) -> BackendState:
         request = self._request("GET", lane.state_url, lane, b"")

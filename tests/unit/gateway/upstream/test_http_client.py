@@ -42,7 +42,6 @@ async def send(
     *,
     call: Call | None = None,
     received: list[Done | Failed] | None = None,
-    traceparent: str = "",
     patience: float = 10.0,
 ) -> Report:
     kept: list[Done | Failed] = [] if received is None else received
@@ -51,20 +50,16 @@ async def send(
         call or call_of(),
         deadline=asyncio.get_running_loop().time() + 20.0,
         patience=patience,
-        traceparent=traceparent,
         receive=kept.append,
     )
 
 
-async def test_token_and_traceparent_travel_as_headers() -> None:
+async def test_the_token_travels_as_a_header() -> None:
     async with StubBackend() as stub, HttpBackendClient(token="sesame") as client:
-        await send(client, endpoint_of(stub), traceparent="00-aa-bb-01")
         await send(client, endpoint_of(stub))
 
-    first, second = stub.headers
-    assert first[TOKEN_HEADER] == "sesame"
-    assert first["traceparent"] == "00-aa-bb-01"
-    assert "traceparent" not in second
+    (headers,) = stub.headers
+    assert headers[TOKEN_HEADER] == "sesame"
 
 
 async def test_a_backend_may_live_under_a_path() -> None:
