@@ -1,5 +1,6 @@
 """A shortcut past Litestar for the inference routes: its routing costs more than a cache hit."""
 
+from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from backends.protocol import Task
@@ -19,7 +20,7 @@ class Shortcut:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "http" and (task := self._tasks.get(scope["path"])) is not None:
+        if scope["type"] == ScopeType.HTTP and (task := self._tasks.get(scope["path"])) is not None:
             await self._door.handle(task, "", scope, receive, send)
         else:
             await self._app(scope, receive, send)

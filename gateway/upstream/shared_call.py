@@ -16,15 +16,11 @@ MAX_BYTES = 256 * 1024
 class Part:
     """What one caller has in a call: the items from `start` on. `outcome` ends when it has all."""
 
-    def __init__(
-        self, *, start: int, items: int, receive: Receive, deadline: float, patience: float
-    ) -> None:
+    def __init__(self, *, start: int, items: int, receive: Receive, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         self.start = start
         self.missing = items
         self.receive = receive
-        self.deadline = deadline
-        self.patience = patience
         self.outcome: asyncio.Future[Report] = loop.create_future()
         self._timer = loop.call_at(deadline, self._expire)
 
@@ -57,6 +53,12 @@ class SharedCall:
         self._owners: list[Part] = []
         self._parts: list[Part] = []
         self._bytes = 0
+        self._waiting = 0
+        self._stop: Callable[[], object] | None = None
+        self.deadline = 0.0
+        """The loop time at which the last caller stops waiting."""
+        self.patience = 0.0
+        """The silence in seconds that the most patient caller bears."""
 
     @property
     def call(self) -> Call:
@@ -66,19 +68,9 @@ class SharedCall:
         return msgspec.structs.replace(self._like, items=self._items)
 
     @property
-    def deadline(self) -> float:
-        """The loop time at which the last caller stops waiting."""
-        return max(part.deadline for part in self._parts)
-
-    @property
-    def patience(self) -> float:
-        """The silence in seconds that the most patient caller bears."""
-        return max(part.patience for part in self._parts)
-
-    @property
     def is_wanted(self) -> bool:
         """Whether anybody still waits."""
-        return any(not part.outcome.done() for part in self._parts)
+        return self._waiting > 0
 
     @property
     def is_answered(self) -> bool:
@@ -93,12 +85,12 @@ class SharedCall:
     def join(self, call: Call, receive: Receive, *, deadline: float, patience: float) -> Part:
         """Take the items of `call` along."""
         part = Part(
-            start=len(self._items),
-            items=len(call.items),
-            receive=receive,
-            deadline=deadline,
-            patience=patience,
+            start=len(self._items), items=len(call.items), receive=receive, deadline=deadline
         )
+        part.outcome.add_done_callback(self._ended)
+        self._waiting += 1
+        self.deadline = max(self.deadline, deadline)
+        self.patience = max(self.patience, patience)
         self._items += call.items
         self._owners += [part] * len(call.items)
         self._parts.append(part)
@@ -107,13 +99,7 @@ class SharedCall:
 
     def when_unwanted(self, stop: Callable[[], object]) -> None:
         """Call `stop` once nobody waits any more for what is not answered."""
-
-        def left(_: asyncio.Future[Report]) -> None:
-            if not self.is_wanted and not self.is_answered:
-                stop()
-
-        for part in self._parts:
-            part.outcome.add_done_callback(left)
+        self._stop = stop
 
     def take(self, frame: Frame) -> None:
         """Give a frame to whom it belongs.
@@ -142,6 +128,11 @@ class SharedCall:
         """End every part that is not answered."""
         for part in self._parts:
             part.fail(error)
+
+    def _ended(self, _: asyncio.Future[Report]) -> None:
+        self._waiting -= 1
+        if not self._waiting and self._stop is not None and not self.is_answered:
+            self._stop()
 
 
 def _moved(frame: Done | Failed, start: int) -> Done | Failed:
