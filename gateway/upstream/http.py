@@ -6,10 +6,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-import aiohttp
 import httpx
 import msgspec
-from httpx_aiohttp import AiohttpTransport
 
 from backends.protocol import (
     CALL_PATH,
@@ -30,9 +28,8 @@ from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from gateway.upstream.shared_call import SharedCall
 from gateway.upstream.tasks import OwnedTasks
+from gateway.upstream.transport import BackendTransport
 
-# Idle connections are closed before a backend does it: a call sent into a closing one is lost.
-KEEPALIVE_EXPIRY = 4.0
 # Larger bodies are sent in pieces, so that none of them holds the loop for long.
 PIECE_BYTES = 256 * 1024
 # A backend that works already gets what comes in this time, in seconds, as one call (as Nagle's
@@ -47,18 +44,6 @@ Like = tuple[str, str, str, Task, bytes, str]
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 _state_decoder = msgspec.msgpack.Decoder(BackendState)
-
-
-def pooled_transport() -> httpx.AsyncBaseTransport:
-    """Return the transport that measured best; its pool has no limit, lanes have."""
-
-    def session() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-    return AiohttpTransport(client=session)
 
 
 class _Lane:
@@ -100,7 +85,7 @@ class HttpBackendClient:
         self, *, token: str = "", transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._token = token.encode()
-        self._transport = transport or pooled_transport()
+        self._transport = transport or BackendTransport()
         self._tasks = OwnedTasks()
         self._lanes: dict[BackendId, _Lane] = {}
         self._routing = RoutingEntry()
@@ -233,7 +218,7 @@ class HttpBackendClient:
                 yield response
             finally:
                 await response.aclose()
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
+        except (httpx.HTTPError, OSError) as error:
             detail = f"the backend {_SAYS[cause]} ({type(error).__name__})"
             raise CallFailed(cause, detail) from error
 
