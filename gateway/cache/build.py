@@ -8,7 +8,7 @@ from gateway.cache.null import NullCache, NullTier
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
-from gateway.redis_connection import connect
+from gateway.redis_pipe import RedisPipe
 
 
 def build_cache(
@@ -28,7 +28,8 @@ def build_cache(
     remote: RemoteTier = NullTier()
     if entry.redis_enabled:
         remote = RedisTier(
-            redis=connect(url, timeout=entry.redis_timeout),
+            reads=RedisPipe(url, timeout=entry.redis_timeout),
+            writes=RedisPipe(url, timeout=entry.redis_timeout),
             timeout=entry.redis_timeout,
             ttl_jitter=entry.ttl_jitter,
             monotonic=monotonic,

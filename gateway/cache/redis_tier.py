@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import Entry, decode_entry, encode_entry
 from gateway.cache.key import CacheKey
 from gateway.circuit_breaker import CircuitBreaker
+from gateway.redis_pipe import RedisPipe
 from gateway.tasks import TaskOwner
 
 KEY_PREFIX = b"sg:r:"
@@ -27,7 +26,6 @@ _MOST_KEYS = 2048
 _MOST_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
-_FAILURES = (RedisError, OSError)
 
 
 class _Ask(NamedTuple):
@@ -44,24 +42,26 @@ class _Write(NamedTuple):
 
 
 class RedisTier:
-    """A `RemoteTier` over `redis`, which it closes.
+    """A `RemoteTier` over two connections, which it closes: reads do not wait behind writes.
 
-    Callers wait for futures of their own; tasks that nobody cancels do the talking, since an
-    abandoned await would cost the connection. A look-up is told `miss` after `timeout` even where
-    Redis has not answered. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`.
+    Callers wait for futures of their own, tasks do the talking. A look-up is told `miss` after
+    `timeout` even where Redis has not answered. `random` (0 to 1) shortens lifetimes by up to
+    `ttl_jitter`.
     """
 
     def __init__(
         self,
         *,
-        redis: Redis,
+        reads: RedisPipe,
+        writes: RedisPipe,
         timeout: float,
         ttl_jitter: float,
         monotonic: Callable[[], float],
         random: Callable[[], float],
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        self._redis = redis
+        self._read_pipe = reads
+        self._write_pipe = writes
         self._timeout = timeout
         self._ttl_jitter = ttl_jitter
         self._monotonic = monotonic
@@ -85,7 +85,8 @@ class RedisTier:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            await self._redis.aclose()
+            await self._read_pipe.aclose()
+            await self._write_pipe.aclose()
 
     async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
         """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
@@ -168,10 +169,13 @@ class RedisTier:
         try:
             names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
             self._reads += 1
-            values = await self._redis.mget(names)
+            (reply,) = await self._read_pipe.execute([(b"MGET", *names)])
+            if isinstance(reply, Exception):
+                raise ConnectionError("Redis refused") from reply
+            values = reply
             now = self._monotonic()
             self._breaker.succeeded(now=now, duration=now - started)
-        except _FAILURES:
+        except OSError:
             self._read_errors += 1
             self._breaker.failed(now=self._monotonic())
         finally:
@@ -227,11 +231,10 @@ class RedisTier:
     async def _write_batch(self, batch: list[_Write]) -> None:
         started = self._monotonic()
         try:
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for write in batch:
-                    _ = pipeline.set(write.name, write.value, px=write.milliseconds)
-                replies = await pipeline.execute(raise_on_error=False)
-        except _FAILURES:
+            replies = await self._write_pipe.execute(
+                [(b"SET", write.name, write.value, b"PX", write.milliseconds) for write in batch]
+            )
+        except OSError:
             self._write_errors += len(batch)
             self._breaker.failed(now=self._monotonic())
             return

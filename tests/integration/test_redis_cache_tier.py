@@ -12,6 +12,7 @@ from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.redis_connection import connect
+from gateway.redis_pipe import RedisPipe
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.delaying_proxy import DelayingProxy
@@ -29,10 +30,10 @@ def make_tier(
     jitter: float = 0.0,
     monotonic: Clock | None = None,
     breaker: CircuitBreaker | None = None,
-    connections: int = 16,
 ) -> RedisTier:
     return RedisTier(
-        redis=connect(url, timeout=timeout, connections=connections),
+        reads=RedisPipe(url, timeout=timeout),
+        writes=RedisPipe(url, timeout=timeout),
         timeout=timeout,
         ttl_jitter=jitter,
         monotonic=monotonic or Clock(),
@@ -171,7 +172,7 @@ async def test_a_full_redis_refuses_writes_and_they_are_counted() -> None:
 async def test_a_cancelled_lookup_neither_breaks_the_connection_nor_the_other_lookups(
     valkey: str,
 ) -> None:
-    async with make_tier(valkey, connections=1) as tier:
+    async with make_tier(valkey) as tier:
         tier.store(cache_key("a"), entry("A"), NOW)
         await written(tier, 1)
         gone = asyncio.create_task(tier.fetch([cache_key("b")]))

@@ -1,0 +1,108 @@
+"""The pipe keeps replies with their commands, and fails soon and clearly."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.redis_pipe import RedisPipe
+from tests.support.system import free_port
+from tests.support.valkey import Valkey
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def own() -> Iterator[Valkey]:
+    """A server the test may stop, on a port as well."""
+    with Valkey(port=free_port()) as server:
+        yield server
+
+
+async def test_replies_belong_to_their_commands(valkey: str) -> None:
+    pipe = RedisPipe(valkey, timeout=5.0)
+    await pipe.execute([("SET", b"a", 1), ("SET", b"b", b"\x00\xff")])
+
+    replies = await asyncio.gather(
+        *(pipe.execute([("GET", b"a"), ("GET", b"b"), ("GET", b"c")]) for _ in range(50))
+    )
+    await pipe.aclose()
+
+    assert replies == [[b"1", b"\x00\xff", None]] * 50
+
+
+async def test_an_error_of_one_command_is_its_reply(valkey: str) -> None:
+    pipe = RedisPipe(valkey, timeout=5.0)
+    first, second = await pipe.execute([("NONSENSE",), ("PING",)])
+    await pipe.aclose()
+
+    assert isinstance(first, Exception)
+    assert second in {"PONG", b"PONG"}
+
+
+async def test_a_cancelled_wait_costs_nobody_his_reply(valkey: str) -> None:
+    pipe = RedisPipe(valkey, timeout=5.0)
+    await pipe.execute([("SET", b"a", b"mine")])
+    gone = asyncio.create_task(pipe.execute([("ECHO", b"his")]))
+    stays = asyncio.create_task(pipe.execute([("GET", b"a")]))
+    await asyncio.sleep(0)
+    gone.cancel()
+
+    assert await stays == [b"mine"]
+    await pipe.aclose()
+
+
+async def test_after_a_restart_it_connects_anew(own: Valkey) -> None:
+    pipe = RedisPipe(own.tcp_url, timeout=5.0)
+    await pipe.execute([("PING",)])
+    own.kill()
+    with pytest.raises(ConnectionError):
+        await pipe.execute([("PING",)])
+    own.start()
+
+    assert len(await pipe.execute([("PING",)])) == 1
+    await pipe.aclose()
+
+
+async def test_silence_ends_the_wait(own: Valkey) -> None:
+    pipe = RedisPipe(own.url, timeout=0.1)
+    await pipe.execute([("PING",)])
+    own.pause()
+    try:
+        with pytest.raises(TimeoutError):
+            await pipe.execute([("PING",)])
+    finally:
+        own.resume()
+    await pipe.aclose()
+
+
+async def test_a_wrong_password_is_said(own: Valkey) -> None:
+    pipe = RedisPipe(f"redis://:wrong@127.0.0.1:{own.port}/0", timeout=5.0)
+    with pytest.raises(ConnectionError, match="refused"):
+        await pipe.execute([("PING",)])
+
+
+async def test_databases_are_apart(own: Valkey) -> None:
+    zero, one = (
+        RedisPipe(f"redis://127.0.0.1:{own.port}/{number}", timeout=5.0) for number in (0, 1)
+    )
+    await zero.execute([("SET", b"a", b"zero")])
+
+    assert await one.execute([("GET", b"a")]) == [None]
+    await zero.aclose()
+    await one.aclose()
+
+
+async def test_what_is_no_redis_is_an_error() -> None:
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        pipe = RedisPipe(f"redis://127.0.0.1:{port}", timeout=5.0)
+        with pytest.raises(ConnectionError):
+            await pipe.execute([("PING",)])
+        await pipe.aclose()
