@@ -6,6 +6,7 @@ from pathlib import Path
 
 from backends.demo.errors import DemoModelsError
 from backends.graphs.bert import build_bert
+from backends.graphs.form import GraphForm
 from backends.graphs.shapes import BertShape
 from backends.graphs.weights import WeightsError, read_safetensors
 
@@ -18,7 +19,8 @@ def write_encoder(source: Path, folder: Path) -> None:
     """
     try:
         shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
-        model = build_bert(shape, read_safetensors(source / "model.safetensors"))
+        weights = read_safetensors(source / "model.safetensors")
+        model = build_bert(shape, weights, GraphForm(attention="gathered"))
     except (WeightsError, ValueError, KeyError) as error:
         raise DemoModelsError(f"`{source}` holds no usable BERT model: {error}") from error
     (folder / "model.onnx").write_bytes(model.SerializeToString())

@@ -16,6 +16,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from backends.graphs.attention import Masking, add_ranges, attend
 from backends.graphs.form import GraphForm, Precision
+from backends.graphs.gathered import Grid, attend_gathered, embed_tokens
 from backends.graphs.parts import FUSED, TYPES, Parts
 from backends.graphs.shapes import BertShape
 from backends.graphs.weights import Weights, WeightsError, check_weights
@@ -75,6 +76,25 @@ class _Writer:
         self._parts = parts
 
     def write(self) -> None:
+        if self._form.attention == "gathered":
+            self._write_gathered()
+        else:
+            self._write_rows()
+        if POOLED in self._form.outputs:
+            self._pool(TOKENS)
+
+    def _write_gathered(self) -> None:
+        parts = self._parts
+        grid = Grid(parts, "attention_mask")
+        state = embed_tokens(parts, grid, epsilon=self._shape.layer_norm_epsilon)
+        for layer in range(self._shape.layers):
+            prefix = f"encoder.layer.{layer}"
+            attention = f"{prefix}.attention.self"
+            context = attend_gathered(parts, attention, state, heads=self._shape.heads, grid=grid)
+            state = self._feed(prefix, context, state, output=f"state.{layer}")
+        grid.fill(state, TOKENS)
+
+    def _write_rows(self) -> None:
         state = self._embed()
         masking = Masking(mask="lengths")
         if self._form.attention == "ranges":
@@ -89,8 +109,6 @@ class _Writer:
             state = self._encode(layer, state, masking, output=output)
         if not exact:
             self._finish(state, masking)
-        if POOLED in self._form.outputs:
-            self._pool(TOKENS)
 
     def _embed(self) -> str:
         """Add the embeddings; also makes `lengths`, the number of real tokens per row."""
@@ -134,6 +152,11 @@ class _Writer:
             heads=self._shape.heads,
             masking=masking,
         )
+        return self._feed(prefix, context, state, output=output)
+
+    def _feed(self, prefix: str, context: str, state: str, *, output: str) -> str:
+        """Add what follows attention in a layer; `context` is what it gave for `state`."""
+        parts = self._parts
         attended = f"{prefix}.attention.output"
         state = self._dense_add_norm(attended, context, state, output=attended)
         inner = parts.matmul(f"{prefix}.intermediate.dense", state)

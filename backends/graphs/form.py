@@ -5,17 +5,18 @@ from typing import Literal
 import msgspec
 
 Precision = Literal["fp32", "fp16", "bf16"]
-Attention = Literal["fused", "heads", "ranges", "packed", "packed-qkv", "packed-fused"]
+Attention = Literal["fused", "heads", "ranges", "gathered", "packed", "packed-qkv", "packed-fused"]
 
 
 class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers, attention and outputs of a graph. Only the default runs well on a CPU.
+    """Numbers, attention and outputs of a graph. The default and `gathered` run well on a CPU.
 
     `attention` is one of
 
     - `fused`: `Attention` with the lengths of the rows; projects and attends in one node;
     - `heads`: `MultiHeadAttention` with the lengths, as the kernels of cuDNN take them;
     - `ranges`: the same with where each row begins, as the memory-efficient kernels take them;
+    - `gathered`: real tokens only, laid out in rows for `MultiHeadAttention` alone; fp32, for CPUs;
     - `packed`: without padding, `PackedMultiHeadAttention` on query, key and value apart, as the
       flash kernels take them; CUDA only, and not together with CUDA graphs;
     - `packed-qkv`: the same on one interleaved product;
@@ -38,6 +39,8 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
         """Return why this cannot be built, if it cannot."""
         if not self.outputs:
             return "a graph needs an output"
+        if self.attention == "gathered" and self.precision != "fp32":
+            return "`gathered` attention is for CPUs, in fp32"
         if self.precision == "bf16" and self.attention not in {"heads", "ranges"}:
             return f"no kernel computes `{self.attention}` attention in bf16"
         return None

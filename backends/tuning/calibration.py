@@ -33,7 +33,9 @@ def collect(
     for mask, tensors in _activations(expose(model, names), names, batches):
         stop = start + int(mask.sum())
         for collector, tensor in zip(collectors.values(), tensors, strict=True):
-            collector.add(tensor[mask], chosen[start:stop])
+            # A graph that computes real tokens only has left the padding out already.
+            real = tensor if tensor.ndim == mask.ndim else tensor[mask]
+            collector.add(real, chosen[start:stop])
         start = stop
     return {product.name: collectors[product.activations].samples() for product in products}
 

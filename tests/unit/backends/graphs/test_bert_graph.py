@@ -5,6 +5,7 @@ import pytest
 
 from backends.executors.onnx import OnnxExecutor
 from backends.graphs.bert import build_bert
+from backends.graphs.form import GraphForm
 from backends.graphs.shapes import BertShape
 from backends.graphs.weights import Weights, WeightsError, seeded_weights
 from backends.types import OutputKind
@@ -20,10 +21,13 @@ def weights() -> Weights:
     return seeded_weights(SHAPE, seed=3)
 
 
-@pytest.fixture(scope="module")
-def graph(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> OnnxExecutor:
+@pytest.fixture(scope="module", params=["fused", "gathered"])
+def graph(
+    request: pytest.FixtureRequest, weights: Weights, tmp_path_factory: pytest.TempPathFactory
+) -> OnnxExecutor:
     path = tmp_path_factory.mktemp("bert") / "model.onnx"
-    path.write_bytes(build_bert(SHAPE, weights).SerializeToString())
+    form = GraphForm(attention=request.param)
+    path.write_bytes(build_bert(SHAPE, weights, form).SerializeToString())
     return open_graph(path, dimensions=SHAPE.hidden)
 
 

@@ -7,6 +7,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from backends.graphs.bert import build_bert
+from backends.graphs.form import Attention, GraphForm
 from backends.graphs.quantize import expose, find_products, quantize
 from backends.graphs.ranges import Plan, plan_product
 from backends.graphs.shapes import BertShape
@@ -17,12 +18,27 @@ from backends.types import FloatArray, OutputKind
 from tests.support.graph_runs import Row, open_graph, run_rows
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
-LAYER = ("attention.self", "attention.output.dense", "intermediate.dense", "output.dense")
+FEED = ("attention.output.dense", "intermediate.dense", "output.dense")
+LAYERS: dict[Attention, tuple[str, ...]] = {
+    "fused": ("attention.self", *FEED),
+    "gathered": (*(f"attention.self.{name}" for name in ("query", "key", "value")), *FEED),
+}
+KINDS: dict[Attention, tuple[str, str]] = {
+    "fused": ("Attention", "QAttention"),
+    "gathered": ("MatMul", "MatMulIntegerToFloat"),
+}
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def attention(request: pytest.FixtureRequest) -> Attention:
+    kind: Attention = request.param
+    return kind
 
 
 @pytest.fixture(scope="module")
-def model() -> ModelProto:
-    return build_bert(SHAPE, seeded_weights(SHAPE, seed=3))
+def model(attention: Attention) -> ModelProto:
+    form = GraphForm(attention=attention)
+    return build_bert(SHAPE, seeded_weights(SHAPE, seed=3), form)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +62,12 @@ def run(model: ModelProto, folder: Path, given: list[Row], length: int | None = 
     return run_rows(graph, given, OutputKind.POOLED, length=length)
 
 
-def test_every_product_with_weights_is_found(model: ModelProto) -> None:
+def test_every_product_with_weights_is_found(model: ModelProto, attention: Attention) -> None:
     names = [product.name for product in find_products(model)]
 
-    assert names == [f"encoder.layer.{layer}.{part}" for layer in range(2) for part in LAYER]
+    assert names == [
+        f"encoder.layer.{layer}.{part}" for layer in range(2) for part in LAYERS[attention]
+    ]
 
 
 def test_all_products_in_eight_bits_answer_nearly_as_before(
@@ -64,15 +82,15 @@ def test_all_products_in_eight_bits_answer_nearly_as_before(
 
 
 def test_products_without_a_plan_stay_in_float(
-    model: ModelProto, plans: dict[str, Plan], tmp_path: Path
+    model: ModelProto, plans: dict[str, Plan], attention: Attention
 ) -> None:
-    one = quantize(
-        model, {"encoder.layer.1.attention.self": plans["encoder.layer.1.attention.self"]}
-    )
+    name = f"encoder.layer.1.{LAYERS[attention][0]}"
+    one = quantize(model, {name: plans[name]})
 
-    operators = [node.op_type for node in one.graph.node]
-    assert operators.count("QAttention") == operators.count("Attention") == 1
-    assert "MatMulIntegerToFloat" not in operators
+    before, after = ([node.op_type for node in m.graph.node] for m in (model, one))
+    kind, whole = KINDS[attention]
+    assert after.count(whole) == after.count("QuantizeLinear") == 1
+    assert after.count(kind) == before.count(kind) - 1
     assert quantize(model, {}).SerializeToString() == model.SerializeToString()
 
 
