@@ -2,17 +2,23 @@
 
 import asyncio
 import itertools
+import json
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
 import tokenizers
 
+from backends.demo.source import find_source
+from backends.graphs.bert import build_bert
+from backends.graphs.shapes import BertShape
+from backends.graphs.weights import read_safetensors
 from backends.protocol import (
     CALL_PATH,
     BackendState,
@@ -29,6 +35,7 @@ from loadtests.workload import sentences
 from tests.support.system import System
 
 _BATCH = 8
+_BARE = tuple(f"bare session, {form}, sorted, batches of {_BATCH}" for form in ("served", "padded"))
 _MODEL = "sentiment"
 _MODEL_CORE, _OTHER_CORE = 0, 1
 
@@ -36,13 +43,16 @@ _MODEL_CORE, _OTHER_CORE = 0, 1
 def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
     """Measure the bare session, a backend over HTTP and the gateway in turns; print the table.
 
+    The bare session runs the served graph and the padded one; the quicker is the baseline.
     With `one_core` the model has a core to itself, and everything else the other.
     """
     texts = sentences(count * rounds * 2, seed=2)
     measured: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        padded = _write_padded(root / "padded.onnx")
         with System(root / "data", models=root / "models") as system:
+            served = root / "models" / "minilm" / "1" / "model.onnx"
             backend = system.processes("backend")[0].address or ""
             info = asyncio.run(_model(backend))
             if one_core:
@@ -51,9 +61,8 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
             for number in range(rounds):
                 own = texts[number * count * 2 :][: count * 2]
                 runs = {
-                    "bare session, sorted, batches of 8": _bare(
-                        root / "models", own[:count], one_core=one_core
-                    ),
+                    _BARE[0]: _bare(root / "models", served, own[:count], one_core=one_core),
+                    _BARE[1]: _bare(root / "models", padded, own[:count], one_core=one_core),
                     "a backend over HTTP": _loop(
                         _backend_target(backend), _calls(own[:count], info), connections
                     ),
@@ -67,6 +76,7 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
                 f"{process.role} {process.region or process.index}": resident_mib(process.pid)
                 for process in system.processes()
             }
+    measured = _quicker_first(measured)
     show(
         f"Misses on {'one core' if one_core else 'all cores'}: {connections} connections",
         rows(measured),
@@ -79,8 +89,24 @@ def _loop(target: Target, bodies: Iterator[bytes], connections: int) -> Outcome:
     return asyncio.run(closed_loop(target, bodies, connections=connections, duration=120))
 
 
-def _bare(models: Path, texts: list[str], *, one_core: bool) -> Outcome:
-    """Run the graph alone: like lengths together, a one-thread session for each core."""
+def _write_padded(path: Path) -> Path:
+    """Write the demo encoder as a graph that computes padding as well."""
+    source = find_source()
+    shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
+    model = build_bert(shape, read_safetensors(source / "model.safetensors"))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def _quicker_first(measured: dict[str, list[Outcome]]) -> dict[str, list[Outcome]]:
+    """Put the bare session with the better median first: the others are held against it."""
+    rates = {what: median(run.rate for run in measured[what]) for what in _BARE}
+    best = max(rates, key=rates.__getitem__)
+    return {best: measured[best], **measured}
+
+
+def _bare(models: Path, graph: Path, texts: list[str], *, one_core: bool) -> Outcome:
+    """Run a graph alone: like lengths together, a one-thread session for each core."""
     if one_core:
         pin([os.getpid()], _MODEL_CORE)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -95,7 +121,7 @@ def _bare(models: Path, texts: list[str], *, one_core: bool) -> Outcome:
     cores = 1 if one_core else os.cpu_count() or 1
     sessions = [
         onnxruntime.InferenceSession(
-            str(folder / "model.onnx"),
+            str(graph),
             options,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU
