@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, overload, threads
+from loadtests import hit, miss, overload, shares, threads
 from loadtests.gpu.command import gpu_command
 
 
@@ -48,6 +48,15 @@ def threads_command(clients: str, duration: float, rounds: int) -> None:
 def overload_command(duration: float, deadline: float) -> None:
     """Twice as much work as a backend can do."""
     overload.measure(duration=duration, deadline=deadline)
+
+
+@main.command("shares")
+@click.option("--phase", default=30.0, show_default=True, help="Seconds before and after the swap.")
+@click.option("--overload", "times", default=1.3, show_default=True, help="Of what is possible.")
+@click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
+def shares_command(phase: float, times: float, deadline: float) -> None:
+    """Two models, ten to one, beyond what the device can do."""
+    shares.measure(phase=phase, overload=times, deadline=deadline)
 
 
 main.add_command(gpu_command)

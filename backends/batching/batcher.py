@@ -161,6 +161,10 @@ class Batcher:
                 retry_after=max(_SOONEST, late),
             )
 
+    def work(self, length: int) -> float:
+        """Return the predicted seconds that a row of `length` tokens adds."""
+        return self._cost.alone(length)
+
     def is_full(self) -> bool:
         """Whether not even one more row would be taken."""
         return self._is_full(1, 1)
@@ -211,7 +215,9 @@ class Batcher:
             loop.call_soon_threadsafe(self._lose_lane, error)
 
     def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
-        late = DeadlineExceeded("the time of the item was over before it could run")
+        late = DeadlineExceeded(
+            "the time of the item was over before it could run", retry_after=self.backlog()
+        )
         outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
         wide = bool(taken.rows) and self._width.choose(
             alone=alone and not taken.more,
@@ -300,7 +306,11 @@ class Batcher:
         run.end()
         span.end()
         self._meter.count(
-            rows=len(rows), tokens=tokens, padded_tokens=len(rows) * longest, took=took
+            rows=len(rows),
+            tokens=tokens,
+            padded_tokens=len(rows) * longest,
+            took=took,
+            late=sum(row.deadline <= started for row in rows),
         )
         return _split(output, lengths, kind)
 
