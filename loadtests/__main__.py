@@ -36,10 +36,13 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @click.option("--clients", default="1,2,4,8,16,32,64", show_default=True)
 @click.option("--duration", default=3.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
-def threads_command(clients: str, duration: float, rounds: int) -> None:
+@click.option("--weigh-only", is_flag=True, help="Only the memory of the sessions.")
+def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
     """Threads by load beside fixed ones."""
-    numbers = tuple(map(int, clients.split(",")))
-    threads.measure(clients=numbers, duration=duration, rounds=rounds)
+    if not weigh_only:
+        numbers = tuple(map(int, clients.split(",")))
+        threads.measure(clients=numbers, duration=duration, rounds=rounds)
+    threads.weigh()
 
 
 @main.command("overload")
