@@ -95,14 +95,19 @@ class Engine:
         if batcher.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {batcher.failure}")
         if batcher.is_full():
+            batcher.turn_away(len(call.items))
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
         # Refused before its texts are tokenized if not even the shortest would be in time.
         shortest = min(len(item.body) for item in call.items) // _TOKEN_BYTES
-        batcher.check_time(
-            max(item.remaining for item in call.items),
-            batcher.work(min(shortest, info.max_tokens)),
-            lane=call.lane,
-        )
+        try:
+            batcher.check_time(
+                max(item.remaining for item in call.items),
+                batcher.work(min(shortest, info.max_tokens)),
+                lane=call.lane,
+            )
+        except Overloaded:
+            batcher.turn_away(len(call.items))
+            raise
         return endpoint
 
     def backlog(self, call: Call) -> float:
