@@ -35,7 +35,8 @@ def measure(*, duration: float, deadline: float) -> None:
                 bodies = calls(texts, info, remaining=deadline)
                 return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=seconds))
 
-            capacity = _capacity(run, deadline)
+            capacity = _capacity(run, lambda answers: sustained(answers, deadline))
+            briefly = _capacity(run, answered)
             answers = run(2 * capacity, duration)
             after = run(capacity / 2, 5.0)
             late = running.counter("late_rows_total", "minilm")
@@ -49,23 +50,31 @@ def measure(*, duration: float, deadline: float) -> None:
         "refused at twice that": [_outcome(refused, duration)],
     }
     show("Overload: one core", rows(measured), {}, this_machine())
-    print(f"\nrows run after their deadline: {late:.0f}")
+    print(f"\nfor 4 s, with a queue that grows, it can do {briefly:.0f} a second")
+    print(f"rows run after their deadline: {late:.0f}")
     print(f"{told} of {len(refused)} refusals said when to come back;")
     print(f"2 s later, at half the capacity, {len(recovered)} were answered,")
     print(f"the slowest after {max(recovered, default=0.0) * 1000:.0f} ms")
 
 
-def _capacity(run: Callable[[float, float], list[Answer]], deadline: float) -> float:
-    """Return the rate that is sustained, by halving an interval."""
+def _capacity(
+    run: Callable[[float, float], list[Answer]], judge: Callable[[list[Answer]], bool]
+) -> float:
+    """Return the highest rate whose answers pass, by halving an interval."""
     low, high = 50.0, 1200.0
     for _ in range(6):
         rate = (low + high) / 2
         answers = run(rate, 4.0)
-        if sustained(answers, deadline):
+        if judge(answers):
             low = rate
         else:
             high = rate
     return low
+
+
+def answered(answers: list[Answer]) -> bool:
+    """Whether 99 in 100 were answered, though a queue may have grown meanwhile."""
+    return sum(map(_done, answers)) >= 0.99 * len(answers)
 
 
 def sustained(answers: list[Answer], deadline: float) -> bool:
@@ -75,8 +84,7 @@ def sustained(answers: list[Answer], deadline: float) -> bool:
     """
     last = max(answer.due for answer in answers) - 1.0
     waits = sorted(answer.latency for answer in answers if answer.due > last)
-    answered = sum(map(_done, answers)) >= 0.99 * len(answers)
-    return answered and waits[len(waits) // 2] < deadline / 4
+    return answered(answers) and waits[len(waits) // 2] < deadline / 4
 
 
 def _done(answer: Answer) -> bool:
