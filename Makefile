@@ -12,7 +12,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload clean
+	bench-hit bench-miss bench-threads bench-overload bench-shares clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench-miss: install-dev ## Measure requests a second that run the model
 
 bench-threads: install-dev ## Measure threads by load beside fixed ones
 	$(BIN)/python -m loadtests threads $(ARGS)
+
+bench-shares: install-dev ## Measure how two models share a device that cannot do it all
+	$(BIN)/python -m loadtests shares $(ARGS)
 
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)

@@ -60,6 +60,7 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed_rows: int = 0
     skipped_rows: int = 0
     expired_rows: int = 0
+    late_rows: int = 0
     refused_rows: int = 0
     busy: float = 0.0
     rows_per_second: float = 0.0

@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, overload, threads
+from loadtests import hit, miss, overload, shares, threads
 from loadtests.gpu.command import gpu_command
 
 
@@ -36,10 +36,13 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @click.option("--clients", default="1,2,4,8,16,32,64", show_default=True)
 @click.option("--duration", default=3.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
-def threads_command(clients: str, duration: float, rounds: int) -> None:
+@click.option("--weigh-only", is_flag=True, help="Only the memory of the sessions.")
+def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
     """Threads by load beside fixed ones."""
-    numbers = tuple(map(int, clients.split(",")))
-    threads.measure(clients=numbers, duration=duration, rounds=rounds)
+    if not weigh_only:
+        numbers = tuple(map(int, clients.split(",")))
+        threads.measure(clients=numbers, duration=duration, rounds=rounds)
+    threads.weigh()
 
 
 @main.command("overload")
@@ -48,6 +51,15 @@ def threads_command(clients: str, duration: float, rounds: int) -> None:
 def overload_command(duration: float, deadline: float) -> None:
     """Twice as much work as a backend can do."""
     overload.measure(duration=duration, deadline=deadline)
+
+
+@main.command("shares")
+@click.option("--phase", default=30.0, show_default=True, help="Seconds before and after the swap.")
+@click.option("--overload", "times", default=1.3, show_default=True, help="Of what is possible.")
+@click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
+def shares_command(phase: float, times: float, deadline: float) -> None:
+    """Two models, ten to one, beyond what the device can do."""
+    shares.measure(phase=phase, overload=times, deadline=deadline)
 
 
 main.add_command(gpu_command)

@@ -20,6 +20,8 @@ from backends.types import EncoderStatistics, Snapshot
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.005
+# Bytes of text to a token, more than most have: a low guess refuses nothing that would be in time.
+_TOKEN_BYTES = 6
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +95,24 @@ class Engine:
         if batcher.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {batcher.failure}")
         if batcher.is_full():
+            batcher.turn_away(len(call.items))
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
-        batcher.check_time(max(item.remaining for item in call.items), lane=call.lane)
+        # Refused before its texts are tokenized if not even the shortest would be in time.
+        shortest = min(len(item.body) for item in call.items) // _TOKEN_BYTES
+        try:
+            batcher.check_time(
+                max(item.remaining for item in call.items),
+                batcher.work(min(shortest, info.max_tokens)),
+                lane=call.lane,
+            )
+        except Overloaded:
+            batcher.turn_away(len(call.items))
+            raise
         return endpoint
+
+    def backlog(self, call: Call) -> float:
+        """Return the seconds after which an admitted call, sent again, would find room."""
+        return self._encoders[self._endpoints[call.model].encoder].batcher.backlog()
 
     @contextmanager
     def working(self) -> Iterator[None]:

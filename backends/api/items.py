@@ -108,7 +108,10 @@ class ItemAnswerer:
         left = caller.deadline - self._clock()
         # Said this way round so that a time that is no number is over, too.
         if not left > 0:
-            raise DeadlineExceeded("the time of the item was over before it began")
+            raise DeadlineExceeded(
+                "the time of the item was over before it began",
+                retry_after=self._engine.backlog(self._call),
+            )
         try:
             body = self._decoder.decode(item.body)
         except UNREADABLE as error:
@@ -118,7 +121,9 @@ class ItemAnswerer:
             async with asyncio.timeout(min(left, _LONGEST)):
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
-            raise DeadlineExceeded("the time of the item is over") from None
+            raise DeadlineExceeded(
+                "the time of the item is over", retry_after=self._engine.backlog(self._call)
+            ) from None
 
 
 def _outcome(error: BackendError) -> str:
@@ -134,5 +139,5 @@ def _failed(index: int, error: BackendError) -> Failed:
         code=error.code,
         detail=str(error),
         retryable=error.retryable,
-        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+        retry_after=error.retry_after if isinstance(error, Overloaded | DeadlineExceeded) else None,
     )

@@ -36,6 +36,8 @@ _Outcome = tuple[Row, "FloatArray | BackendError"]
 _CAUTION = 1.5
 # No caller is asked to come back earlier.
 _SOONEST = 0.1
+# How much a new row moves the mean of what rows cost.
+_WORK_SHARE = 0.02
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +82,7 @@ class Batcher:
         self._incoming_tokens = 0
         self._incoming_seconds = 0.0
         self._refused = 0
+        self._row_work = 0.0
         self._lanes_left = executor.lanes
         self._threads: list[threading.Thread] = []
         # The last row that worked tells a broken executor from a batch of broken rows.
@@ -125,6 +128,9 @@ class Batcher:
             raise ExecutorDied(f"the executor of `{self.name}` is gone; restart the backend")
         tokens = sum(row.length for row in rows)
         work = sum(self._cost.alone(row.length) for row in rows)
+        self._row_work += _WORK_SHARE * (work / len(rows) - self._row_work)
+        # Refused work counts, too: the shares follow what is asked for.
+        self._arrived(work)
         if self._is_full(len(rows), tokens):
             self._refused += len(rows)
             raise Overloaded(
@@ -137,7 +143,6 @@ class Batcher:
         except Overloaded:
             self._refused += len(rows)
             raise
-        self._share.arrived(work)
         if not self._incoming:
             asyncio.get_running_loop().call_soon(self._flush)
         self._incoming += rows
@@ -160,6 +165,19 @@ class Batcher:
                 f"`{self.name}` is too busy to answer in the time left; try again later",
                 retry_after=max(_SOONEST, late),
             )
+
+    def turn_away(self, rows: int) -> None:
+        """Count rows that were refused before their length was known."""
+        self._refused += rows
+        self._arrived(rows * self._row_work)
+
+    def _arrived(self, work: float) -> None:
+        # As the device has shown it to be: cost models of two encoders err differently.
+        self._share.arrived(work * self._meter.slowness)
+
+    def work(self, length: int) -> float:
+        """Return the predicted seconds that a row of `length` tokens adds."""
+        return self._cost.alone(length)
 
     def is_full(self) -> bool:
         """Whether not even one more row would be taken."""
@@ -205,13 +223,15 @@ class Batcher:
                 with self._share.slot() as use:
                     taken = self._queue.take()
                     if taken is not None:
-                        use.seconds = taken.seconds
+                        use.seconds = taken.seconds * self._meter.slowness
                         self._run_taken(taken, loop, alone=use.alone)
         except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
             loop.call_soon_threadsafe(self._lose_lane, error)
 
     def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
-        late = DeadlineExceeded("the time of the item was over before it could run")
+        late = DeadlineExceeded(
+            "the time of the item was over before it could run", retry_after=self.backlog()
+        )
         outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
         wide = bool(taken.rows) and self._width.choose(
             alone=alone and not taken.more,
@@ -300,7 +320,11 @@ class Batcher:
         run.end()
         span.end()
         self._meter.count(
-            rows=len(rows), tokens=tokens, padded_tokens=len(rows) * longest, took=took
+            rows=len(rows),
+            tokens=tokens,
+            padded_tokens=len(rows) * longest,
+            took=took,
+            late=sum(row.deadline <= started for row in rows),
         )
         return _split(output, lengths, kind)
 
