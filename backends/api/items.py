@@ -80,7 +80,13 @@ class ItemAnswerer:
             self._engine.count_item(self._call, "failed")
             return _failed(index, BackendError("the backend failed on this item"))
         self._engine.count_item(self._call, "done")
-        return Done(index=index, result=result, rows=caller.rows, tokens=caller.tokens)
+        return Done(
+            index=index,
+            result=result,
+            rows=caller.rows,
+            tokens=caller.tokens,
+            known=caller.known,
+        )
 
     async def _run(self, item: CallItem, caller: Caller) -> bytes:
         left = caller.deadline - self._clock()
