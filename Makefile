@@ -12,7 +12,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload clean
+	bench-hit bench-miss bench-threads bench-overload bench-rows clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-threads: install-dev ## Measure threads by load beside fixed ones
 
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
+
+bench-rows: install-dev ## Measure requests of many rows beside requests of one row
+	$(BIN)/python -m loadtests rows $(ARGS)
 
 install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
 	@tools/install_system.sh

@@ -51,7 +51,7 @@ class Tokenizer:
             self._source = path.read_text(encoding="utf-8")
             self._copies = threading.local()
             copy = self._copy()
-            self._subwords = bool(getattr(copy.model, "continuing_subword_prefix", None))
+            self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
             self.layout = learn_layout(self._whole_copy())
@@ -166,7 +166,7 @@ class Tokenizer:
         ]
 
     def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[Piece]:
-        return _pieces(encoding, text, unknown=self._unknown, subwords=self._subwords)
+        return _pieces(encoding, text, unknown=self._unknown, prefix=self._prefix)
 
     def _copy(self) -> tokenizers.Tokenizer:
         copy: tokenizers.Tokenizer | None = getattr(self._copies, "tokenizer", None)
@@ -230,9 +230,13 @@ def _encoding(encoding: tokenizers.Encoding, text: Text) -> Encoding:
 
 
 def _pieces(
-    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, subwords: bool
+    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, prefix: str
 ) -> list[Piece]:
-    """Say where each token lies, and whether it continues a word, as Hugging Face does."""
+    """Say where each token lies, and whether it continues a word.
+
+    As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
+    takes a word for the rest of the one before it where an accent is left out.
+    """
     source = text if isinstance(text, str) else ""
     pieces = []
     masks = encoding.special_tokens_mask
@@ -240,8 +244,8 @@ def _pieces(
     for number, token, (start, end), special in columns:
         if number == unknown:
             continues = False
-        elif subwords:
-            continues = len(token) != end - start
+        elif prefix:
+            continues = token.startswith(prefix)
         else:
             continues = start > 0 and " " not in source[start - 1 : start + 1]
         pieces.append(Piece(start=start, end=end, special=bool(special), continues_word=continues))
