@@ -39,7 +39,7 @@ class Entities(Algorithm):
     @property
     @override
     def version(self) -> int:
-        return 1
+        return 2
 
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: Ask) -> Any:
