@@ -13,16 +13,15 @@ import tokenizers
 
 from backends.errors import ModelFailed, ModelProblem
 from backends.tokenization.layout import learn_layout
-from backends.types import Encoding, IntArray, Piece, Pieces, Segment, Text
+from backends.types import Encoding, IntArray, Piece, Segment, Text
 
 # One batch is one job for one thread; more texts than this are shared between threads.
 _BATCH_TEXTS = 64
 # So little text (about 0.3 ms) costs less on the loop than the way to a thread and back.
 _SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
-# What may be asked of a text: a row's ids, those with the places of all tokens, or both without
-# what the model puts around a text, and never cut.
-_Kind = Literal["rows", "pieces", "ids", "segments"]
-_KINDS: tuple[_Kind, ...] = ("rows", "pieces", "ids", "segments")
+# What may be asked of a text: its row; or its tokens alone, without and with their places.
+_Kind = Literal["rows", "ids", "segments"]
+_KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 
 
 class _Question:
@@ -71,10 +70,6 @@ class Tokenizer:
     def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the encodings of `texts`, in the calling thread, while nobody is served yet."""
         return self._encode(texts)
-
-    async def pieces(self, texts: Sequence[Text]) -> list[Pieces]:
-        """Return the encodings of `texts` with the place of every token."""
-        return await self._ask(texts, "pieces")  # type: ignore[no-any-return]
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the tokens of `texts` alone: nothing around them, nothing cut."""
@@ -142,8 +137,6 @@ class Tokenizer:
     def _encode_as(self, kind: _Kind, texts: Sequence[Text]) -> Sequence[Any]:
         if kind == "rows":
             return self._encode(texts)
-        if kind == "pieces":
-            return self._encode_pieces(texts)
         copy = self._whole_copy()
         if kind == "ids":
             encodings = copy.encode_batch_fast(texts, add_special_tokens=False)
@@ -158,12 +151,6 @@ class Tokenizer:
     def _encode(self, texts: Sequence[Text]) -> list[Encoding]:
         encodings = self._copy().encode_batch_fast(texts)
         return [_encoding(e, text) for e, text in zip(encodings, texts, strict=True)]
-
-    def _encode_pieces(self, texts: Sequence[Text]) -> list[Pieces]:
-        return [
-            Pieces(encoding=_encoding(encoding, text), pieces=self._pieces(encoding, text))
-            for encoding, text in zip(self._copy().encode_batch(texts), texts, strict=True)
-        ]
 
     def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[Piece]:
         return _pieces(encoding, text, unknown=self._unknown, prefix=self._prefix)
