@@ -9,8 +9,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import all_of
 from backends.algorithms.classify import Label, Labeller
-from backends.algorithms.pairs import EntailmentZeroShot
-from backends.algorithms.zero_shot import ZeroShot
+from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import Ask
 from backends.pipelines.scores import Function
@@ -35,7 +34,7 @@ class LabelTree(Labeller):
     def __init__(
         self,
         *,
-        judge: ZeroShot | EntailmentZeroShot,
+        judge: ZeroShotTask,
         tree: Sequence[Node],
         template: str,
         beam: int,

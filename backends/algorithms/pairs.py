@@ -12,16 +12,21 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
-from backends.algorithms.questions import check_choices, check_labels, fill_template
+from backends.algorithms.questions import (
+    ZeroShotTask,
+    check_choices,
+    check_labels,
+    fill_template,
+)
 from backends.errors import ItemRefused
 from backends.pipelines.ask import Ask
 from backends.pipelines.scores import best_first, rounded, sigmoid, softmax
-from backends.protocol import ChooseItem, ChooseParameters, RerankParameters, ZeroShotParameters
+from backends.protocol import ChooseItem, ChooseParameters, RerankParameters
 
 _ENTAILMENT = "entail"
 
 
-class EntailmentZeroShot(Algorithm):
+class EntailmentZeroShot(ZeroShotTask):
     """Scores the caller's labels by whether the text entails the filled template.
 
     Yin, Hay and Roth 2019 (arXiv:1909.00161). One row per label; the text is tokenized once.
@@ -49,20 +54,9 @@ class EntailmentZeroShot(Algorithm):
         return 1
 
     @override
-    async def run(self, item: str, parameters: ZeroShotParameters, ask: Ask) -> Any:
-        ranked = await self.rank(
-            item,
-            ask,
-            labels=parameters.labels,
-            template=parameters.hypothesis_template,
-            multi_label=parameters.multi_label,
-        )
-        return {"labels": [label.as_json() for label in ranked]}
-
     async def rank(
         self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
     ) -> list[Label]:
-        """Return the labels, best first, for an algorithm above."""
         check_labels(labels)
         filled = fill_template(template, labels)
         if not text.strip():

@@ -1,9 +1,42 @@
 """What callers bring with them: labels, templates, choices; checked before anything is asked."""
 
+from abc import abstractmethod
+from typing import Any
+
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.algorithms.classify import Label
 from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.protocol import ZeroShotParameters
 
 MAX_LABELS = 256
 _SLOT = "{}"
+
+
+class ZeroShotTask(Algorithm):
+    """Scores labels of the caller's for a text; algorithms build on it."""
+
+    @abstractmethod
+    async def rank(
+        self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
+    ) -> list[Label]:
+        """Return the labels, best first.
+
+        With `multi_label` each is judged by itself, else their scores add up to 1.
+        """
+
+    @override
+    async def run(self, item: str, parameters: ZeroShotParameters, ask: Ask) -> Any:
+        ranked = await self.rank(
+            item,
+            ask,
+            labels=parameters.labels,
+            template=parameters.hypothesis_template,
+            multi_label=parameters.multi_label,
+        )
+        return {"labels": [label.as_json() for label in ranked]}
 
 
 def check_labels(labels: list[str]) -> None:

@@ -16,6 +16,7 @@ from backends.algorithms.ensemble import Ensemble
 from backends.algorithms.label_tree import LabelTree, read_tree
 from backends.algorithms.long_document import LongClassify, LongEmbed
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
+from backends.algorithms.questions import ZeroShotTask
 from backends.algorithms.reviewer import Reviewer
 from backends.algorithms.tournament import Tournament
 from backends.algorithms.user_code import read_user_code
@@ -30,16 +31,7 @@ Kind = TypeVar("Kind", bound=Algorithm)
 Options = TypeVar("Options")
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-# What a model must be to be used as one.
-_KINDS: Mapping[type[Algorithm], str] = MappingProxyType(
-    {
-        Classify: "a classifier that is no algorithm itself",
-        Embed: "an encoder that embeds",
-        EntailmentZeroShot: "one that answers `zero-shot`",
-    }
-)
+_CLASSIFIER = "a classifier that is no algorithm itself"
 
 
 class _Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +73,7 @@ def _zero_shot(model: Model, below: Sequence[Endpoint]) -> Algorithms:
 
 def _entailment(model: Model, below: Sequence[Endpoint]) -> Algorithms:
     _options(model, _NoOptions)
-    judge = _only(below, Classify)
+    judge = _only(below, Classify, _CLASSIFIER)
     try:
         return {Task.ZERO_SHOT: EntailmentZeroShot(model=judge.model, labels=judge.labels)}
     except ValueError as error:
@@ -90,12 +82,12 @@ def _entailment(model: Model, below: Sequence[Endpoint]) -> Algorithms:
 
 def _multiple_choice(model: Model, below: Sequence[Endpoint]) -> Algorithms:
     _options(model, _NoOptions)
-    return {Task.CHOOSE: MultipleChoice(model=_only(below, Classify).model)}
+    return {Task.CHOOSE: MultipleChoice(model=_only(below, Classify, _CLASSIFIER).model)}
 
 
 def _cross_encoder(model: Model, below: Sequence[Endpoint]) -> Algorithms:
     _options(model, _NoOptions)
-    return {Task.RERANK: CrossEncode(model=_only(below, Classify).model)}
+    return {Task.RERANK: CrossEncode(model=_only(below, Classify, _CLASSIFIER).model)}
 
 
 def _cascade(model: Model, below: Sequence[Endpoint]) -> Algorithms:
@@ -129,7 +121,7 @@ def _long_document(model: Model, below: Sequence[Endpoint]) -> Algorithms:
     combine, overlap = options.combine, options.overlap
     if (classify := _find(below, Classify)) is not None:
         return {Task.CLASSIFY: LongClassify(below=classify, combine=combine, overlap=overlap)}
-    embed = _only(below, Embed)
+    embed = _only(below, Embed, "an encoder that embeds")
     return {Task.EMBED: LongEmbed(below=embed, combine=combine, overlap=overlap)}
 
 
@@ -137,7 +129,7 @@ def _label_tree(model: Model, below: Sequence[Endpoint]) -> Algorithms:
     options = _options(model, _LabelTree)
     if options.template.count("{}") != 1:
         raise ValueError("needs a `template` that holds `{}` once")
-    judge = _find(below, ZeroShot) or _only(below, EntailmentZeroShot)
+    judge = _only(below, ZeroShotTask, "one that answers `zero-shot`")  # type: ignore[type-abstract]
     tree = read_tree(options.tree)
     return {
         Task.CLASSIFY: LabelTree(
@@ -172,7 +164,7 @@ def _custom(model: Model, below: Sequence[Endpoint]) -> Algorithms:
 def _reviewer(model: Model, below: Sequence[Endpoint]) -> Algorithms:
     _options(model, _NoOptions)
     match [algorithm for endpoint in below for algorithm in endpoint.algorithms.values()]:
-        case [Labeller() as mood, ZeroShot() as topics, *_, Labeller() as intent]:
+        case [Labeller() as mood, ZeroShotTask() as topics, *_, Labeller() as intent]:
             return {Task.INFER: Reviewer(mood=mood, topics=topics, intent=intent)}
         case _:
             raise ValueError(
@@ -197,10 +189,10 @@ def _find(below: Sequence[Endpoint], kind: type[Kind]) -> Kind | None:
     return next(found, None)
 
 
-def _only(below: Sequence[Endpoint], kind: type[Kind]) -> Kind:
+def _only(below: Sequence[Endpoint], kind: type[Kind], what: str) -> Kind:
     found = _find(below, kind)
     if found is None:
-        raise ValueError(f"needs `uses` of one model: {_KINDS[kind]}")
+        raise ValueError(f"needs `uses` of one model: {what}")
     return found
 
 

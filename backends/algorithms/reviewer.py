@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm, together
 from backends.algorithms.classify import Label, Labeller
-from backends.algorithms.zero_shot import ZeroShot
+from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import Ask
 from backends.protocol import InferParameters
@@ -32,7 +32,7 @@ class Reviewer(Algorithm):
        of the same row again.
     """
 
-    def __init__(self, *, mood: Labeller, topics: ZeroShot, intent: Labeller) -> None:
+    def __init__(self, *, mood: Labeller, topics: ZeroShotTask, intent: Labeller) -> None:
         self._mood = mood
         self._topics = topics
         self._intent = intent

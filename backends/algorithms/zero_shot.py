@@ -8,10 +8,15 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
 from backends.algorithms.kept_labels import KeptLabels
-from backends.algorithms.questions import check_choices, check_labels, fill_template
+from backends.algorithms.questions import (
+    ZeroShotTask,
+    check_choices,
+    check_labels,
+    fill_template,
+)
 from backends.pipelines.ask import Ask
 from backends.pipelines.scores import best_first, normalize, rounded, sigmoid, softmax
-from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
+from backends.protocol import ChooseItem, ChooseParameters
 from backends.types import FloatArray
 
 # Chosen on Banking77 by log loss; see the model's page.
@@ -22,7 +27,7 @@ MULTI_LABEL_CENTRE = np.float32(0.1)
 _MOST_LABEL_SETS = 128
 
 
-class ZeroShot(Algorithm):
+class ZeroShot(ZeroShotTask):
     """Scores the caller's labels by the nearness of their filled template to the text.
 
     What the template says with no label in it is taken out of every label's vector first, so
@@ -40,20 +45,9 @@ class ZeroShot(Algorithm):
         return 1
 
     @override
-    async def run(self, item: str, parameters: ZeroShotParameters, ask: Ask) -> Any:
-        ranked = await self.rank(
-            item,
-            ask,
-            labels=parameters.labels,
-            template=parameters.hypothesis_template,
-            multi_label=parameters.multi_label,
-        )
-        return {"labels": [label.as_json() for label in ranked]}
-
     async def rank(
         self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
     ) -> list[Label]:
-        """Return the labels, best first, for an algorithm above."""
         check_labels(labels)
         filled = fill_template(template, labels)
         null = [text for text in fill_template(template, [""]) if text.strip()]
