@@ -15,8 +15,6 @@ from backends.types import FloatArray, Piece
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 _OUTSIDE = "O"
-# Marks that stand over, around or after the character before them; Unicode, chapter 4.
-_MARKS = frozenset({"Mn", "Me"})
 
 
 class Mention(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,28 +44,31 @@ class Entities(Algorithm):
         pieces, logits = await ask.tokens(self._model, item)
         scores = apply_function(logits, self._function)
         mentions = find_mentions(pieces, scores, self._labels, parameters.aggregation)
-        return {"entities": [_as_json(mention, item) for mention in mentions]}
+        if parameters.aggregation != "none":
+            mentions = [_with_accents(mention, item) for mention in mentions]
+        return {
+            "entities": [
+                {
+                    "label": mention.label,
+                    "score": rounded(np.array([mention.score]))[0],
+                    "text": item[mention.start : mention.end],
+                    "start": mention.start,
+                    "end": mention.end,
+                }
+                for mention in mentions
+            ]
+        }
 
 
-def _as_json(mention: Mention, text: str) -> dict[str, Any]:
-    end = whole_character(text, mention.end)
-    return {
-        "label": mention.label,
-        "score": rounded(np.array([mention.score]))[0],
-        "text": text[mention.start : end],
-        "start": mention.start,
-        "end": end,
-    }
+def _with_accents(mention: Mention, text: str) -> Mention:
+    """Return a mention that ends after the accents of its last letter.
 
-
-def whole_character(text: str, end: int) -> int:
-    """Return the end after the marks that belong to the last character.
-
-    A tokenizer that leaves accents out ends a token before them.
+    A tokenizer that leaves accents out ends a piece before them.
     """
-    while end < len(text) and unicodedata.category(text[end]) in _MARKS:
+    end = mention.end
+    while end < len(text) and unicodedata.combining(text[end]):
         end += 1
-    return end
+    return mention if end == mention.end else msgspec.structs.replace(mention, end=end)
 
 
 def find_mentions(
