@@ -12,7 +12,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload bench-shares clean
+	bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ bench-shares: install-dev ## Measure how two models share a device that cannot d
 
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
+
+bench-rows: install-dev ## Measure requests of many rows beside requests of one row
+	$(BIN)/python -m loadtests rows $(ARGS)
 
 install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
 	@tools/install_system.sh

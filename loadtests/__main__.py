@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, overload, shares, threads
+from loadtests import hit, miss, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 
 
@@ -43,6 +43,15 @@ def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: b
         numbers = tuple(map(int, clients.split(",")))
         threads.measure(clients=numbers, duration=duration, rounds=rounds)
     threads.weigh()
+
+
+@main.command("rows")
+@click.option("--connections", default=64, show_default=True)
+@click.option("--count", default=300, show_default=True, help="Zero-shot requests of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+def rows_command(*, connections: int, count: int, rounds: int) -> None:
+    """Requests of many rows beside requests of one row."""
+    rows.measure(connections=connections, count=count, rounds=rounds)
 
 
 @main.command("overload")

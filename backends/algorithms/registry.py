@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from backends.algorithms.base import Algorithm, Endpoint
-from backends.algorithms.classify import Classify
+from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, Rerank
 from backends.algorithms.entities import Entities
-from backends.algorithms.reviewer import Reviewer
-from backends.algorithms.zero_shot import Choose, ZeroShot
+from backends.algorithms.long_document import LongEmbed
+from backends.algorithms.recipes import RECIPES, Algorithms
 from backends.errors import ModelProblem
 from backends.protocol import ModelInfo, Task
 from backends.repository.catalogue import Catalogue, Model
@@ -18,7 +18,6 @@ from backends.repository.manifest import (
     builds_on,
 )
 
-Algorithms = dict[Task, Algorithm]
 # Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
 # a change there that changes answers.
 _FOUNDATION_VERSION = 1
@@ -101,13 +100,16 @@ def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> E
 def _algorithm_endpoint(
     model: Model, manifest: AlgorithmManifest, below: Sequence[Endpoint]
 ) -> Endpoint:
-    recipes = {"zero-shot-embedding": _zero_shot, "reviewer": _reviewer}
-    if manifest.algorithm not in recipes:
+    recipe = RECIPES.get(manifest.algorithm)
+    if recipe is None:
         raise ModelProblem(
             f"{model.folder}: algorithm `{manifest.algorithm}` is unknown; there are "
-            f"{', '.join(f'`{name}`' for name in recipes)}"
+            f"{', '.join(f'`{name}`' for name in RECIPES)}"
         )
-    known = recipes[manifest.algorithm](model, below)
+    try:
+        known = recipe(model, below)
+    except ValueError as error:
+        raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` {error}") from None
     for task in manifest.tasks:
         if task not in known:
             raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` cannot answer `{task}`")
@@ -120,6 +122,8 @@ def _algorithm_endpoint(
         tasks=list(algorithms),
         algorithm=manifest.algorithm,
         algorithm_version=combined_version(algorithms),
+        labels=_labels(algorithms),
+        dimensions=_dimensions(algorithms),
         max_tokens=min(endpoint.info.max_tokens for endpoint in below),
         description=manifest.description,
         demonstration=manifest.demonstration,
@@ -127,22 +131,14 @@ def _algorithm_endpoint(
     return Endpoint(info=info, encoder=below[0].encoder, algorithms=algorithms)
 
 
-def _zero_shot(model: Model, below: Sequence[Endpoint]) -> Algorithms:
-    if len(below) != 1 or below[0].info.algorithm != "embedding":
-        raise ModelProblem(f"{model.folder}: `zero-shot-embedding` needs one `encoder`")
-    name = below[0].info.name
-    return {Task.ZERO_SHOT: ZeroShot(model=name), Task.CHOOSE: Choose(model=name)}
+def _labels(algorithms: Algorithms) -> list[str] | None:
+    found = [known.labels for known in algorithms.values() if isinstance(known, Labeller)]
+    return found[0] if found else None
 
 
-def _reviewer(model: Model, below: Sequence[Endpoint]) -> Algorithms:
-    match [algorithm for endpoint in below for algorithm in endpoint.algorithms.values()]:
-        case [Classify() as mood, ZeroShot() as topics, *_, Classify() as intent]:
-            return {Task.INFER: Reviewer(mood=mood, topics=topics, intent=intent)}
-        case _:
-            raise ModelProblem(
-                f"{model.folder}: `reviewer` needs `uses` of a model for the mood, one for "
-                "topics (zero-shot) and one for intents, in this order"
-            )
+def _dimensions(algorithms: Algorithms) -> int | None:
+    found = [known.dimensions for known in algorithms.values() if isinstance(known, LongEmbed)]
+    return found[0] if found else None
 
 
 def combined_version(algorithms: Mapping[Task, Algorithm]) -> int:
