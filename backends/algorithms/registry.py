@@ -13,6 +13,7 @@ from backends.protocol import ModelInfo, Task
 from backends.repository.catalogue import Catalogue, Model
 from backends.repository.manifest import (
     AlgorithmManifest,
+    ClassifierManifest,
     EncoderManifest,
     HeadManifest,
     builds_on,
@@ -37,6 +38,8 @@ def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
     below = [built[name] for name in builds_on(manifest)]
     if isinstance(manifest, EncoderManifest):
         return _encoder_endpoint(model, manifest)
+    if isinstance(manifest, ClassifierManifest):
+        return _classifier_endpoint(model, manifest)
     if isinstance(manifest, HeadManifest):
         return _head_endpoint(model, manifest, below[0])
     return _algorithm_endpoint(model, manifest, below)
@@ -69,6 +72,28 @@ def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> Endpoint:
         algorithm_version=combined_version(algorithms),
         max_tokens=manifest.max_tokens,
         dimensions=manifest.dimensions,
+        description=manifest.description,
+        demonstration=manifest.demonstration,
+    )
+    return Endpoint(info=info, encoder=model.name, algorithms=algorithms)
+
+
+def _classifier_endpoint(model: Model, manifest: ClassifierManifest) -> Endpoint:
+    labels, function = manifest.labels, manifest.function
+    known: Algorithms = {
+        Task.CLASSIFY: Classify(model=model.name, labels=labels, function=function),
+        Task.ENTITIES: Entities(model=model.name, labels=labels, function=function),
+    }
+    algorithms: Algorithms = {task: known[task] for task in manifest.tasks if task in known}
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile=manifest.profile,
+        tasks=list(algorithms),
+        algorithm="classifier",
+        algorithm_version=combined_version(algorithms),
+        labels=labels,
+        max_tokens=manifest.max_tokens,
         description=manifest.description,
         demonstration=manifest.demonstration,
     )

@@ -17,11 +17,17 @@ from backends.batching.shared import RowCache, SharedRows
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
+from backends.executors.pooling import PoolingExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
 from backends.repository.catalogue import Catalogue, Model
-from backends.repository.manifest import EncoderManifest, HeadManifest
+from backends.repository.manifest import (
+    ClassifierManifest,
+    EncoderManifest,
+    GraphManifest,
+    HeadManifest,
+)
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -86,7 +92,7 @@ class _Loader:
         """Load one model; those it builds on came before it."""
         try:
             endpoint = build_endpoint(model, self.endpoints)
-            if isinstance(model.manifest, EncoderManifest):
+            if isinstance(model.manifest, EncoderManifest | ClassifierManifest):
                 self._load_encoder(model, model.manifest)
             elif isinstance(model.manifest, HeadManifest):
                 self._load_head(model, model.manifest, endpoint)
@@ -95,26 +101,18 @@ class _Loader:
             return
         self.endpoints[model.name] = endpoint
 
-    def _load_encoder(self, model: Model, manifest: EncoderManifest) -> None:
+    def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
         tools, settings = self._tools, self._tools.settings
         tokenizer = Tokenizer(
             model.folder / manifest.tokenizer,
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
         )
-        named = {
-            OutputKind.POOLED: manifest.outputs.pooled,
-            OutputKind.TOKENS: manifest.outputs.tokens,
-        }
-        source = GraphSource(
-            path=model.folder / manifest.graph,
-            outputs={kind: name for kind, name in named.items() if name is not None},
-            dimensions=manifest.dimensions,
-            max_tokens=manifest.max_tokens,
-            digest=model.digest,
-        )
+        source = graph_source(model, manifest)
         executor = tools.open_executor(source)
-        shares_batches = tools.admit(_candidate(model, manifest, source, executor, tokenizer))
+        if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
+            executor = PoolingExecutor(executor, manifest.pooling)
+        shares_batches = tools.admit(_candidate(model, manifest, executor, tokenizer))
         rows_per_batch = self._rows_per_batch(model, executor) if shares_batches else 1
         batcher = Batcher(
             name=model.name,
@@ -166,10 +164,30 @@ class _Loader:
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
 
 
+def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
+    """Return what opens the graph of a model: its file, its outputs and how wide they are."""
+    if isinstance(manifest, ClassifierManifest):
+        kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
+        outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
+    else:
+        named = {
+            OutputKind.POOLED: manifest.outputs.pooled,
+            OutputKind.TOKENS: manifest.outputs.tokens,
+        }
+        outputs = {kind: name for kind, name in named.items() if name is not None}
+        dimensions = manifest.dimensions
+    return GraphSource(
+        path=model.folder / manifest.graph,
+        outputs=outputs,
+        dimensions=dimensions,
+        max_tokens=manifest.max_tokens,
+        digest=model.digest,
+    )
+
+
 def _candidate(
     model: Model,
-    manifest: EncoderManifest,
-    source: GraphSource,
+    manifest: GraphManifest,
     executor: ModelExecutor,
     tokenizer: Tokenizer,
 ) -> Candidate:
@@ -179,7 +197,7 @@ def _candidate(
         digest=model.digest,
         profile=manifest.profile,
         max_tokens=manifest.max_tokens,
-        outputs=tuple(source.outputs),
+        outputs=tuple(graph_source(model, manifest).outputs),
         executor=executor,
         encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
     )

@@ -7,18 +7,22 @@ from pathlib import Path
 import msgspec
 
 from backends.errors import ModelProblem, StartProblem
-from backends.repository.manifest import Manifest, builds_on, read_manifest
+from backends.repository.manifest import Entry, Manifest, builds_on, read_manifest
 
 _DIGITS = 12
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be loaded. `digest` covers its files and the models it builds on."""
+    """A model that can be loaded. `digest` covers its files and the models it builds on.
+
+    `inferred` says of each field that its `model.yaml` leaves out what told it.
+    """
 
     name: str
     folder: Path
     manifest: Manifest
     digest: str
+    inferred: dict[str, str] = {}
 
     @property
     def revision(self) -> str:
@@ -35,7 +39,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
-    manifest: Manifest
+    entry: Entry
     own_digest: str
 
 
@@ -70,12 +74,12 @@ def _read_model(folder: Path) -> _Found:
     if not revisions:
         raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
     newest = max(revisions, key=lambda path: int(path.name))
-    manifest = read_manifest(newest / "model.yaml")
+    entry = read_manifest(newest, lambda name: newest / name)
     for field in ("graph", "tokenizer", "weights"):
-        name = getattr(manifest, field, None)
+        name = getattr(entry.manifest, field, None)
         if name is not None and not (newest / name).is_file():
             raise ModelProblem(f"{newest / name}: the file `{field}` names is missing")
-    return _Found(folder=newest, manifest=manifest, own_digest=_digest_files(newest))
+    return _Found(folder=newest, entry=entry, own_digest=_digest_files(newest))
 
 
 def _resolve(
@@ -91,19 +95,25 @@ def _resolve(
     if name in path:
         problems[name] = f"it builds on itself: {' -> '.join((*path, name))}"
         return None
-    entry = found[name]
+    own = found[name]
+    manifest = own.entry.manifest
     below = []
-    for needed in builds_on(entry.manifest):
+    for needed in builds_on(manifest):
         model = _resolve(needed, found, models, problems, (*path, name))
         if model is None:
             state = "is broken" if needed in problems else "is not in the repository"
             problems.setdefault(name, f"it builds on `{needed}`, which {state}")
             return None
         below.append(model.digest)
-    digest = hashlib.blake2b("".join([entry.own_digest, *below]).encode()).hexdigest()
-    model = Model(name=name, folder=entry.folder, manifest=entry.manifest, digest=digest)
-    models[name] = model
-    return model
+    digest = hashlib.blake2b("".join([own.own_digest, *below]).encode()).hexdigest()
+    models[name] = Model(
+        name=name,
+        folder=own.folder,
+        manifest=manifest,
+        digest=digest,
+        inferred=own.entry.inferred,
+    )
+    return models[name]
 
 
 def _digest_files(folder: Path) -> str:
