@@ -3,8 +3,9 @@
 A *call* is one HTTP request, `POST /v1/call`, whose body is a msgpack `Call`: some items for one
 model, each with the time it has left. The reply is a stream of frames, a 4-byte little-endian
 length before each msgpack `Frame`; every outcome is sent when its item is done, so that a slow
-item holds nobody. The last frame is a `Report`. A stream that ends without one was cut: items
-without an outcome are retryable. A call refused as a whole is a non-200 status with a `Refusal`.
+item holds nobody. A `Report` follows the outcomes of each moment and is the last frame. A stream
+that ends without one was cut: items without an outcome are retryable. A call refused as a whole
+is a non-200 status with a `Refusal`.
 
 `GET /v1/state` answers a msgpack `BackendState`: what the backend serves and how busy it is.
 """
@@ -138,11 +139,15 @@ ITEMS: dict[Task, Any] = {
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One item: its msgpack body, the seconds it has left, and who may share its rows."""
+    """One item: its msgpack body, the seconds it has left, and who may share its rows.
+
+    `traceparent` is that of the request it came with, when that is traced.
+    """
 
     body: bytes
     remaining: float
     scope: str
+    traceparent: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import uvicorn
 from litestar.types import ASGIApp
 from typing_extensions import override
 
+from gateway.corked import CorkedProtocol
 from gateway.errors import ConfigurationError
 
 _BACKLOG = 2048
@@ -33,7 +34,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=CorkedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

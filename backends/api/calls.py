@@ -26,7 +26,6 @@ from backends.errors import (
     Unauthorized,
 )
 from backends.protocol import (
-    CALL_PATH,
     MEDIA_TYPE,
     TOKEN_HEADER,
     UNREADABLE,
@@ -37,7 +36,7 @@ from backends.protocol import (
     Refusal,
     encode_frame,
 )
-from backends.telemetry.spans import NO_SPAN, Span, Tracing
+from backends.telemetry.spans import Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
@@ -88,7 +87,6 @@ class CallHandler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit the call, answer its items, send each outcome when it is there."""
-        span = self._start_span(scope)
         try:
             self._door.check(scope)
             body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
@@ -101,26 +99,22 @@ class CallHandler:
                 decoders=self._decoders,
                 received=received,
                 clock=self._clock,
-                span=span,
+                tracing=self._tracing,
             )
         except (CallRefused, Overloaded) as error:
-            span.end(error.code)
             await send_refusal(send, error)
             return
         except ClientGone:
-            span.end("client_gone")
             return
         with self._engine.working():
             if len(call.items) == 1:
-                complete = await self._answer_one(answerer, call.items[0], receive, send)
+                await self._answer_one(answerer, call.items[0], receive, send)
             else:
-                stream = _OutcomeStream(answerer, call.items)
-                complete = await stream.run(receive, send, self._engine)
-        span.end(None if complete else "client_gone")
+                await _OutcomeStream(answerer, call.items).run(receive, send, self._engine)
 
     async def _answer_one(
         self, answerer: ItemAnswerer, item: CallItem, receive: Receive, send: Send
-    ) -> bool:
+    ) -> None:
         """Answer a call of one item in this very task, in one write; tasks are what costs."""
         client = _Client(receive, asyncio.current_task())
         watcher = asyncio.create_task(client.watch())
@@ -129,22 +123,11 @@ class CallHandler:
         except asyncio.CancelledError:
             if not client.gone:
                 raise
-            return False
+            return
         finally:
             watcher.cancel()
         body = encode_frame(outcome) + self._engine.report_frame()
         await respond(send, _OK, body, _MEDIA)
-        return True
-
-    def _start_span(self, scope: Scope) -> Span:
-        if not self._tracing.records:
-            return NO_SPAN
-        carrier = {
-            name: value.decode("latin-1")
-            for name in ("traceparent", "tracestate")
-            if (value := find_header(scope, name.encode())) is not None
-        }
-        return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
     def _decode(self, body: bytes) -> Call:
         try:
@@ -187,8 +170,8 @@ class _OutcomeStream:
         self._changed = asyncio.Event()
         self._gone = False
 
-    async def run(self, receive: Receive, send: Send, engine: Engine) -> bool:
-        """Return whether every outcome was sent."""
+    async def run(self, receive: Receive, send: Send, engine: Engine) -> None:
+        """Send every outcome, unless the client leaves."""
         waiting = enumerate(self._items)
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -198,7 +181,6 @@ class _OutcomeStream:
             watcher = group.create_task(self._watch(receive, tasks))
             await self._send_all(send, engine)
             watcher.cancel()
-        return not self._gone
 
     async def _answer(self, waiting: Iterator[tuple[int, CallItem]]) -> None:
         for index, item in waiting:
@@ -229,9 +211,7 @@ class _OutcomeStream:
                 # Headers go with the first outcome, in one packet.
                 await send(_START)
                 started = True
-            body = b"".join(map(encode_frame, frames))
-            if not left:
-                body += engine.report_frame()
+            body = b"".join(map(encode_frame, frames)) + engine.report_frame()
             await send({"type": "http.response.body", "body": body, "more_body": bool(left)})
 
 

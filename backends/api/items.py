@@ -12,8 +12,18 @@ from backends.api.engine import Engine
 from backends.batching.shared import Caller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
 from backends.pipelines.ask import Ask, encode_result
-from backends.protocol import ITEMS, PARAMETERS, UNREADABLE, Call, CallItem, Done, Failed, Task
-from backends.telemetry.spans import Span
+from backends.protocol import (
+    CALL_PATH,
+    ITEMS,
+    PARAMETERS,
+    UNREADABLE,
+    Call,
+    CallItem,
+    Done,
+    Failed,
+    Task,
+)
+from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
 # No item takes this long; a timer cannot be set for ever.
@@ -45,7 +55,7 @@ class ItemAnswerer:
         decoders: Decoders,
         received: float,
         clock: Callable[[], float],
-        span: Span,
+        tracing: Tracing,
     ) -> None:
         self._engine = engine
         self._call = call
@@ -53,7 +63,7 @@ class ItemAnswerer:
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
-        self._span = span
+        self._tracing = tracing
         try:
             self._parameters = decoders.parameters[call.task].decode(call.parameters)
         except UNREADABLE as error:
@@ -61,26 +71,38 @@ class ItemAnswerer:
 
     async def answer(self, index: int, item: CallItem) -> Done | Failed:
         """Return the item's outcome; only a cancellation is raised."""
+        span = self._start_span(item)
         caller = Caller(
             scope=item.scope,
             deadline=self._received + item.remaining,
-            span=self._span,
+            span=span,
             lane=self._call.lane,
         )
+        outcome: Done | Failed
         try:
             result = await self._run(item, caller)
         except asyncio.CancelledError:
+            span.end("client_gone")
             self._engine.count_item(self._call, "cancelled")
             raise
         except BackendError as error:
             self._engine.count_item(self._call, _outcome(error))
-            return _failed(index, error)
+            outcome = _failed(index, error)
         except Exception:  # noqa: BLE001 - an error of one item must not take the others with it
             _log.exception("an item failed unexpectedly", extra={"model": self._call.model})
             self._engine.count_item(self._call, "failed")
-            return _failed(index, BackendError("the backend failed on this item"))
-        self._engine.count_item(self._call, "done")
-        return Done(index=index, result=result, rows=caller.rows, tokens=caller.tokens)
+            outcome = _failed(index, BackendError("the backend failed on this item"))
+        else:
+            self._engine.count_item(self._call, "done")
+            outcome = Done(index=index, result=result, rows=caller.rows, tokens=caller.tokens)
+        span.end(outcome.code if isinstance(outcome, Failed) else None)
+        return outcome
+
+    def _start_span(self, item: CallItem) -> Span:
+        if not self._tracing.records:
+            return NO_SPAN
+        carrier = {"traceparent": item.traceparent} if item.traceparent else {}
+        return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
     async def _run(self, item: CallItem, caller: Caller) -> bytes:
         left = caller.deadline - self._clock()

@@ -1,6 +1,6 @@
 """Traces from the call down to the model run; nothing at all where they are off.
 
-POST /v1/call        child of the caller's span (`traceparent`)
+POST /v1/call        one per item: child of the span of its caller (`traceparent`)
 └── row              one per computed row, from the queue to its result
 └── batch        in the trace of its first sampled row, linked to the other rows' spans
 └── model run

@@ -119,24 +119,28 @@ class Run:
     async def _call(self, attempt: Attempt, patience: float) -> Report:
         work, info, items = self._work, self._work.model.info, attempt.items
         left = self._deadline - self._loop.time()
-        call = Call(
-            model=info.name,
-            revision=info.revision,
-            profile=info.profile,
-            task=work.task,
-            parameters=work.parameters,
-            items=[CallItem(body=item.body, remaining=left, scope=item.scope) for item in items],
-        )
         tracer = self._means.tracer
         with tracer.on_call(
             attempt.endpoint, items=len(items), traceparent=self._traceparent
         ) as traceparent:
+            call = Call(
+                model=info.name,
+                revision=info.revision,
+                profile=info.profile,
+                task=work.task,
+                parameters=work.parameters,
+                items=[
+                    CallItem(
+                        body=item.body, remaining=left, scope=item.scope, traceparent=traceparent
+                    )
+                    for item in items
+                ],
+            )
             return await self._means.client.call(
                 attempt.endpoint,
                 call,
                 deadline=self._deadline,
                 patience=patience,
-                traceparent=traceparent,
                 receive=partial(self._receive, attempt),
             )
 

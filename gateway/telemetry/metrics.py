@@ -75,6 +75,7 @@ class GatewayMetrics:
         self._request_children: dict[tuple[str, int], Counter] = {}
         self._duration_children: dict[str, Histogram] = {}
         self._item_children: dict[tuple[str, str], Counter] = {}
+        self._work_children: dict[str, tuple[Counter, Counter]] = {}
 
     def request(self, task: str, status: int, duration: float) -> None:
         """Count an answered request that took `duration` seconds."""
@@ -97,8 +98,12 @@ class GatewayMetrics:
 
     def work(self, model: str, *, rows: int, tokens: int) -> None:
         """Count what backends computed for a request."""
-        self._rows.labels(model).inc(rows)
-        self._tokens.labels(model).inc(tokens)
+        counters = self._work_children.get(model)
+        if counters is None:
+            counters = self._rows.labels(model), self._tokens.labels(model)
+            self._work_children[model] = counters
+        counters[0].inc(rows)
+        counters[1].inc(tokens)
 
     def rate_limited(self, policy: str) -> None:
         """Count a request that the limit `policy` refused."""

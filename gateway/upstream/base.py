@@ -62,7 +62,6 @@ class BackendClient(Protocol):
         *,
         deadline: float,
         patience: float,
-        traceparent: str,
         receive: Receive,
     ) -> Report:
         """Pass every outcome to `receive` the moment it arrives, and return the closing report.

@@ -1,15 +1,13 @@
 """Calls backends over HTTP; the only module that knows the HTTP client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-import aiohttp
 import httpx
 import msgspec
-from httpx_aiohttp import AiohttpTransport
 
 from backends.protocol import (
     CALL_PATH,
@@ -19,37 +17,33 @@ from backends.protocol import (
     UNREADABLE,
     BackendState,
     Call,
+    Frame,
     FrameReader,
     Refusal,
     Report,
+    Task,
 )
 from gateway.config.document import RoutingEntry
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
+from gateway.upstream.shared_call import SharedCall
 from gateway.upstream.tasks import OwnedTasks
+from gateway.upstream.transport import BackendTransport
 
-# Idle connections are closed before a backend does it: a call sent into a closing one is lost.
-KEEPALIVE_EXPIRY = 4.0
 # Larger bodies are sent in pieces, so that none of them holds the loop for long.
 PIECE_BYTES = 256 * 1024
+# A backend that works already gets what comes in this time, in seconds, as one call (as Nagle's
+# algorithm does with bytes); one that is idle gets the first item at once.
+GATHERING = 0.002
 MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
+
+# What calls that travel together have in common.
+Like = tuple[str, str, str, Task, bytes, str]
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 _state_decoder = msgspec.msgpack.Decoder(BackendState)
-
-
-def pooled_transport() -> httpx.AsyncBaseTransport:
-    """Return the transport that measured best; its pool has no limit, lanes have."""
-
-    def session() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_EXPIRY),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-    return AiohttpTransport(client=session)
 
 
 class _Lane:
@@ -63,23 +57,23 @@ class _Lane:
         self.state_url = httpx.URL(base + STATE_PATH)
         self.host = self.call_url.netloc
         self.slots = asyncio.Semaphore(limit)
+        self.departing: dict[Like, SharedCall] = {}
+        self.travelling = 0
 
 
 class _Reply:
-    """The frames of one answer: outcomes are passed on, the report is kept."""
+    """The frames of one answer, passed on; `ends_with` is the report it ended with, so far."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Callable[[Frame], None]) -> None:
         self._frames = FrameReader()
         self._receive = receive
-        self.report: Report | None = None
+        self.ends_with: Report | None = None
 
     def feed(self, chunk: bytes) -> None:
         try:
             for frame in self._frames.feed(chunk):
-                if isinstance(frame, Report):
-                    self.report = frame
-                else:
-                    self._receive(frame)
+                self.ends_with = frame if isinstance(frame, Report) else None
+                self._receive(frame)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
 
@@ -91,7 +85,7 @@ class HttpBackendClient:
         self, *, token: str = "", transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._token = token.encode()
-        self._client = httpx.AsyncClient(transport=transport or pooled_transport(), trust_env=False)
+        self._transport = transport or BackendTransport()
         self._tasks = OwnedTasks()
         self._lanes: dict[BackendId, _Lane] = {}
         self._routing = RoutingEntry()
@@ -107,7 +101,7 @@ class HttpBackendClient:
         trace: TracebackType | None,
     ) -> None:
         await self._tasks.__aexit__(kind, error, trace)
-        await self._client.aclose()
+        await self._transport.aclose()
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Use the bounds of `routing`; what was kept for endpoints that left is dropped."""
@@ -123,32 +117,57 @@ class HttpBackendClient:
         *,
         deadline: float,
         patience: float,
-        traceparent: str,
         receive: Receive,
     ) -> Report:
-        """See `BackendClient.call`."""
-        lane = self._lane(endpoint)
-        request = self._request("POST", lane.call_url, lane, _call_encoder.encode(call))
-        if traceparent:
-            request.headers["traceparent"] = traceparent
-        work = self._exchange(lane, request, deadline, patience, receive)
-        return await self._tasks.run(work)
+        """See `BackendClient.call`. Like calls of about the same time travel as one."""
+        shared = self._gather(self._lane(endpoint), call)
+        part = shared.join(call, receive, deadline=deadline, patience=patience)
+        return await part.outcome
 
     async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
         """See `BackendClient.state`."""
         lane = self._lane(endpoint)
         return await self._tasks.run(self._ask_state(lane, patience))
 
-    async def _exchange(
-        self,
-        lane: _Lane,
-        request: httpx.Request,
-        deadline: float,
-        patience: float,
-        receive: Receive,
-    ) -> Report:
+    def _gather(self, lane: _Lane, call: Call) -> SharedCall:
+        """Return the call that the items of `call` may join."""
+        like = (call.model, call.revision, call.profile, call.task, call.parameters, call.lane)
+        shared = lane.departing.get(like)
+        if shared is None or not shared.has_room(call):
+            shared = lane.departing[like] = SharedCall(call)
+            loop = asyncio.get_running_loop()
+            if lane.travelling:
+                loop.call_later(GATHERING, self._depart, lane, like, shared)
+            else:
+                loop.call_soon(self._depart, lane, like, shared)
+        return shared
+
+    def _depart(self, lane: _Lane, like: Like, shared: SharedCall) -> None:
+        if lane.departing.get(like) is shared:
+            del lane.departing[like]
+        if shared.is_wanted:
+            task = self._tasks.start(self._travel(lane, shared))
+            shared.when_unwanted(task.cancel)
+
+    async def _travel(self, lane: _Lane, shared: SharedCall) -> None:
+        lane.travelling += 1
+        try:
+            shared.end(await self._exchange(lane, shared))
+        except CallFailed as error:
+            shared.fail(error)
+        except BaseException as error:
+            # Whatever ends this task, nobody may go on waiting for it.
+            shared.fail(error)
+            raise
+        finally:
+            lane.travelling -= 1
+
+    async def _exchange(self, lane: _Lane, shared: SharedCall) -> Report:
         loop = asyncio.get_running_loop()
-        reply = _Reply(receive)
+        deadline, patience = shared.deadline, shared.patience
+        body = _call_encoder.encode(shared.call)
+        request = self._request("POST", lane.call_url, lane, body)
+        reply = _Reply(shared.take)
         failure = CallFailed(Cause.CUT, "the backend's answer ended too early")
         try:
             async with (
@@ -158,17 +177,20 @@ class HttpBackendClient:
             ):
                 if response.status_code != httpx.codes.OK:
                     raise _refused(response.status_code, await _body(response, MAX_REFUSAL_BYTES))
-                async for chunk in response.aiter_raw():
+                async for chunk in _chunks(response):
                     scope.reschedule(min(deadline, loop.time() + patience))
                     reply.feed(chunk)
         except TimeoutError:
             failure = CallFailed(Cause.TIMED_OUT, "the backend did not answer in time")
         except CallFailed as error:
             failure = error
-        if reply.report is None:
+        else:
+            if reply.ends_with is not None:
+                return reply.ends_with
+        if reply.ends_with is None or not shared.is_answered:
             raise failure
-        # Once the report is here, how the connection ended does not matter.
-        return reply.report
+        # Once everything is here, how the connection ended does not matter.
+        return reply.ends_with
 
     async def _ask_state(self, lane: _Lane, patience: float) -> BackendState:
         request = self._request("GET", lane.state_url, lane, b"")
@@ -188,18 +210,19 @@ class HttpBackendClient:
         """Send `request`; whatever the HTTP client raises, then or while reading, is mapped."""
         cause = Cause.UNREACHABLE
         try:
-            response = await self._client.send(request, stream=True)
+            # Not through `AsyncClient`: redirects, authentication and cookies, of which backends
+            # know nothing, cost it a quarter of the call.
+            response = await self._transport.handle_async_request(request)
             cause = Cause.CUT
             try:
                 yield response
             finally:
                 await response.aclose()
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
+        except (httpx.HTTPError, OSError) as error:
             detail = f"the backend {_SAYS[cause]} ({type(error).__name__})"
             raise CallFailed(cause, detail) from error
 
     def _request(self, method: str, url: httpx.URL, lane: _Lane, body: bytes) -> httpx.Request:
-        # Made by hand: `AsyncClient.build_request` merges headers and cookies we do not have.
         headers = [
             (b"host", lane.host),
             (b"content-type", MEDIA_TYPE.encode()),
@@ -234,9 +257,15 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + PIECE_BYTES]
 
 
+def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    if not isinstance(response.stream, httpx.AsyncByteStream):
+        raise TypeError(response.stream)
+    return aiter(response.stream)
+
+
 async def _body(response: httpx.Response, limit: int) -> bytes:
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in _chunks(response):
         body += chunk
         if len(body) > limit:
             raise CallFailed(Cause.CUT, f"the backend's answer is over {limit} bytes")

@@ -78,7 +78,7 @@ class Shipper:
         stream: EventStream,
         marks: Marks,
         block_events: int = 1000,
-        poll: float = 0.03,
+        poll: float = 0.25,
         check_every: float = 1.0,
         drain: float = 5.0,
         report: Callable[[Mapping[str, float]], None] = lambda _: None,

@@ -90,7 +90,6 @@ async def send(
         call,
         deadline=asyncio.get_running_loop().time() + 5.0,
         patience=patience,
-        traceparent="",
         receive=received.append,
     )
 
@@ -128,7 +127,6 @@ async def test_an_outcome_is_delivered_while_the_call_still_runs(opened: Opener)
                 call_of(2),
                 deadline=asyncio.get_running_loop().time() + 60.0,
                 patience=60.0,
-                traceparent="",
                 receive=first.set_result,
             )
         )

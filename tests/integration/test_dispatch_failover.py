@@ -292,7 +292,7 @@ async def test_cancelled_requests_leave_no_call_behind() -> None:
         for _ in range(200):
             outcomes = Outcomes()
             runs.append(asyncio.create_task(stack.run(1, outcomes=outcomes)))
-        await eu.wait_for(lambda: len(eu.calls) >= 50)
+        await eu.wait_for(lambda: sum(len(call.items) for call in eu.calls) >= 50)
         for run in runs:
             run.cancel()
         await asyncio.wait(runs)

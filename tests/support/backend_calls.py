@@ -108,9 +108,10 @@ class Backend:
         return next(info for info in self.engine.state().models if info.name == model)
 
     def call(self, model: str, task: Task, items: list[Any], **changes: Any) -> Call:
-        """Make a call; `changes` are of its fields, or `remaining`, `scope`, `parameters`."""
+        """Make a call; `changes` are of its fields, of its items' fields, or `parameters`."""
         parameters: Parameters = changes.pop("parameters", None) or _DEFAULTS[task]()
         remaining, scope = changes.pop("remaining", 30.0), changes.pop("scope", "tenant")
+        traceparent = changes.pop("traceparent", "")
         known = {info.name: info for info in self.engine.state().models}
         call = Call(
             model=model,
@@ -119,7 +120,12 @@ class Backend:
             task=task,
             parameters=msgspec.msgpack.encode(parameters),
             items=[
-                CallItem(body=msgspec.msgpack.encode(item), remaining=remaining, scope=scope)
+                CallItem(
+                    body=msgspec.msgpack.encode(item),
+                    remaining=remaining,
+                    scope=scope,
+                    traceparent=traceparent,
+                )
                 for item in items
             ],
         )

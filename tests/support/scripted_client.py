@@ -40,7 +40,6 @@ class ScriptedClient:
         self.script = script
         self.states: dict[str, BackendState] = {}
         self.calls: list[tuple[Endpoint, Call]] = []
-        self.traceparents: list[str] = []
 
     async def call(
         self,
@@ -49,12 +48,10 @@ class ScriptedClient:
         *,
         deadline: float,
         patience: float,
-        traceparent: str,
         receive: Receive,
     ) -> Report:
         """See `BackendClient.call`."""
         self.calls.append((endpoint, call))
-        self.traceparents.append(traceparent)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + patience)):

@@ -37,8 +37,8 @@ def tracing(exporter: InMemorySpanExporter) -> Iterator[OtelTracing]:
     made.close()
 
 
-def traceparent(trace: str, *, sampled: bool = True) -> dict[str, str]:
-    return {"traceparent": f"00-{trace}-{PARENT}-{'01' if sampled else '00'}"}
+def traceparent(trace: str, *, sampled: bool = True) -> str:
+    return f"00-{trace}-{PARENT}-{'01' if sampled else '00'}"
 
 
 def parent_of(span: ReadableSpan) -> int | None:
@@ -63,8 +63,7 @@ async def test_a_trace_goes_from_the_call_over_row_and_batch_to_the_run(
     gate.open()
     executor = PacedExecutor(gate, dimensions=DIMENSIONS)
     async with running_backend(write_repository(tmp_path), executor, tracing=tracing) as backend:
-        call = backend.call("mood", Task.CLASSIFY, ["good film"])
-        await backend.exchange(call, traceparent(TRACE)).run()
+        await backend.ask("mood", Task.CLASSIFY, ["good film"], traceparent=traceparent(TRACE))
 
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {"POST /v1/call", "row", "batch", "model run"}
@@ -86,9 +85,7 @@ async def test_a_batch_links_to_the_rows_of_other_traces(
         exporter.clear()
         calls = [
             asyncio.create_task(
-                backend.exchange(
-                    backend.call("mood", Task.CLASSIFY, [text]), traceparent(trace)
-                ).run()
+                backend.ask("mood", Task.CLASSIFY, [text], traceparent=traceparent(trace))
             )
             for text, trace in (("bad", TRACE), ("film", OTHER))
         ]
@@ -113,8 +110,8 @@ async def test_a_call_that_is_not_sampled_leaves_no_span(
     gate.open()
     executor = PacedExecutor(gate, dimensions=DIMENSIONS)
     async with running_backend(write_repository(tmp_path), executor, tracing=tracing) as backend:
-        call = backend.call("mood", Task.CLASSIFY, ["good film"])
-        await backend.exchange(call, traceparent(TRACE, sampled=False)).run()
+        unsampled = traceparent(TRACE, sampled=False)
+        await backend.ask("mood", Task.CLASSIFY, ["good film"], traceparent=unsampled)
 
     assert exporter.get_finished_spans() == ()
 

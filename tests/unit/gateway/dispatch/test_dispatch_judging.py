@@ -90,7 +90,8 @@ async def test_a_span_can_be_opened_around_each_call() -> None:
 
     await scene.run(1, traceparent="root")
 
-    assert scene.client.traceparents == ["root>eu-0", "root>us-0"]
+    sent = [call.items[0].traceparent for _, call in scene.client.calls]
+    assert sent == ["root>eu-0", "root>us-0"]
     assert seen == ["cut"]
 
 

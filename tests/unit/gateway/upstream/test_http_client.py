@@ -24,11 +24,11 @@ from tests.support.stub_backend import (
 pytestmark = pytest.mark.anyio
 
 
-def call_of(body: object = "a text") -> Call:
+def call_of(body: object = "a text", *, revision: str = "aaaaaaaaaaaa") -> Call:
     item = CallItem(body=msgspec.msgpack.encode(body), remaining=5.0, scope="tenant-a")
     return Call(
         model="stub",
-        revision="aaaaaaaaaaaa",
+        revision=revision,
         profile="fp32",
         task=Task.CLASSIFY,
         parameters=b"\x80",
@@ -42,7 +42,6 @@ async def send(
     *,
     call: Call | None = None,
     received: list[Done | Failed] | None = None,
-    traceparent: str = "",
     patience: float = 10.0,
 ) -> Report:
     kept: list[Done | Failed] = [] if received is None else received
@@ -51,20 +50,16 @@ async def send(
         call or call_of(),
         deadline=asyncio.get_running_loop().time() + 20.0,
         patience=patience,
-        traceparent=traceparent,
         receive=kept.append,
     )
 
 
-async def test_token_and_traceparent_travel_as_headers() -> None:
+async def test_the_token_travels_as_a_header() -> None:
     async with StubBackend() as stub, HttpBackendClient(token="sesame") as client:
-        await send(client, endpoint_of(stub), traceparent="00-aa-bb-01")
         await send(client, endpoint_of(stub))
 
-    first, second = stub.headers
-    assert first[TOKEN_HEADER] == "sesame"
-    assert first["traceparent"] == "00-aa-bb-01"
-    assert "traceparent" not in second
+    (headers,) = stub.headers
+    assert headers[TOKEN_HEADER] == "sesame"
 
 
 async def test_a_backend_may_live_under_a_path() -> None:
@@ -90,7 +85,8 @@ async def test_calls_of_a_backend_at_a_time_are_bounded() -> None:
         target = endpoint_of(stub)
         client.configure([target], RoutingEntry(max_calls_per_backend=4))
 
-        calls = [asyncio.create_task(send(client, target)) for _ in range(10)]
+        unlike = [call_of(revision=f"{n:012}") for n in range(10)]
+        calls = [asyncio.create_task(send(client, target, call=call)) for call in unlike]
         await stub.wait_for(lambda: len(stub.calls) >= 4)
         await client.state(target, patience=5.0)  # a probe needs no slot
         waiting = len(stub.calls)
@@ -188,7 +184,10 @@ async def test_hundreds_of_cancelled_calls_leak_neither_connections_nor_slots() 
         client.configure([target], RoutingEntry(max_calls_per_backend=32, connect_timeout=10.0))
 
         for _ in range(12):
-            calls = [asyncio.create_task(send(client, target)) for _ in range(50)]
+            calls = [
+                asyncio.create_task(send(client, target, call=call_of(revision=f"{n:012}")))
+                for n in range(50)
+            ]
             for _ in range(random.randrange(12)):
                 await asyncio.sleep(0)
             for call in calls:
@@ -203,7 +202,10 @@ async def test_hundreds_of_cancelled_calls_leak_neither_connections_nor_slots() 
         gate = asyncio.Event()
         stub.calls.clear()
         stub.behaviour = answer_when(gate)
-        full = [asyncio.create_task(send(client, target)) for _ in range(64)]
+        full = [
+            asyncio.create_task(send(client, target, call=call_of(revision=f"{n:012}")))
+            for n in range(64)
+        ]
         await stub.wait_for(lambda: len(stub.calls) == 32)
         gate.set()
         await asyncio.gather(*full)

@@ -1,0 +1,26 @@
+"""A shortcut past Litestar for the inference routes: its routing costs more than a cache hit."""
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from backends.protocol import Task
+from gateway.api.inference import InferenceDoor
+
+
+class Shortcut:
+    """Hands requests to an inference route to its door, all others to `app`.
+
+    Paths that differ in any way, and routes that name a model, take the long way.
+    """
+
+    def __init__(self, app: ASGIApp, door: InferenceDoor) -> None:
+        self._app = app
+        self._door = door
+        self._tasks = {f"/v1/{task}": task for task in Task if task is not Task.INFER}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == ScopeType.HTTP and (task := self._tasks.get(scope["path"])) is not None:
+            await self._door.handle(task, "", scope, receive, send)
+        else:
+            await self._app(scope, receive, send)

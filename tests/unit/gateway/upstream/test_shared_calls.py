@@ -1,0 +1,190 @@
+"""Like calls of about the same time travel as one, and nobody notices but the backend."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.protocol import Call, CallItem, Done, Failed, Report, Task
+from gateway.types import Endpoint
+from gateway.upstream.base import CallFailed, Cause
+from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.shared_call import MAX_ITEMS, SharedCall
+from tests.support.dispatching import endpoint_of
+from tests.support.stub_backend import Reply, StubBackend, answer, echo
+
+pytestmark = pytest.mark.anyio
+
+
+def call_of(*texts: str, **changes: Any) -> Call:
+    items = [
+        CallItem(body=msgspec.msgpack.encode(text), remaining=5.0, scope="tenant:a")
+        for text in texts
+    ]
+    call = Call(
+        model="stub",
+        revision="aaaaaaaaaaaa",
+        profile="fp32",
+        task=Task.CLASSIFY,
+        parameters=b"\x80",
+        items=items,
+    )
+    return msgspec.structs.replace(call, **changes)
+
+
+class Asker:
+    """A caller and what he got."""
+
+    def __init__(self, client: HttpBackendClient, target: Endpoint, call: Call) -> None:
+        self._call = call
+        self.frames: list[Done | Failed] = []
+        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(self._run(client, target))
+
+    async def _run(self, client: HttpBackendClient, target: Endpoint) -> Report:
+        now = asyncio.get_running_loop().time()
+        return await client.call(
+            target, self._call, deadline=now + 20.0, patience=10.0, receive=self._receive
+        )
+
+    def _receive(self, frame: Done | Failed) -> None:
+        self.frames.append(frame)
+        if not self.first.done():
+            self.first.set_result(None)
+
+    def echoes(self) -> list[str]:
+        """Return the texts that came back, by the caller's own indices."""
+        done = [f for f in sorted(self.frames, key=lambda f: f.index) if isinstance(f, Done)]
+        return [msgspec.json.decode(frame.result)["echo"] for frame in done]
+
+
+async def test_calls_of_one_tick_travel_as_one_and_each_gets_its_own() -> None:
+    async with StubBackend() as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        askers = [Asker(client, target, call_of(*texts)) for texts in ("ab", "c", "def")]
+        await asyncio.gather(*(asker.task for asker in askers))
+
+    assert len(stub.calls) == 1
+    assert [asker.echoes() for asker in askers] == [["a", "b"], ["c"], ["d", "e", "f"]]
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"model": "other"},
+        {"revision": "bbbbbbbbbbbb"},
+        {"profile": "fp16"},
+        {"task": Task.EMBED},
+        {"parameters": b"\x81\xa5top_k\x01"},
+        {"lane": "bulk"},
+    ],
+)
+async def test_calls_that_differ_travel_apart(unlike: dict[str, Any]) -> None:
+    async with StubBackend() as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        askers = [
+            Asker(client, target, call_of("a")),
+            Asker(client, target, call_of("b", **unlike)),
+        ]
+        await asyncio.gather(*(asker.task for asker in askers))
+
+    assert len(stub.calls) == 2
+
+
+async def test_whoever_has_all_of_his_does_not_wait_for_the_others() -> None:
+    gate = asyncio.Event()
+
+    async def second_is_slow(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send(echo(call, 0, "b"), Report())
+        await gate.wait()
+        await reply.send(echo(call, 1, "b"))
+        await reply.end()
+
+    async with StubBackend(behaviour=second_is_slow) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        quick, slow = Asker(client, target, call_of("a")), Asker(client, target, call_of("b"))
+        await quick.task
+        slow_was_done = slow.task.done()
+        gate.set()
+        await slow.task
+
+    assert not slow_was_done
+    assert (quick.echoes(), slow.echoes()) == (["a"], ["b"])
+
+
+async def test_a_caller_who_leaves_harms_nobody() -> None:
+    gate = asyncio.Event()
+
+    async def wait(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send(echo(call, 0, "b"))
+        await gate.wait()
+        await answer(stub, call, reply)
+
+    async with StubBackend(behaviour=wait) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        leaver, stayer = Asker(client, target, call_of("a")), Asker(client, target, call_of("b"))
+        await leaver.first
+        leaver.task.cancel()
+        await asyncio.wait((leaver.task,))
+        gate.set()
+        await stayer.task
+
+    assert stayer.echoes() == ["b"]
+
+
+async def test_when_all_have_left_the_call_ends() -> None:
+    closed = asyncio.Event()
+
+    async def hang(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send(echo(call, 0, "b"))
+        await reply.until_closed()
+        closed.set()
+
+    async with StubBackend(behaviour=hang) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        askers = [Asker(client, target, call_of("a")), Asker(client, target, call_of("b"))]
+        await askers[0].first
+        for asker in askers:
+            asker.task.cancel()
+        await asyncio.wait_for(closed.wait(), 5.0)
+
+
+async def test_a_cut_reaches_those_who_miss_something_and_no_one_else() -> None:
+    async def cut(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send(echo(call, 0, "b"), Report())
+        reply.cut()
+
+    async with StubBackend(behaviour=cut) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        answered, cut_off = Asker(client, target, call_of("a")), Asker(client, target, call_of("b"))
+        await answered.task
+        with pytest.raises(CallFailed) as caught:
+            await cut_off.task
+
+    assert caught.value.cause is Cause.CUT
+
+
+async def test_a_full_call_leaves_the_rest_to_the_next() -> None:
+    async with StubBackend() as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        many = ["a"] * (MAX_ITEMS - 1)
+        askers = [Asker(client, target, call_of(*many)), Asker(client, target, call_of("b", "c"))]
+        await asyncio.gather(*(asker.task for asker in askers))
+
+    assert sorted(len(call.items) for call in stub.calls) == [2, MAX_ITEMS - 1]
+
+
+async def test_frames_that_belong_to_nobody_are_ignored() -> None:
+    call = call_of("a")
+    shared = SharedCall(call)
+    received: list[Done | Failed] = []
+    now = asyncio.get_running_loop().time()
+    part = shared.join(call, received.append, deadline=now + 20.0, patience=10.0)
+
+    for index in (-1, 7, 0, 0):
+        shared.take(Done(index=index, result=b"{}", rows=1, tokens=1))
+    shared.end(Report())
+
+    assert await part.outcome == Report()
+    assert [frame.index for frame in received] == [0, 0]

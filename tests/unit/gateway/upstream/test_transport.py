@@ -1,0 +1,206 @@
+"""The transport speaks HTTP/1.1 as backends do, and keeps connections only while they are sound."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from gateway.upstream.transport import BackendTransport
+
+pytestmark = pytest.mark.anyio
+
+Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """Answers each connection as told."""
+
+    def __init__(self, behave: Streams) -> None:
+        self._behave = behave
+        self.connections = 0
+        self.url = ""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["Server"]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            yield self
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await self._behave(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+def saying(*answers: bytes) -> Streams:
+    """Answer the requests of a connection with these bytes in turn, then close it."""
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            writer.write(answer)
+            await writer.drain()
+
+    return behave
+
+
+async def ask(transport: BackendTransport, url: str, body: bytes = b"x") -> tuple[int, bytes]:
+    headers = {"host": "b", "content-length": str(len(body))}
+    request = httpx.Request("POST", url, headers=headers, content=body)
+    response = await transport.handle_async_request(request)
+    try:
+        stream = response.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
+        return response.status_code, b"".join([chunk async for chunk in stream])
+    finally:
+        await response.aclose()
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+async def test_a_sound_connection_is_used_again() -> None:
+    async with Server(saying(OK, OK, OK)).open() as server:
+        transport = BackendTransport()
+        answers = [await ask(transport, server.url) for _ in range(3)]
+        await transport.aclose()
+
+    assert answers == [(200, b"ok")] * 3
+    assert server.connections == 1
+
+
+async def test_a_connection_is_not_kept_for_longer_than_told() -> None:
+    async with Server(saying(OK, OK)).open() as server:
+        transport = BackendTransport(keepalive=0.0)
+        for _ in range(2):
+            await ask(transport, server.url)
+        await transport.aclose()
+
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", b"ok"),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nto the end", b"to the end"),
+        (b"HTTP/1.0 200 OK\r\n\r\nold", b"old"),
+    ],
+)
+async def test_a_connection_that_ends_with_its_answer_is_not_used_again(
+    answer: bytes, body: bytes
+) -> None:
+    async with Server(saying(answer)).open() as server:
+        transport = BackendTransport()
+        answers = [await ask(transport, server.url) for _ in range(2)]
+        await transport.aclose()
+
+    assert answers == [(200, body)] * 2
+    assert server.connections == 2
+
+
+async def test_chunks_are_joined_and_interim_answers_passed_over() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+    async with Server(saying(b"HTTP/1.1 102 Processing\r\n\r\n" + chunked)).open() as server:
+        transport = BackendTransport()
+        answer = await ask(transport, server.url)
+        await transport.aclose()
+
+    assert answer == (200, b"abc")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"220 smtp ready\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    ],
+)
+async def test_what_is_cut_or_no_http_is_an_error(answer: bytes) -> None:
+    async with Server(saying(answer)).open() as server:
+        transport = BackendTransport()
+        with pytest.raises(httpx.TransportError):
+            await ask(transport, server.url)
+        await transport.aclose()
+
+
+async def test_more_than_was_asked_for_spoils_the_connection() -> None:
+    async with Server(saying(OK + OK, OK)).open() as server:
+        transport = BackendTransport()
+        answers = [await ask(transport, server.url) for _ in range(2)]
+        await transport.aclose()
+
+    assert answers == [(200, b"ok")] * 2
+    assert server.connections == 2
+
+
+async def test_a_refusal_is_heard_while_the_body_is_still_sent() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await writer.drain()
+        await reader.read()
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            yield b"x" * 65_536
+
+    async with Server(refuse).open() as server:
+        transport = BackendTransport()
+        request = httpx.Request(
+            "POST", server.url, headers={"content-length": str(65_536_000)}, content=body()
+        )
+        async with asyncio.timeout(10.0):
+            response = await transport.handle_async_request(request)
+        status = response.status_code
+        await response.aclose()
+        await transport.aclose()
+
+    assert status == 413
+
+
+async def test_a_reader_who_pauses_does_not_grow_memory() -> None:
+    sent = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 268435456\r\n\r\n")
+        for _ in range(4096):
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+            sent += 65_536
+
+    async with Server(flood).open() as server:
+        transport = BackendTransport()
+        request = httpx.Request("POST", server.url, headers={"content-length": "0"})
+        response = await transport.handle_async_request(request)
+        seen = -1
+        while seen != sent:  # until the server cannot go on
+            seen = sent
+            for _ in range(200):
+                await asyncio.sleep(0)
+        await response.aclose()
+        await transport.aclose()
+
+    assert sent < 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http:///call"])
+async def test_what_is_no_address_is_refused(url: str) -> None:
+    transport = BackendTransport()
+    with pytest.raises(httpx.TransportError):
+        await ask(transport, url)
+    await transport.aclose()
