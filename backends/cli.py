@@ -122,8 +122,8 @@ def check_command(models: Path | None, *, as_json: bool) -> None:
 
 async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:
     opener = executor_opener(settings)
-    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as loaded:
-        return loaded.engine.state().models, loaded.problems
+    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
+        return repository.engine.state().models, dict(repository.served.problems)
 
 
 def _print(infos: list[ModelInfo], problems: dict[str, str], *, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """From a repository's catalogue to an engine that serves it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -9,7 +9,7 @@ from backends.admission.admit import Admit, Candidate
 from backends.admission.tuned import read_tuned
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
-from backends.api.engine import Engine, Identity, RunningEncoder
+from backends.api.engine import Engine, Identity, RunningEncoder, Served
 from backends.batching.batcher import Batcher, QueueLimits
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
@@ -49,39 +49,75 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     admit: Admit
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What models share and a reload keeps: the device, the rows that are known."""
+
+    device: Device
+    cache: RowCache
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """An engine and the batchers whose threads it needs started."""
 
     engine: Engine
     batchers: list[Batcher]
-    problems: dict[str, str]
+    problems: Mapping[str, str]
 
 
 def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
     """Load every model of a catalogue; one that cannot be loaded is a problem, no error."""
-    loader = _Loader(catalogue, tools)
-    for model in catalogue.models.values():
-        loader.load(model)
+    shared = make_shared(tools)
+    served = load_models(catalogue, tools, shared)
     settings = tools.settings
     engine = Engine(
         identity=Identity(backend_id=settings.backend_id, region=settings.region),
+        served=served,
+        clock=tools.clock,
+        device=shared.device,
+    )
+    batchers = [encoder.batcher for encoder in served.encoders]
+    return Loaded(engine=engine, batchers=batchers, problems=served.problems)
+
+
+def make_shared(tools: Tools) -> Shared:
+    """Return what the models of a process share, before any is loaded."""
+    return Shared(
+        device=Device(slots=_slots(tools.settings), clock=tools.clock),
+        cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
+    )
+
+
+def load_models(
+    catalogue: Catalogue, tools: Tools, shared: Shared, running: Sequence[RunningEncoder] = ()
+) -> Served:
+    """Load every model of a catalogue; encoders of `running` that did not change are kept."""
+    loader = _Loader(catalogue, tools, shared, running)
+    for model in catalogue.models.values():
+        loader.load(model)
+    return Served(
         endpoints=loader.endpoints,
         pipelines=loader.pipelines,
         encoders=loader.running,
         problems=loader.problems,
-        clock=tools.clock,
-        device=loader.device,
     )
-    batchers = [encoder.batcher for encoder in loader.running]
-    return Loaded(engine=engine, batchers=batchers, problems=loader.problems)
 
 
 class _Loader:
-    def __init__(self, catalogue: Catalogue, tools: Tools) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        tools: Tools,
+        shared: Shared,
+        running: Sequence[RunningEncoder],
+    ) -> None:
         self._catalogue = catalogue
-        self.device = Device(slots=_slots(tools.settings), clock=tools.clock)
         self._tools = tools
-        self._cache = RowCache(max_bytes=tools.settings.row_cache_bytes)
+        self._shared = shared
+        self._kept = {
+            (encoder.name, encoder.digest): encoder
+            for encoder in running
+            if encoder.batcher.failure is None
+        }
         self._encoders: dict[str, Encoder] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.pipelines: dict[str, Pipeline] = {}
@@ -102,6 +138,14 @@ class _Loader:
         self.endpoints[model.name] = endpoint
 
     def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
+        running = self._kept.get((model.name, model.digest))
+        if running is None:
+            running = self._open_encoder(model, manifest)
+        self._encoders[model.name] = running.pipeline
+        self.pipelines[model.name] = running.pipeline
+        self.running.append(running)
+
+    def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = Tokenizer(
             model.folder / manifest.tokenizer,
@@ -118,14 +162,14 @@ class _Loader:
             name=model.name,
             executor=executor,
             cost=executor.cost,
-            device=self.device,
+            device=self._shared.device,
             always_wide=settings.wide == "always",
             batch=BatchLimits(rows=rows_per_batch, tokens=settings.max_batch_tokens),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
             tracing=tools.tracing,
         )
-        rows = SharedRows(digest=model.digest, cache=self._cache, batcher=batcher)
+        rows = SharedRows(digest=model.digest, cache=self._shared.cache, batcher=batcher)
         encoder = Encoder(
             name=model.name,
             tokenizer=tokenizer,
@@ -133,9 +177,9 @@ class _Loader:
             max_tokens=manifest.max_tokens,
             truncate=manifest.truncate,
         )
-        self._encoders[model.name] = encoder
-        self.pipelines[model.name] = encoder
-        self.running.append(RunningEncoder(name=model.name, batcher=batcher, rows=rows))
+        return RunningEncoder(
+            name=model.name, digest=model.digest, pipeline=encoder, batcher=batcher, rows=rows
+        )
 
     def _rows_per_batch(self, model: Model, executor: ModelExecutor) -> int:
         """Return what the settings say, or else what was found best here."""

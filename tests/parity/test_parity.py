@@ -140,9 +140,9 @@ async def test_padding_on_the_left_breaks_parity(tmp_path: Path, texts: list[str
 
     async with open_backend(
         settings, tracing=NoTracing(), open_executor=open_executor, admit=admit_unmeasured
-    ) as loaded:
-        routes = make_routes(loaded.engine, settings, NoTracing())
-        running = Served(Backend(routes, loaded.engine, loaded.batchers))
+    ) as repository:
+        routes = make_routes(repository, settings, NoTracing())
+        running = Served(Backend(routes, repository))
         found = await running.answer(BERT_PAIRS, texts)
 
     assert not by_task(found)["single"].is_equal
