@@ -169,12 +169,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """An item's answer: JSON `result`, rows and tokens computed for it (0 when all were known)."""
+    """An item's answer: JSON `result`, rows and tokens computed for it (0 when all were known).
+
+    `known` rows were asked for it too and cost nothing: seen before, or joined to one in flight.
+    """
 
     index: int
     result: bytes
     rows: int
     tokens: int
+    known: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

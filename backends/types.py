@@ -48,6 +48,13 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pieces: list[Piece]
 
 
+class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The tokens of a text alone, without what a model puts around them, and their places."""
+
+    ids: IntArray
+    pieces: list[Piece]
+
+
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a batcher holds now and has done since it started."""
 

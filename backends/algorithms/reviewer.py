@@ -6,7 +6,7 @@ import msgspec
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm, together
-from backends.algorithms.classify import Classify, Label
+from backends.algorithms.classify import Label, Labeller
 from backends.algorithms.zero_shot import ZeroShot
 from backends.errors import ItemRefused
 from backends.pipelines.ask import Ask
@@ -32,7 +32,7 @@ class Reviewer(Algorithm):
        of the same row again.
     """
 
-    def __init__(self, *, mood: Classify, topics: ZeroShot, intent: Classify) -> None:
+    def __init__(self, *, mood: Labeller, topics: ZeroShot, intent: Labeller) -> None:
         self._mood = mood
         self._topics = topics
         self._intent = intent

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
-from backends.errors import ItemRefused
+from backends.algorithms.questions import check_choices, check_labels, fill_template
 from backends.pipelines.ask import Ask
 from backends.pipelines.scores import best_first, normalize, rounded, sigmoid, softmax
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
@@ -17,8 +17,6 @@ from backends.types import FloatArray
 TEMPERATURE = np.float32(0.05)
 # Halfway between the cosines of right and of wrong labels.
 MULTI_LABEL_CENTRE = np.float32(0.1)
-MAX_LABELS = 256
-_SLOT = "{}"
 
 
 class ZeroShot(Algorithm):
@@ -52,13 +50,9 @@ class ZeroShot(Algorithm):
         self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
     ) -> list[Label]:
         """Return the labels, best first, for an algorithm above."""
-        _check_labels(labels)
-        if template.count(_SLOT) != 1:
-            raise ItemRefused(
-                "bad_template", "`hypothesis_template` must hold `{}` once, for the label"
-            )
-        null = [template.replace(_SLOT, "")] if template.replace(_SLOT, "").strip() else []
-        filled = [template.replace(_SLOT, label) for label in labels]
+        check_labels(labels)
+        filled = fill_template(template, labels)
+        null = [text for text in fill_template(template, [""]) if text.strip()]
         vectors = normalize(await ask(self._model, [text, *filled, *null]))
         directions = vectors[1 : 1 + len(labels)]
         if null:
@@ -82,24 +76,10 @@ class Choose(Algorithm):
 
     @override
     async def run(self, item: ChooseItem, parameters: ChooseParameters, ask: Ask) -> Any:
-        if not item.choices:
-            raise ItemRefused("no_choices", "`choices` is empty; send what to choose from")
-        if len(item.choices) > MAX_LABELS:
-            raise ItemRefused("too_many_choices", f"`choices` holds more than {MAX_LABELS}")
+        check_choices(item.choices)
         vectors = normalize(await ask(self._model, [item.prompt, *item.choices]))
         scores = softmax((vectors[1:] @ vectors[0]) / TEMPERATURE)
         return {"choice": best_first(scores, 1)[0], "scores": rounded(scores)}
-
-
-def _check_labels(labels: list[str]) -> None:
-    if not labels:
-        raise ItemRefused("no_labels", "`labels` is empty; send at least one")
-    if len(labels) > MAX_LABELS:
-        raise ItemRefused("too_many_labels", f"`labels` holds more than {MAX_LABELS}")
-    if len(set(labels)) != len(labels):
-        raise ItemRefused("duplicate_labels", "`labels` holds one of them twice")
-    if not all(label.strip() for label in labels):
-        raise ItemRefused("empty_label", "`labels` holds an empty one")
 
 
 def _without(vectors: FloatArray, null: FloatArray) -> FloatArray:

@@ -94,7 +94,13 @@ class ItemAnswerer:
             outcome = _failed(index, BackendError("the backend failed on this item"))
         else:
             self._engine.count_item(self._call, "done")
-            outcome = Done(index=index, result=result, rows=caller.rows, tokens=caller.tokens)
+            outcome = Done(
+                index=index,
+                result=result,
+                rows=caller.rows,
+                tokens=caller.tokens,
+                known=caller.known,
+            )
         span.end(outcome.code if isinstance(outcome, Failed) else None)
         return outcome
 

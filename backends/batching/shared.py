@@ -1,11 +1,12 @@
 """Rows below the algorithms: known ones are answered, equal ones in flight joined, others run."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from backends.batching.batcher import Batcher
 from backends.batching.row import Row, RowKey, Ticket
-from backends.errors import BackendError
+from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
 
@@ -49,9 +50,9 @@ def _size(key: RowKey, value: FloatArray) -> int:
 
 
 class Caller:
-    """The item on whose behalf rows are asked, and what was computed for it."""
+    """The item on whose behalf rows are asked, what was computed for it and what was known."""
 
-    __slots__ = ("deadline", "lane", "rows", "scope", "span", "tokens")
+    __slots__ = ("deadline", "known", "lane", "left", "rows", "scope", "span", "tokens")
 
     def __init__(
         self, *, scope: str, deadline: float, span: Span = NO_SPAN, lane: str = "interactive"
@@ -61,7 +62,23 @@ class Caller:
         self.deadline = deadline
         self.span = span
         self.rows = 0
+        self.known = 0
         self.tokens = 0
+        # How many rows may still be asked; algorithms that are not ours have a budget.
+        self.left = math.inf
+
+    def spend(self, rows: int) -> None:
+        """Take rows from the budget.
+
+        Raises:
+            ItemRefused: there is too little left of it.
+        """
+        if rows > self.left:
+            raise ItemRefused(
+                "too_many_rows",
+                f"the algorithm asks for {rows} rows more and may ask for {self.left:.0f}",
+            )
+        self.left -= rows
 
 
 class SharedRows:
@@ -82,6 +99,7 @@ class SharedRows:
         Raises:
             BackendError: one of the rows failed, or there was no room for them.
         """
+        caller.spend(len(encodings))
         ticket = Ticket(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
         for index, encoding in enumerate(encodings):
@@ -91,6 +109,7 @@ class SharedRows:
         if ticket.missing:
             await ticket.future
         caller.rows += ticket.rows
+        caller.known += len(encodings) - ticket.rows
         caller.tokens += ticket.tokens
         return [value for value in ticket.values if value is not None]
 

@@ -111,13 +111,18 @@ class AlgorithmManifest(
     tag_field="kind",
     tag="algorithm",
 ):
-    """Code over other models: the one `encoder`, or those it `uses`, in the order it knows."""
+    """Code over other models: the one `encoder`, or those it `uses`, in the order it knows.
+
+    `options` are the algorithm's own. `code` names the code of an algorithm `custom`.
+    """
 
     description: str = ""
     algorithm: Name
     encoder: Name | None = None
     uses: list[Name] = []
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
+    options: dict[str, Any] = {}
+    code: str | None = None
     demonstration: bool = False
 
 

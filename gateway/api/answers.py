@@ -124,6 +124,17 @@ def cache_headers(answer: Answer, directives: CacheDirectives) -> list[tuple[byt
     return [(b"cache-status", status)]
 
 
+def row_headers(answer: Answer) -> list[tuple[bytes, bytes]]:
+    """Return how many rows of the computed items the models ran, and how many were known."""
+    computed = known = 0
+    for outcome in answer.outcomes:
+        computed += outcome.rows
+        known += outcome.known_rows
+    if not computed and not known:
+        return []
+    return [(b"sluicegate-rows", b"computed=%d, known=%d" % (computed, known))]
+
+
 def _result(outcome: ItemOutcome) -> bytes:
     if outcome.failure is None:
         return outcome.result

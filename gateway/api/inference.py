@@ -20,6 +20,7 @@ from gateway.api.answers import (
     encode_answer,
     failed_usage,
     first_failure,
+    row_headers,
 )
 from gateway.api.exchange import Exchange, RequestIds
 from gateway.api.http import (
@@ -211,6 +212,7 @@ class InferenceDoor:
         exchange.usage = count_usage(answer.outcomes)
         out.append(_JSON)
         out += cache_headers(answer, caller.directives)
+        out += row_headers(answer)
         return encode_answer(body, answer, exchange.usage)
 
     def _decode(self, task: Task, model: str, raw: bytes) -> tuple[Body, InferenceRequest]:

@@ -31,10 +31,12 @@ PURPOSES: tuple[Purpose, ...] = (
     "embed-cls",
 )
 MAX_TOKENS = 64
+_WHOLE = 256
 LAYERS, HIDDEN, HEADS, INTERMEDIATE, VOCABULARY = 2, 32, 4, 64, 800
 _BUCKETS = 16
 _SPREAD = 0.25
-_HEAD_SPREAD = 2.5
+_OUT = ("classifier.out_proj", "classifier")
+HEADS_FILE = DATA / "heads.json"
 _SEEDS = {"bert": 11, "distilbert": 12, "roberta": 13, "deberta": 14}
 _TOKENIZERS = {
     "bert": "wordpiece",
@@ -71,6 +73,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.family}-{self.purpose}"
 
     @property
+    def max_tokens(self) -> int:
+        """What it has positions for: texts are cut, but those whose tokens are asked for fit."""
+        return _WHOLE if self.purpose == "tokens" else MAX_TOKENS
+
+    @property
     def labels(self) -> list[str]:
         """What its logits stand for."""
         return _LABELS.get(self.purpose, [])
@@ -83,11 +90,14 @@ def all_checkpoints() -> Iterator[Checkpoint]:
             yield Checkpoint(family=family, purpose=purpose)
 
 
-def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Write the folder of a checkpoint and return it."""
+def write_checkpoint(checkpoint: Checkpoint, folder: Path, *, raw: bool = False) -> Path:
+    """Write the folder of a checkpoint and return it; a `raw` one has its head as it was seeded."""
     folder.mkdir(parents=True, exist_ok=True)
     shapes = _encoder_shapes(checkpoint) | _head_shapes(checkpoint)
-    _write_safetensors(folder / "model.safetensors", _weights(checkpoint, shapes))
+    weights = _weights(checkpoint, shapes)
+    if checkpoint.labels and not raw:
+        _adjust_head(checkpoint, weights)
+    _write_safetensors(folder / "model.safetensors", weights)
     (folder / "config.json").write_text(json.dumps(_config(checkpoint), indent=1))
     tokenizer = _TOKENIZERS[checkpoint.family]
     shutil.copyfile(DATA / f"{tokenizer}-tokenizer.json", folder / "tokenizer.json")
@@ -124,7 +134,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     kind = _ARCHITECTURES[checkpoint.family]
     labels = checkpoint.labels
     head = _HEADS_OF.get(checkpoint.purpose, "ForSequenceClassification") if labels else "Model"
-    config: dict[str, Any] = {"architectures": [f"{kind}{head}"], **_sizes(checkpoint.family)}
+    config: dict[str, Any] = {"architectures": [f"{kind}{head}"], **_sizes(checkpoint)}
     if labels:
         config["id2label"] = {str(place): label for place, label in enumerate(labels)}
         config["label2id"] = {label: place for place, label in enumerate(labels)}
@@ -133,7 +143,8 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     return config
 
 
-def _sizes(family: Family) -> dict[str, Any]:
+def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+    family, positions = checkpoint.family, checkpoint.max_tokens
     common = {"vocab_size": VOCABULARY, "pad_token_id": 0}
     bert = {
         "hidden_size": HIDDEN,
@@ -141,7 +152,7 @@ def _sizes(family: Family) -> dict[str, Any]:
         "num_attention_heads": HEADS,
         "intermediate_size": INTERMEDIATE,
         "hidden_act": "gelu",
-        "max_position_embeddings": MAX_TOKENS,
+        "max_position_embeddings": positions,
         "layer_norm_eps": 1e-12,
     }
     if family == "bert":
@@ -155,13 +166,13 @@ def _sizes(family: Family) -> dict[str, Any]:
             "n_heads": HEADS,
             "hidden_dim": INTERMEDIATE,
             "activation": "gelu",
-            "max_position_embeddings": MAX_TOKENS,
+            "max_position_embeddings": positions,
         }
     if family == "roberta":
         # Its padding is token 1, and its positions begin after that.
         changed = {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-        positions = {"max_position_embeddings": MAX_TOKENS + 2}
-        return {"model_type": "roberta", **common, **bert, **changed, **positions}
+        changed["max_position_embeddings"] = positions + 2
+        return {"model_type": "roberta", **common, **bert, **changed}
     return {
         "model_type": "deberta-v2",
         **common,
@@ -201,7 +212,7 @@ def _tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
         }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": MAX_TOKENS,
+        "model_max_length": checkpoint.max_tokens,
         "model_input_names": names,
         **special,
     }
@@ -218,7 +229,7 @@ def _encoder_shapes(checkpoint: Checkpoint) -> Shapes:
         heads=HEADS,
         intermediate=INTERMEDIATE,
         vocab=VOCABULARY,
-        positions=MAX_TOKENS + (2 if family == "roberta" else 0),
+        positions=checkpoint.max_tokens + (2 if family == "roberta" else 0),
         token_types=1 if family == "roberta" else 2,
     )
     shapes = weight_shapes(shape)
@@ -294,11 +305,19 @@ def _weights(checkpoint: Checkpoint, shapes: Shapes) -> dict[str, NDArray[np.flo
         own = name.removeprefix("deberta.").removeprefix(f"{checkpoint.family}.")
         raw = np.random.PCG64([seed, *own.encode()]).random_raw(math.prod(size))
         noise = (raw >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
-        is_out = name in {"classifier.weight", "classifier.out_proj.weight"}
-        spread = np.float32(math.sqrt(3) * (_HEAD_SPREAD if is_out else _SPREAD))
+        spread = np.float32(math.sqrt(3) * _SPREAD)
         centre = np.float32(1.0 if "norm.weight" in name.lower() else 0.0)
         weights[name] = (centre + spread * noise).reshape(size)
     return weights
+
+
+def _adjust_head(checkpoint: Checkpoint, weights: dict[str, NDArray[np.float32]]) -> None:
+    found = json.loads(HEADS_FILE.read_bytes())[checkpoint.name]
+    scale = np.array(found["scale"], dtype=np.float32)
+    out = next(name for name in _OUT if f"{name}.weight" in weights)
+    weights[f"{out}.weight"] = weights[f"{out}.weight"] * scale[:, None]
+    centre = np.array(found["centre"], dtype=np.float32)
+    weights[f"{out}.bias"] = weights[f"{out}.bias"] * scale + centre
 
 
 def _write_safetensors(path: Path, weights: dict[str, NDArray[np.float32]]) -> None:

@@ -18,19 +18,6 @@ def wrong_token_types(entry: Path) -> None:
     _edit(entry, lambda processor: _set_types(processor["pair"]))
 
 
-def swapped_pair(entry: Path) -> None:
-    """Put the second text of a pair before the first."""
-
-    def swap(processor: dict[str, Any]) -> None:
-        if processor["type"] == "RobertaProcessing":
-            raise ValueError("it has no template to swap in")
-        for part in processor["pair"]:
-            if "Sequence" in part:
-                part["Sequence"]["id"] = {"A": "B", "B": "A"}[part["Sequence"]["id"]]
-
-    _edit(entry, swap)
-
-
 def dropped_template(entry: Path) -> None:
     """Leave out the tokens that begin and end a text."""
     path = entry / "tokenizer.json"

@@ -1,0 +1,39 @@
+"""What callers bring with them: labels, templates, choices; checked before anything is asked."""
+
+from backends.errors import ItemRefused
+
+MAX_LABELS = 256
+_SLOT = "{}"
+
+
+def check_labels(labels: list[str]) -> None:
+    """Refuse labels that cannot be told apart, or are none, or too many."""
+    if not labels:
+        raise ItemRefused("no_labels", "`labels` is empty; send at least one")
+    if len(labels) > MAX_LABELS:
+        raise ItemRefused("too_many_labels", f"`labels` holds more than {MAX_LABELS}")
+    if len(set(labels)) != len(labels):
+        raise ItemRefused("duplicate_labels", "`labels` holds one of them twice")
+    if not all(label.strip() for label in labels):
+        raise ItemRefused("empty_label", "`labels` holds an empty one")
+
+
+def check_choices(choices: list[str]) -> None:
+    """Refuse no choices, or too many; equal ones are answered alike."""
+    if not choices:
+        raise ItemRefused("no_choices", "`choices` is empty; send what to choose from")
+    if len(choices) > MAX_LABELS:
+        raise ItemRefused("too_many_choices", f"`choices` holds more than {MAX_LABELS}")
+
+
+def fill_template(template: str, labels: list[str]) -> list[str]:
+    """Return the template with each label in the place of its `{}`.
+
+    Raises:
+        ItemRefused: it does not hold `{}` exactly once.
+    """
+    if template.count(_SLOT) != 1:
+        raise ItemRefused(
+            "bad_template", "`hypothesis_template` must hold `{}` once, for the label"
+        )
+    return [template.replace(_SLOT, label) for label in labels]

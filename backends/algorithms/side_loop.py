@@ -1,0 +1,70 @@
+"""A thread with an event loop of its own, for code that may block: it then blocks nobody else."""
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+
+class Stuck(BaseException):
+    """Raised inside code that held the loop after its time was over."""
+
+
+class SideLoop:
+    """Runs coroutines beside the caller's loop. It starts with the first of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        """Run `work` there; cancelling the future cancels it."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            # A daemon: code that never returns must not keep the process from ending.
+            self._thread = threading.Thread(
+                target=_run, args=(self._loop,), name=self._name, daemon=True
+            )
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def free(self, patience: float) -> None:
+        """Wait until the loop turns; interrupt what holds it longer than `patience`.
+
+        Python code is interrupted between two of its instructions; a call that blocks outside of
+        Python (`time.sleep`) is when it returns.
+        """
+        if self._loop is None or self._thread is None:
+            return
+        try:
+            async with asyncio.timeout(patience):
+                await asyncio.wrap_future(self.start(asyncio.sleep(0)))
+        except TimeoutError:
+            thread = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Stuck))
+
+    def close(self) -> None:
+        """Stop the thread, if it can be stopped."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(_stop, loop)
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.call_soon(loop.stop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except Stuck:
+            # It reached the loop itself: the code that held it had just returned.
+            continue
+        break
+    loop.close()
