@@ -172,6 +172,8 @@ class _Writer:
         parts.plain("Concat", size, "distance.size", axis=0)
         for name, sign in (("c2p", 1), ("p2c", -1)):
             table = np.clip(sign * buckets + shape.span, 0, 2 * shape.span - 1)
+            # One more than there are distances: weights packed behind it in a file stay aligned.
+            table = np.append(table, 0)
             parts.constant(f"near.{name}.table", table)
             parts.plain("Gather", [f"near.{name}.table", "distance"], f"near.{name}.square")
             parts.plain("Expand", [f"near.{name}.square", "distance.size"], f"near.{name}")

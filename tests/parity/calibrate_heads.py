@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import tokenizers
 from numpy.typing import NDArray
 
+from backends.executors.provider import DeviceOptions, open_session
 from backends.importing.convert import convert
 from tests.parity.checkpoints import HEADS_FILE, Checkpoint, all_checkpoints, write_checkpoint
 from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, read_texts, searches
 
 _SPREAD = 2.0
+_PAIRED = {"tokens", "choice", "cross"}
 
 
 def main() -> None:
@@ -33,7 +34,9 @@ def main() -> None:
             entry = source / "entry"
             convert(source, entry)
             logits = _logits(entry, checkpoint, _asked(checkpoint, texts))
-            scale = _SPREAD / logits.std(axis=0)
+            # Texts alone come first where they are asked; pairs of them lie elsewhere.
+            alone = logits if checkpoint.purpose in _PAIRED else logits[: len(texts)]
+            scale = _SPREAD / alone.std(axis=0)
             centre = -logits.mean(axis=0) * scale
             found[checkpoint.name] = {
                 "scale": scale.astype(np.float64).round(3).tolist(),
@@ -59,7 +62,7 @@ def _asked(checkpoint: Checkpoint, texts: list[str]) -> list[Any]:
 def _logits(entry: Path, checkpoint: Checkpoint, asked: list[Any]) -> NDArray[np.float32]:
     tokenizer = tokenizers.Tokenizer.from_file(str(entry / "tokenizer.json"))
     tokenizer.enable_truncation(checkpoint.max_tokens)
-    session = onnxruntime.InferenceSession(str(entry / "model.onnx"))
+    session = open_session(entry / "model.onnx", DeviceOptions(provider="cpu"))
     names = {node.name for node in session.get_inputs()}
     rows = []
     for encoding in tokenizer.encode_batch(asked):

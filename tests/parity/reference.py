@@ -31,11 +31,13 @@ _CLASSES = {
 
 
 def main() -> None:
-    """Answer every task on every checkpoint."""
+    """Answer every task on every checkpoint, or on those that are named."""
     torch.set_num_threads(1)
     texts = read_texts()
     with tempfile.TemporaryDirectory() as folder:
         for checkpoint in all_checkpoints():
+            if sys.argv[1:] and checkpoint.name not in sys.argv[1:]:
+                continue
             path = write_checkpoint(checkpoint, Path(folder) / checkpoint.name)
             references = _answer(checkpoint, path, texts)
             references.write(reference_file(checkpoint.name))
