@@ -13,7 +13,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload parity clean
+	bench-hit bench-miss bench-threads bench-overload bench-rows parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-threads: install-dev ## Measure threads by load beside fixed ones
 
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
+
+bench-rows: install-dev ## Measure requests of many rows beside requests of one row
+	$(BIN)/python -m loadtests rows $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference

@@ -41,13 +41,6 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     continues_word: bool
 
 
-class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """An encoding and where each of its tokens lies in the text."""
-
-    encoding: Encoding
-    pieces: list[Piece]
-
-
 class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The tokens of a text alone, without what a model puts around them, and their places."""
 

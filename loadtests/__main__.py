@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, overload, threads
+from loadtests import hit, miss, overload, rows, threads
 from loadtests.gpu.command import gpu_command
 
 
@@ -40,6 +40,15 @@ def threads_command(clients: str, duration: float, rounds: int) -> None:
     """Threads by load beside fixed ones."""
     numbers = tuple(map(int, clients.split(",")))
     threads.measure(clients=numbers, duration=duration, rounds=rounds)
+
+
+@main.command("rows")
+@click.option("--connections", default=64, show_default=True)
+@click.option("--count", default=300, show_default=True, help="Zero-shot requests of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+def rows_command(*, connections: int, count: int, rounds: int) -> None:
+    """Requests of many rows beside requests of one row."""
+    rows.measure(connections=connections, count=count, rounds=rounds)
 
 
 @main.command("overload")

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from backends.algorithms.authoring import Ask as UserAsk
 from backends.algorithms.base import Algorithm
-from backends.algorithms.side_loop import SideLoop
+from backends.algorithms.side_loop import SideLoop, Stuck
 from backends.algorithms.user_code import UserCode, place_of
 from backends.errors import BackendError, ItemRefused
 from backends.pipelines.ask import Ask, encode_result
@@ -68,8 +68,12 @@ class Custom(Algorithm):
         try:
             async with asyncio.timeout(self._budget.time):
                 outcome = await asyncio.wrap_future(work)
-        except TimeoutError:
-            await self._side.free(_PATIENCE)
+        except asyncio.CancelledError:
+            # The caller has gone, or its own time is over.
+            self._side.free(_PATIENCE)
+            raise
+        except (TimeoutError, Stuck):
+            self._side.free(_PATIENCE)
             raise ItemRefused(
                 "algorithm_too_slow",
                 f"the algorithm took more than the {self._budget.time:g} s it has for an item",

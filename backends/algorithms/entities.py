@@ -1,5 +1,6 @@
 """Entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
 
+import unicodedata
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +15,8 @@ from backends.types import FloatArray, Piece
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 _OUTSIDE = "O"
+# Marks that stand over, around or after the character before them; Unicode, chapter 4.
+_MARKS = frozenset({"Mn", "Me"})
 
 
 class Mention(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,25 +39,35 @@ class Entities(Algorithm):
     @property
     @override
     def version(self) -> int:
-        return 1
+        return 2
 
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: Ask) -> Any:
         pieces, logits = await ask.tokens(self._model, item)
         scores = apply_function(logits, self._function)
         mentions = find_mentions(pieces, scores, self._labels, parameters.aggregation)
-        return {
-            "entities": [
-                {
-                    "label": mention.label,
-                    "score": rounded(np.array([mention.score]))[0],
-                    "text": item[mention.start : mention.end],
-                    "start": mention.start,
-                    "end": mention.end,
-                }
-                for mention in mentions
-            ]
-        }
+        return {"entities": [_as_json(mention, item) for mention in mentions]}
+
+
+def _as_json(mention: Mention, text: str) -> dict[str, Any]:
+    end = whole_character(text, mention.end)
+    return {
+        "label": mention.label,
+        "score": rounded(np.array([mention.score]))[0],
+        "text": text[mention.start : end],
+        "start": mention.start,
+        "end": end,
+    }
+
+
+def whole_character(text: str, end: int) -> int:
+    """Return the end after the marks that belong to the last character.
+
+    A tokenizer that leaves accents out ends a token before them.
+    """
+    while end < len(text) and unicodedata.category(text[end]) in _MARKS:
+        end += 1
+    return end
 
 
 def find_mentions(

@@ -32,6 +32,16 @@ Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
+# What a model must be to be used as one.
+_KINDS: Mapping[type[Algorithm], str] = MappingProxyType(
+    {
+        Classify: "a classifier that is no algorithm itself",
+        Embed: "an encoder that embeds",
+        EntailmentZeroShot: "one that answers `zero-shot`",
+    }
+)
+
+
 class _Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold: Share
 
@@ -190,7 +200,7 @@ def _find(below: Sequence[Endpoint], kind: type[Kind]) -> Kind | None:
 def _only(below: Sequence[Endpoint], kind: type[Kind]) -> Kind:
     found = _find(below, kind)
     if found is None:
-        raise ValueError(f"needs `uses` of one model that answers as {kind.__name__} does")
+        raise ValueError(f"needs `uses` of one model: {_KINDS[kind]}")
     return found
 
 

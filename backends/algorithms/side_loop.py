@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
+_AGAIN = 1.0
+
 
 class Stuck(BaseException):
     """Raised inside code that held the loop after its time was over."""
@@ -19,6 +21,9 @@ class SideLoop:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        # Done when the loop has turned since it was last asked to.
+        self._turned: Future[Any] = Future()
+        self._turned.set_result(None)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Run `work` there; cancelling the future cancels it."""
@@ -31,20 +36,30 @@ class SideLoop:
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def free(self, patience: float) -> None:
-        """Wait until the loop turns; interrupt what holds it longer than `patience`.
+    def free(self, patience: float) -> None:
+        """Interrupt what holds the loop for `patience` from now, if anything does.
 
         Python code is interrupted between two of its instructions; a call that blocks outside of
         Python (`time.sleep`) is when it returns.
         """
-        if self._loop is None or self._thread is None:
+        if self._loop is None or not self._turned.done():
             return
-        try:
-            async with asyncio.timeout(patience):
-                await asyncio.wrap_future(self.start(asyncio.sleep(0)))
-        except TimeoutError:
-            thread = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Stuck))
+        self._turned = self.start(asyncio.sleep(0))
+        self._watch(patience)
+
+    def _watch(self, patience: float) -> None:
+        # No timer of the caller's loop: that may end before the code does.
+        timer = threading.Timer(patience, self._interrupt)
+        timer.daemon = True
+        timer.start()
+
+    def _interrupt(self) -> None:
+        """Interrupt, and again after a while: foreign code may catch what it likes."""
+        if self._turned.done() or self._thread is None:
+            return
+        thread = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Stuck))
+        self._watch(_AGAIN)
 
     def close(self) -> None:
         """Stop the thread, if it can be stopped."""

@@ -1,6 +1,7 @@
 """Reads a model owner's algorithm: finds `run`, and what it takes and returns."""
 
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+from typing_extensions import Buffer, override
 
 _FUNCTION = "run"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -24,6 +26,14 @@ class UserCode(msgspec.Struct, frozen=True, kw_only=True):
     item: Any
     result: Any
     parameters: Any
+
+
+class _Uncached(importlib.machinery.SourceFileLoader):
+    """Leaves no byte code beside the file: a model's folder is what its revision digests."""
+
+    @override
+    def set_data(self, path: str, data: Buffer, *, _mode: int = 0o666) -> None:
+        pass
 
 
 def read_user_code(code: str, folder: Path) -> UserCode:
@@ -52,14 +62,15 @@ def _import_file(path: Path) -> ModuleType:
         raise ValueError(f"names a file that is missing: {path}")
     # Two revisions of one algorithm may be loaded at a time.
     name = f"_sluicegate_{path.stem}_{abs(hash(path.resolve())):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    loader = _Uncached(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    if spec is None:
         raise ValueError(f"names a file that is no Python: {path}")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their own module up by its name.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
         del sys.modules[name]
         raise ValueError(f"cannot import {place_of(error, path.name)}: {error}") from None

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
+from backends.algorithms.kept_labels import KeptLabels
 from backends.algorithms.questions import check_choices, check_labels, fill_template
 from backends.pipelines.ask import Ask
 from backends.pipelines.scores import best_first, normalize, rounded, sigmoid, softmax
@@ -17,18 +18,21 @@ from backends.types import FloatArray
 TEMPERATURE = np.float32(0.05)
 # Halfway between the cosines of right and of wrong labels.
 MULTI_LABEL_CENTRE = np.float32(0.1)
+# At most 256 labels of some 1.5 KiB each.
+_MOST_LABEL_SETS = 128
 
 
 class ZeroShot(Algorithm):
     """Scores the caller's labels by the nearness of their filled template to the text.
 
     What the template says with no label in it is taken out of every label's vector first, so
-    that labels differ by their own words alone. Labels are rows like any other: known after the
-    first time.
+    that labels differ by their own words alone. Labels are rows like any other, known after the
+    first time, and the directions of a whole set of labels are kept.
     """
 
     def __init__(self, *, model: str) -> None:
         self._model = model
+        self._kept = KeptLabels(most=_MOST_LABEL_SETS)
 
     @property
     @override
@@ -53,11 +57,19 @@ class ZeroShot(Algorithm):
         check_labels(labels)
         filled = fill_template(template, labels)
         null = [text for text in fill_template(template, [""]) if text.strip()]
-        vectors = normalize(await ask(self._model, [text, *filled, *null]))
-        directions = vectors[1 : 1 + len(labels)]
-        if null:
-            directions = _without(directions, vectors[-1])
-        cosines: FloatArray = directions @ vectors[0]
+        wanted = (ask.scope, template, tuple(labels))
+        directions = self._kept.get(wanted)
+        if directions is None:
+            rows = await ask(self._model, [text, *filled, *null])
+            vectors = normalize(rows[1:])
+            directions = vectors[: len(labels)]
+            if null:
+                directions = _without(directions, vectors[-1])
+            self._kept.put(wanted, directions)
+        else:
+            ask.note_known(len(filled) + len(null))
+            rows = await ask(self._model, [text])
+        cosines: FloatArray = directions @ normalize(rows[:1])[0]
         if multi_label:
             return rank(labels, sigmoid((cosines - MULTI_LABEL_CENTRE) / TEMPERATURE))
         return rank(labels, softmax(cosines / TEMPERATURE))

@@ -46,6 +46,16 @@ class Ask:
         """Allow no more than `most` rows from here on, unless less was left already."""
         self._caller.left = min(self._caller.left, most)
 
+    @property
+    def scope(self) -> str:
+        """Who may share the item's rows."""
+        return self._caller.scope
+
+    def note_known(self, rows: int) -> None:
+        """Count rows that an algorithm knows by itself, as if it had asked for them."""
+        self.spend(rows)
+        self._caller.known += rows
+
     def spend(self, rows: int) -> None:
         """Take rows from what is left of the item's, or raise `ItemRefused`."""
         self._caller.spend(rows)

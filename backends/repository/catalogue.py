@@ -121,7 +121,7 @@ def _digest_files(folder: Path) -> str:
     digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or any(part.startswith(".") for part in name.split("/")):
+        if not path.is_file() or any(map(_is_aside, name.split("/"))):
             continue
         try:
             with path.open("rb") as file:
@@ -130,3 +130,8 @@ def _digest_files(folder: Path) -> str:
             raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
         digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
     return digest.hexdigest()
+
+
+def _is_aside(part: str) -> bool:
+    """Whether a file or folder is no part of a model: hidden, or Python's byte code."""
+    return part.startswith(".") or part == "__pycache__"

@@ -13,16 +13,15 @@ import tokenizers
 
 from backends.errors import ModelFailed, ModelProblem
 from backends.tokenization.layout import learn_layout
-from backends.types import Encoding, IntArray, Piece, Pieces, Segment, Text
+from backends.types import Encoding, IntArray, Piece, Segment, Text
 
 # One batch is one job for one thread; more texts than this are shared between threads.
 _BATCH_TEXTS = 64
 # So little text (about 0.3 ms) costs less on the loop than the way to a thread and back.
 _SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
-# What may be asked of a text: a row's ids, those with the places of all tokens, or both without
-# what the model puts around a text, and never cut.
-_Kind = Literal["rows", "pieces", "ids", "segments"]
-_KINDS: tuple[_Kind, ...] = ("rows", "pieces", "ids", "segments")
+# What may be asked of a text: its row; or its tokens alone, without and with their places.
+_Kind = Literal["rows", "ids", "segments"]
+_KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 
 
 class _Question:
@@ -51,7 +50,7 @@ class Tokenizer:
             self._source = path.read_text(encoding="utf-8")
             self._copies = threading.local()
             copy = self._copy()
-            self._subwords = bool(getattr(copy.model, "continuing_subword_prefix", None))
+            self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
             self.layout = learn_layout(self._whole_copy())
@@ -71,10 +70,6 @@ class Tokenizer:
     def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the encodings of `texts`, in the calling thread, while nobody is served yet."""
         return self._encode(texts)
-
-    async def pieces(self, texts: Sequence[Text]) -> list[Pieces]:
-        """Return the encodings of `texts` with the place of every token."""
-        return await self._ask(texts, "pieces")  # type: ignore[no-any-return]
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the tokens of `texts` alone: nothing around them, nothing cut."""
@@ -142,8 +137,6 @@ class Tokenizer:
     def _encode_as(self, kind: _Kind, texts: Sequence[Text]) -> Sequence[Any]:
         if kind == "rows":
             return self._encode(texts)
-        if kind == "pieces":
-            return self._encode_pieces(texts)
         copy = self._whole_copy()
         if kind == "ids":
             encodings = copy.encode_batch_fast(texts, add_special_tokens=False)
@@ -159,14 +152,8 @@ class Tokenizer:
         encodings = self._copy().encode_batch_fast(texts)
         return [_encoding(e, text) for e, text in zip(encodings, texts, strict=True)]
 
-    def _encode_pieces(self, texts: Sequence[Text]) -> list[Pieces]:
-        return [
-            Pieces(encoding=_encoding(encoding, text), pieces=self._pieces(encoding, text))
-            for encoding, text in zip(self._copy().encode_batch(texts), texts, strict=True)
-        ]
-
     def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[Piece]:
-        return _pieces(encoding, text, unknown=self._unknown, subwords=self._subwords)
+        return _pieces(encoding, text, unknown=self._unknown, prefix=self._prefix)
 
     def _copy(self) -> tokenizers.Tokenizer:
         copy: tokenizers.Tokenizer | None = getattr(self._copies, "tokenizer", None)
@@ -230,9 +217,13 @@ def _encoding(encoding: tokenizers.Encoding, text: Text) -> Encoding:
 
 
 def _pieces(
-    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, subwords: bool
+    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, prefix: str
 ) -> list[Piece]:
-    """Say where each token lies, and whether it continues a word, as Hugging Face does."""
+    """Say where each token lies, and whether it continues a word.
+
+    As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
+    takes a word for the rest of the one before it where an accent is left out.
+    """
     source = text if isinstance(text, str) else ""
     pieces = []
     masks = encoding.special_tokens_mask
@@ -240,8 +231,8 @@ def _pieces(
     for number, token, (start, end), special in columns:
         if number == unknown:
             continues = False
-        elif subwords:
-            continues = len(token) != end - start
+        elif prefix:
+            continues = token.startswith(prefix)
         else:
             continues = start > 0 and " " not in source[start - 1 : start + 1]
         pieces.append(Piece(start=start, end=end, special=bool(special), continues_word=continues))

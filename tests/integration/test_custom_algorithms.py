@@ -173,6 +173,20 @@ async def test_a_loop_without_end_holds_up_nobody_else(backend: Backend) -> None
     assert isinstance(await stuck, Failed)
 
 
+async def test_a_loop_without_end_ends_after_its_caller_has_gone(backend: Backend) -> None:
+    call = backend.call("own", Task.INFER, [{"do": "spin"}])
+    exchange = backend.exchange(call)
+    answering = asyncio.create_task(exchange.run())
+    await asyncio.sleep(0)
+
+    exchange.leave()
+    await answering
+
+    async with asyncio.timeout(10.0):
+        while isinstance(await ask(backend, "answer"), Failed):
+            pass
+
+
 @pytest.mark.parametrize(
     ("item", "parameters", "code"),
     [
@@ -234,6 +248,20 @@ def test_a_model_yaml_without_code_or_budget_is_a_problem(
     _, problems = describe(read_catalogue(write_own(models, **changes)))
 
     assert said in problems["own"]
+
+
+def test_reading_the_code_leaves_the_revision_as_it_was(models: Path) -> None:
+    before = read_catalogue(models).models["own"].revision
+    describe(read_catalogue(models))
+    (models / "own" / "1" / "__pycache__").mkdir()
+    (models / "own" / "1" / "__pycache__" / "own.pyc").write_bytes(b"of a test run")
+
+    assert read_catalogue(models).models["own"].revision == before
+    assert {path.name for path in (models / "own" / "1").iterdir()} == {
+        "model.yaml",
+        "own.py",
+        "__pycache__",
+    }
 
 
 def test_code_may_be_an_installed_entry_point(

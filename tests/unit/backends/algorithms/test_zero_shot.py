@@ -5,6 +5,7 @@ import math
 import pytest
 
 from backends.algorithms.zero_shot import Choose, ZeroShot
+from backends.batching.shared import Caller
 from backends.pipelines.ask import Ask
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from tests.support.fake_models import FakeModel, asking
@@ -83,3 +84,16 @@ async def test_a_choice_is_the_nearest_text() -> None:
 
     assert answer["choice"] == 1
     assert answer["scores"][1] == pytest.approx(1 / (1 + math.exp(-12)), abs=1e-5)
+
+
+async def test_a_set_of_labels_is_asked_once_for_each_scope() -> None:
+    vectors = told(**VECTORS)
+    parameters = ZeroShotParameters(labels=["near", "far"], hypothesis_template="of {}")
+    algorithm = ZeroShot(model="m")
+
+    answers = [await algorithm.run("text", parameters, ask(vectors)) for _ in range(2)]
+    stranger = Ask({"m": vectors}, Caller(scope="other", deadline=math.inf))
+    await algorithm.run("text", parameters, stranger)
+
+    assert answers[0] == answers[1]
+    assert list(map(len, vectors.questions)) == [4, 1, 4]

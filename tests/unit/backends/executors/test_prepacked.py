@@ -1,9 +1,11 @@
 """Packed weights that would lie where a processor cannot load them from are not used."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from backends.executors.graph import GraphSource
@@ -17,7 +19,7 @@ WIDTH = 64
 
 def write_graph(path: Path, *, words: int) -> None:
     """Write a graph whose weight stands behind a table of so many integers."""
-    weights = {
+    weights: dict[str, NDArray[Any]] = {
         "table": np.arange(words, dtype=np.int64) % WIDTH,
         "words": np.ones((WIDTH, WIDTH), dtype=np.float32),
         "kernel": np.ones((WIDTH, WIDTH), dtype=np.float32),
