@@ -9,6 +9,7 @@ from backends.algorithms.entities import Entities
 from backends.algorithms.long_document import LongEmbed
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from backends.algorithms.recipes import RECIPES, Algorithms
+from backends.algorithms.split import split_tasks
 from backends.errors import ModelProblem
 from backends.protocol import ModelInfo, Task
 from backends.repository.catalogue import Catalogue, Model
@@ -17,6 +18,7 @@ from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
     HeadManifest,
+    SplitManifest,
     builds_on,
 )
 
@@ -42,6 +44,8 @@ def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
         return _classifier_endpoint(model, manifest)
     if isinstance(manifest, HeadManifest):
         return _head_endpoint(model, manifest, below[0])
+    if isinstance(manifest, SplitManifest):
+        return _split_endpoint(model, manifest, below)
     return _algorithm_endpoint(model, manifest, below)
 
 
@@ -135,6 +139,28 @@ def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> E
         demonstration=manifest.demonstration,
     )
     return Endpoint(info=info, encoder=encoder.encoder, algorithms=algorithms)
+
+
+def _split_endpoint(model: Model, manifest: SplitManifest, below: Sequence[Endpoint]) -> Endpoint:
+    weights = list(manifest.arms.values())
+    algorithms = split_tasks([endpoint.algorithms for endpoint in below], weights)
+    if not algorithms:
+        raise ModelProblem(f"{model.folder}: its revisions have no task in common")
+    first = below[0].info
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile="+".join(sorted({endpoint.info.profile for endpoint in below})),
+        tasks=list(algorithms),
+        algorithm="split",
+        algorithm_version=combined_version(algorithms),
+        labels=first.labels,
+        max_tokens=min(endpoint.info.max_tokens for endpoint in below),
+        dimensions=first.dimensions,
+        description=first.description,
+        demonstration=first.demonstration,
+    )
+    return Endpoint(info=info, encoder=below[0].encoder, algorithms=algorithms)
 
 
 def _algorithm_endpoint(

@@ -7,7 +7,14 @@ from pathlib import Path
 import msgspec
 
 from backends.errors import ModelProblem, StartProblem
-from backends.repository.manifest import Entry, Manifest, builds_on, read_manifest
+from backends.repository.manifest import (
+    Entry,
+    Manifest,
+    SplitManifest,
+    builds_on,
+    read_manifest,
+)
+from backends.repository.serving import FILE, read_serving
 
 _DIGITS = 12
 
@@ -60,7 +67,7 @@ def read_catalogue(root: Path) -> Catalogue:
         if not folder.is_dir() or folder.name.startswith("."):
             continue
         try:
-            found[folder.name] = _read_model(folder)
+            found |= _read_model(folder, problems)
         except ModelProblem as error:
             problems[folder.name] = str(error)
     models: dict[str, Model] = {}
@@ -69,17 +76,40 @@ def read_catalogue(root: Path) -> Catalogue:
     return Catalogue(models=models, problems=problems)
 
 
-def _read_model(folder: Path) -> _Found:
-    revisions = [p for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
-    if not revisions:
+def _read_model(folder: Path, problems: dict[str, str]) -> dict[str, _Found]:
+    """Return what a folder serves: the model, and revisions of it that are models of their own."""
+    numbers = [p.name for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
+    if not numbers:
         raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
-    newest = max(revisions, key=lambda path: int(path.name))
-    entry = read_manifest(newest, lambda name: newest / name)
+    serving = read_serving(folder)
+    shares = serving.revisions or {max(numbers, key=int): 1}
+    for number in (*shares, *serving.preload):
+        if number not in numbers:
+            raise ModelProblem(f"{folder / FILE}: there is no revision `{number}`")
+    found: dict[str, _Found] = {}
+    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *serving.preload]):
+        try:
+            found[f"{folder.name}@{number}"] = _read_revision(folder / number)
+        except ModelProblem as error:
+            problems[f"{folder.name}@{number}"] = str(error)
+    if len(shares) == 1:
+        (only,) = shares
+        found[folder.name] = _read_revision(folder / only)
+    else:
+        arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
+        split = Entry(manifest=SplitManifest(arms=arms))
+        plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
+        found[folder.name] = _Found(folder=folder, entry=split, own_digest=plan)
+    return found
+
+
+def _read_revision(folder: Path) -> _Found:
+    entry = read_manifest(folder, lambda name: folder / name)
     for field in ("graph", "tokenizer", "weights"):
         name = getattr(entry.manifest, field, None)
-        if name is not None and not (newest / name).is_file():
-            raise ModelProblem(f"{newest / name}: the file `{field}` names is missing")
-    return _Found(folder=newest, entry=entry, own_digest=_digest_files(newest))
+        if name is not None and not (folder / name).is_file():
+            raise ModelProblem(f"{folder / name}: the file `{field}` names is missing")
+    return _Found(folder=folder, entry=entry, own_digest=_digest_files(folder))
 
 
 def _resolve(

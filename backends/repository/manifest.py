@@ -11,6 +11,8 @@ from backends.protocol import Task
 from backends.repository.inference import Files, infer
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+# A model, or one of its revisions where `serving.yaml` names that.
+Reference = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(@[0-9]+)?$")]
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Function = Literal["softmax", "sigmoid", "none"]
@@ -92,7 +94,7 @@ class HeadManifest(
     """A trained head over an encoder."""
 
     description: str = ""
-    encoder: Name
+    encoder: Reference
     task: Task
     output: Literal["pooled", "tokens"]
     labels: Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -118,16 +120,31 @@ class AlgorithmManifest(
 
     description: str = ""
     algorithm: Name
-    encoder: Name | None = None
-    uses: list[Name] = []
+    encoder: Reference | None = None
+    uses: list[Reference] = []
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
     options: dict[str, Any] = {}
     code: str | None = None
     demonstration: bool = False
 
 
+class SplitManifest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="split",
+):
+    """Other models, each with its share of the items; what a `serving.yaml` becomes."""
+
+    description: str = ""
+    arms: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
+    demonstration: bool = False
+
+
 GraphManifest = EncoderManifest | ClassifierManifest
-Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest
+Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
 _FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
 
@@ -184,6 +201,8 @@ def _check(manifest: Manifest, path: Path) -> None:
         wrong = _check_head(manifest)
     elif isinstance(manifest, ClassifierManifest):
         wrong = _check_classifier(manifest)
+    elif isinstance(manifest, SplitManifest):
+        wrong = None
     else:
         wrong = None if builds_on(manifest) else "`encoder` or `uses` must name a model"
     if wrong is not None:
@@ -228,4 +247,6 @@ def builds_on(manifest: Manifest) -> list[str]:
         return []
     if isinstance(manifest, HeadManifest):
         return [manifest.encoder]
+    if isinstance(manifest, SplitManifest):
+        return list(manifest.arms)
     return [*([manifest.encoder] if manifest.encoder else []), *manifest.uses]
