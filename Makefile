@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CHECKED := gateway backends loadtests tools tests
 ARGS ?=
@@ -12,7 +13,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows clean
+	bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +64,10 @@ bench-overload: install-dev ## Measure twice the work that a backend can do
 bench-rows: install-dev ## Measure requests of many rows beside requests of one row
 	$(BIN)/python -m loadtests rows $(ARGS)
 
+parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md
+	$(PARITY)/bin/python -m tests.parity.reference
+	$(BIN)/python -m tests.parity
+
 install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
 	@tools/install_system.sh
 
@@ -91,3 +96,11 @@ $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
+
+# The reference libraries have an environment of their own: torch is large, and nothing else needs it.
+$(PARITY)/.installed: requirements/parity.txt
+	@echo 'Installing the reference libraries into $(PARITY) (once, 2 to 5 GB)'
+	@$(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r requirements/parity.txt
+	@touch $@

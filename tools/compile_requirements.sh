@@ -9,13 +9,14 @@ if ! command -v uv >/dev/null; then
     exit 1
 fi
 
+overrides=requirements/overrides.in
 compile() {
     local output="requirements/$1.txt"
     shift
     echo "compiling $output"
     uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
         --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
-        --override requirements/overrides.in --output-file "$output" "$@"
+        --override "$overrides" --output-file "$output" "$@"
 }
 
 # The largest set first: the versions it finds constrain all the others.
@@ -33,3 +34,6 @@ compile backend-cpu pyproject.toml requirements/build.in \
     --extra backend-cpu --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
     --extra backend-gpu --constraint "$pins" "$@"
+# Here the framework is what is wanted.
+overrides=/dev/null
+compile parity requirements/parity.in --constraint "$pins" "$@"

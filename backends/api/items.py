@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.algorithms.base import Endpoint
-from backends.api.engine import Engine
+from backends.api.engine import Admitted, Engine
 from backends.batching.shared import Caller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
 from backends.pipelines.ask import Ask, encode_result
@@ -50,7 +49,7 @@ class ItemAnswerer:
         self,
         *,
         engine: Engine,
-        endpoint: Endpoint,
+        admitted: Admitted,
         call: Call,
         decoders: Decoders,
         received: float,
@@ -59,7 +58,8 @@ class ItemAnswerer:
     ) -> None:
         self._engine = engine
         self._call = call
-        self._algorithm = endpoint.algorithms[call.task]
+        self._algorithm = admitted.endpoint.algorithms[call.task]
+        self._pipelines = admitted.pipelines
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
@@ -122,7 +122,7 @@ class ItemAnswerer:
             body = self._decoder.decode(item.body)
         except UNREADABLE as error:
             raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
-        ask = Ask(self._engine.pipelines, caller)
+        ask = Ask(self._pipelines, caller)
         try:
             async with asyncio.timeout(min(left, _LONGEST)):
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
