@@ -33,6 +33,7 @@ def test_what_an_exception_says_may_quote_a_text_and_is_not_logged() -> None:
 
 
 def _record_of_failure() -> logging.LogRecord:
+    record = logging.makeLogRecord({"msg": "an item failed"})
     try:
         try:
             int("my secret")
@@ -40,7 +41,8 @@ def _record_of_failure() -> logging.LogRecord:
             several = ExceptionGroup("my secret", [error, KeyError("secret")])
             raise RuntimeError("my secret") from several
     except RuntimeError:
-        return logging.makeLogRecord({"msg": "an item failed", "exc_info": sys.exc_info()})
+        record.exc_info = sys.exc_info()
+    return record
 
 
 def test_what_asyncio_says_of_a_lost_task_is_cut_before_what_the_task_raised() -> None:
