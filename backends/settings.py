@@ -21,7 +21,8 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
-    `threads` is the number of one-thread runs at a time per encoder (0: one per core);
+    `threads` is the number of one-thread runs at a time per encoder (0: what `models tune`
+    found, or one per core);
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
     `max_batch_rows` of 0 is what `models tune` found, or 16.
     `drain` bounds the time work in flight gets after SIGTERM. A revision that was replaced while

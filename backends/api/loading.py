@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from backends.admission.admit import Admit, Candidate
-from backends.admission.tuned import read_tuned
+from backends.admission.tuned import Tuned, read_tuned
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
 from backends.api.engine import Engine, Identity, RunningEncoder, Served
@@ -157,14 +157,18 @@ class _Loader:
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
         shares_batches = tools.admit(_candidate(model, manifest, executor, tokenizer))
-        rows_per_batch = self._rows_per_batch(model, executor) if shares_batches else 1
+        found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
         batcher = Batcher(
             name=model.name,
             executor=executor,
             cost=executor.cost,
             device=self._shared.device,
             always_wide=settings.wide == "always",
-            batch=BatchLimits(rows=rows_per_batch, tokens=settings.max_batch_tokens),
+            lanes=_lanes(settings, found),
+            batch=BatchLimits(
+                rows=_rows_per_batch(settings, found) if shares_batches else 1,
+                tokens=settings.max_batch_tokens,
+            ),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
             tracing=tools.tracing,
@@ -180,13 +184,6 @@ class _Loader:
         return RunningEncoder(
             name=model.name, digest=model.digest, pipeline=encoder, batcher=batcher, rows=rows
         )
-
-    def _rows_per_batch(self, model: Model, executor: ModelExecutor) -> int:
-        """Return what the settings say, or else what was found best here."""
-        if self._tools.settings.max_batch_rows:
-            return self._tools.settings.max_batch_rows
-        tuned = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
-        return tuned.rows if tuned is not None else _ROWS_PER_BATCH
 
     def _load_head(self, model: Model, manifest: HeadManifest, endpoint: Endpoint) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
@@ -227,6 +224,18 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         max_tokens=manifest.max_tokens,
         digest=model.digest,
     )
+
+
+def _rows_per_batch(settings: BackendSettings, found: Tuned | None) -> int:
+    """Return what the settings say, or else what was found best here."""
+    return settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
+
+
+def _lanes(settings: BackendSettings, found: Tuned | None) -> int | None:
+    """Return what the settings say, or else what was found best here; `None` for all there are."""
+    if settings.provider == "cpu" and settings.threads:
+        return settings.threads
+    return found.threads if found is not None else None
 
 
 def _candidate(

@@ -86,6 +86,7 @@ class Repository:
             except StartProblem as error:
                 asked.set_exception(error)
             except BaseException:
+                # Whatever ends this, nobody may go on waiting for it.
                 asked.cancel()
                 raise
             else:

@@ -12,10 +12,12 @@ import numpy as np
 
 from backends.batching.device import Device
 from backends.batching.flows import BULK, INTERACTIVE
+from backends.batching.line import Line
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue, Taken
 from backends.batching.row import Row
+from backends.batching.split import split
 from backends.batching.width import Width
 from backends.errors import (
     BackendError,
@@ -28,7 +30,7 @@ from backends.errors import (
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import Tracing
-from backends.types import FloatArray, OutputKind, QueueStatistics
+from backends.types import FloatArray, QueueStatistics
 
 _log = logging.getLogger(__name__)
 _Outcome = tuple[Row, "FloatArray | BackendError"]
@@ -38,6 +40,11 @@ _CAUTION = 1.5
 _SOONEST = 0.1
 # How much a new row moves the mean of what rows cost.
 _WORK_SHARE = 0.02
+# Items wait for room no longer than this share of their time: what is left is for the rows, or
+# for another backend.
+_PATIENCE = 0.5
+# So many queues may stand in line: the items that one call may ask at once.
+_LINE_QUEUES = 16
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +55,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batcher:
-    """Owns an executor's threads and the queue they take from.
+    """Owns an executor's threads, `lanes` of them at most, and the queue they take from.
 
     `submit` belongs to the loop; results come back to it. Threads take their next batch by
     themselves, so that no lane waits for the loop between two batches.
@@ -66,6 +73,7 @@ class Batcher:
         cost: CostModel | None = None,
         device: Device | None = None,
         always_wide: bool = False,
+        lanes: int | None = None,
     ) -> None:
         self.name = name
         self.failure: str | None = None
@@ -75,22 +83,24 @@ class Batcher:
         self._tracing = tracing
         self._cost = cost or CostModel()
         self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
-        self._meter = Meter(lanes=executor.lanes, clock=clock)
+        self._lanes = min(executor.lanes, lanes or executor.lanes)
+        self._meter = Meter(lanes=self._lanes, clock=clock)
         self._width = Width(narrow=self._cost, wide=executor.wide_cost, always=always_wide)
-        self._share = (device or Device(slots=executor.lanes, clock=clock)).share()
+        self._share = (device or Device(slots=self._lanes, clock=clock)).share()
         self._incoming: list[Row] = []
         self._incoming_tokens = 0
         self._incoming_seconds = 0.0
+        self._line = Line()
         self._refused = 0
         self._row_work = 0.0
-        self._lanes_left = executor.lanes
+        self._lanes_left = self._lanes
         self._threads: list[threading.Thread] = []
         # The last row that worked tells a broken executor from a batch of broken rows.
         self._proven: Row | None = None
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        for lane in range(self._executor.lanes):
+        for lane in range(self._lanes):
             thread = threading.Thread(
                 target=self._run_lane, args=(loop,), name=f"{self.name}-{lane}", daemon=True
             )
@@ -117,6 +127,11 @@ class Batcher:
         """The execution provider that runs."""
         return self._executor.provider
 
+    @property
+    def lanes(self) -> int:
+        """How many batches it runs at a time."""
+        return self._lanes
+
     def submit(self, rows: Sequence[Row]) -> None:
         """Queue rows; those of one tick reach the threads together.
 
@@ -131,7 +146,7 @@ class Batcher:
         self._row_work += _WORK_SHARE * (work / len(rows) - self._row_work)
         # Refused work counts, too: the shares follow what is asked for.
         self._arrived(work)
-        if self._is_full(len(rows), tokens):
+        if not self.fits(len(rows), tokens):
             self._refused += len(rows)
             raise Overloaded(
                 f"the queue of `{self.name}` is full; try again later",
@@ -148,6 +163,26 @@ class Batcher:
         self._incoming += rows
         self._incoming_tokens += tokens
         self._incoming_seconds += work
+
+    async def wait_for_room(self, size: Callable[[], tuple[int, int]], *, deadline: float) -> None:
+        """Wait in line until the queue has room for an item's rows: submit them at once then.
+
+        `size` returns how many rows and tokens it would be: answers that arrive meanwhile make
+        it less.
+
+        Raises:
+            Overloaded: the queue stays full, or too much waits for room already.
+        """
+        rows, _ = size()
+        came = False
+        if self._line.rows + rows <= _LINE_QUEUES * self._limits.rows:
+            patience = (deadline - self._clock()) * _PATIENCE
+            came = await self._line.wait(lambda: self.fits(*size()), rows=rows, patience=patience)
+        if not came:
+            self._refused += rows
+            raise Overloaded(
+                f"the queue of `{self.name}` is full; try again later", retry_after=self.backlog()
+            )
 
     def check_time(self, time_left: float, work: float = 0.0, *, lane: str = INTERACTIVE) -> None:
         """Refuse what would be late: by the work that waits and the pace at which it is done.
@@ -180,8 +215,16 @@ class Batcher:
         return self._cost.alone(length)
 
     def is_full(self) -> bool:
-        """Whether not even one more row would be taken."""
-        return self._is_full(1, 1)
+        """Whether not even one more row would be taken now."""
+        return self._line.rows > 0 or not self.fits(1, 1)
+
+    def fits(self, rows: int, tokens: int) -> bool:
+        """Whether there is room for so many rows; an empty queue takes any item."""
+        waiting = self._queue.rows + len(self._incoming)
+        return not waiting or (
+            waiting + rows <= self._limits.rows
+            and self._queue.tokens + self._incoming_tokens + tokens <= self._limits.tokens
+        )
 
     def backlog(self) -> float:
         """Return the seconds that what waits will take, at least a tenth of one."""
@@ -202,19 +245,13 @@ class Batcher:
         )
         return msgspec.structs.replace(statistics, queued_seconds=self.queued_seconds())
 
-    def _is_full(self, rows: int, tokens: int) -> bool:
-        return (
-            self._queue.rows + len(self._incoming) + rows > self._limits.rows
-            or self._queue.tokens + self._incoming_tokens + tokens > self._limits.tokens
-        )
-
     def _flush(self) -> None:
         rows, self._incoming = self._incoming, []
         self._incoming_tokens, self._incoming_seconds = 0, 0.0
         if self._lanes_left > 0:
             self._queue.put(rows)
         else:
-            _settle([(row, ExecutorDied("the executor is gone")) for row in rows])
+            self._deliver([(row, ExecutorDied("the executor is gone")) for row in rows])
 
     def _run_lane(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -249,7 +286,7 @@ class Batcher:
                 settled = {id(row) for row, _ in outcomes}
                 died = ExecutorDied("the executor died while it ran this row")
                 outcomes += [(row, died) for row in taken.rows if id(row) not in settled]
-            loop.call_soon_threadsafe(_settle, outcomes)
+            loop.call_soon_threadsafe(self._deliver, outcomes)
         if taken.rows:
             took = self._clock() - started
             self._meter.end(
@@ -326,7 +363,7 @@ class Batcher:
             took=took,
             late=sum(row.deadline <= started for row in rows),
         )
-        return _split(output, lengths, kind)
+        return split(output, lengths, kind)
 
     def _lose_lane(self, error: BaseException) -> None:
         self._lanes_left -= 1
@@ -336,27 +373,14 @@ class Batcher:
             self._abandon(ExecutorDied(f"the executor of `{self.name}` died"))
 
     def _abandon(self, error: BackendError) -> None:
-        _settle([(row, error) for row in self._queue.close()])
+        self._deliver([(row, error) for row in self._queue.close()])
+
+    def _deliver(self, outcomes: list[_Outcome]) -> None:
+        _settle(outcomes)
+        self._line.look()
 
 
 def _settle(outcomes: list[_Outcome]) -> None:
     for row, value in outcomes:
         row.span.end(value.code if isinstance(value, BackendError) else None)
         row.settle(row, value)
-
-
-def _split(
-    output: FloatArray, lengths: list[int], kind: OutputKind
-) -> list["FloatArray | BackendError"]:
-    """Cut a batch's output into rows that outlive it; a row that is not finite has failed."""
-    finite = np.isfinite(output).all()
-    values: list[FloatArray | BackendError] = []
-    for place, length in enumerate(lengths):
-        value = output[place] if kind is OutputKind.POOLED else output[place, :length]
-        if not finite and not np.isfinite(value).all():
-            values.append(ModelFailed("the model's answer for this row is not finite"))
-            continue
-        value = value.copy()
-        value.flags.writeable = False
-        values.append(value)
-    return values

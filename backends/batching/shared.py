@@ -33,6 +33,10 @@ class RowCache:
             self._values.move_to_end(key)
         return value
 
+    def holds(self, key: RowKey) -> bool:
+        """Return whether a row is known, without using it."""
+        return key in self._values
+
     def put(self, key: RowKey, value: FloatArray) -> None:
         """Keep a row; the rows used longest ago make room."""
         if key in self._values or _size(key, value) > self._max_bytes:
@@ -97,9 +101,13 @@ class SharedRows:
         """Return the output of each encoding, in order, and count to `caller` what was computed.
 
         Raises:
-            BackendError: one of the rows failed, or there was no room for them.
+            BackendError: one of the rows failed, or there was no room for them in time.
         """
         caller.spend(len(encodings))
+        if not self._batcher.fits(len(encodings), sum(len(each.ids) for each in encodings)):
+            await self._batcher.wait_for_room(
+                lambda: self._size(encodings, kind, caller), deadline=caller.deadline
+            )
         ticket = Ticket(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
         for index, encoding in enumerate(encodings):
@@ -123,6 +131,18 @@ class SharedRows:
             size_bytes=self._cache.size_bytes,
             evicted_rows=self._cache.evicted,
         )
+
+    def _size(
+        self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
+    ) -> tuple[int, int]:
+        """Return how many rows and tokens are neither known nor on their way."""
+        keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
+        fresh = [
+            len(each.ids)
+            for each, key in zip(encodings, keys, strict=True)
+            if key not in self._in_flight and not self._cache.holds(key)
+        ]
+        return len(fresh), sum(fresh)
 
     def _place(
         self,
