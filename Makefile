@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CHECKED := gateway backends loadtests tools tests
+PEERS := litserve bentoml triton
 ARGS ?=
 PYTEST_ARGS ?=
 UPGRADE ?=
@@ -12,7 +13,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload clean
+	bench-hit bench-miss bench-threads bench-overload bench-peers clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +58,9 @@ bench-threads: install-dev ## Measure threads by load beside fixed ones
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
 
+bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
+	$(BIN)/python -m loadtests peers $(ARGS)
+
 install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
 	@tools/install_system.sh
 
@@ -85,3 +89,11 @@ $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
+
+# The servers that `make bench-peers` compares with, each with its own packages and apart from ours.
+.venv-peers/%/.installed: loadtests/peers/%/requirements.txt
+	@echo 'Installing packages into .venv-peers/$*'
+	@$(PYTHON) -m venv .venv-peers/$*
+	@.venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@touch $@
