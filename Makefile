@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CHECKED := gateway backends loadtests tools tests
+PEERS := litserve bentoml triton
 ARGS ?=
 PYTEST_ARGS ?=
 UPGRADE ?=
@@ -13,7 +14,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows parity clean
+	bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows bench-peers parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,9 @@ bench-shares: install-dev ## Measure how two models share a device that cannot d
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
 
+bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
+	$(BIN)/python -m loadtests peers $(ARGS)
+
 bench-rows: install-dev ## Measure requests of many rows beside requests of one row
 	$(BIN)/python -m loadtests rows $(ARGS)
 
@@ -103,4 +107,12 @@ $(PARITY)/.installed: requirements/parity.txt
 	@$(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r requirements/parity.txt
+	@touch $@
+
+# The servers that `make bench-peers` compares with, each with its own packages and apart from ours.
+.venv-peers/%/.installed: loadtests/peers/%/requirements.txt
+	@echo 'Installing packages into .venv-peers/$*'
+	@$(PYTHON) -m venv .venv-peers/$*
+	@.venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
 	@touch $@

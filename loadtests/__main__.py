@@ -4,6 +4,8 @@ import click
 
 from loadtests import hit, miss, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
+from loadtests.peers import measure as peers
+from loadtests.peers.servers import PEERS
 
 
 @click.group()
@@ -69,6 +71,23 @@ def overload_command(duration: float, deadline: float) -> None:
 def shares_command(phase: float, times: float, deadline: float) -> None:
     """Two models, ten to one, beyond what the device can do."""
     shares.measure(phase=phase, overload=times, deadline=deadline)
+
+
+@main.command("peers")
+@click.option("--connections", default=32, show_default=True)
+@click.option("--count", default=1500, show_default=True, help="Sentences of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+@click.option("--only", type=click.Choice(sorted(PEERS)), multiple=True, help="These peers only.")
+@click.option("--tune", is_flag=True, help="Try every way of running them, once each.")
+def peers_command(
+    *, connections: int, count: int, rounds: int, only: tuple[str, ...], tune: bool
+) -> None:
+    """The same work under LitServe, BentoML and Triton."""
+    names = only or tuple(PEERS)
+    if tune:
+        peers.tune(peers=names, connections=connections, count=count)
+    else:
+        peers.measure(peers=names, connections=connections, count=count, rounds=rounds)
 
 
 main.add_command(gpu_command)
