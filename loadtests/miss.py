@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import os
 import tempfile
 import time
@@ -15,10 +14,6 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from backends.demo.source import find_source
-from backends.graphs.bert import build_bert
-from backends.graphs.shapes import BertShape
-from backends.graphs.weights import read_safetensors
 from backends.protocol import (
     CALL_PATH,
     BackendState,
@@ -30,6 +25,7 @@ from backends.protocol import (
 )
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import pin, resident_mib, this_machine
+from loadtests.padded import write_padded
 from loadtests.report import rows, show
 from loadtests.workload import sentences
 from tests.support.system import System
@@ -50,7 +46,7 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
     measured: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        padded = _write_padded(root / "padded.onnx")
+        padded = write_padded(root / "padded.onnx")
         with System(root / "data", models=root / "models") as system:
             served = root / "models" / "minilm" / "1" / "model.onnx"
             backend = system.processes("backend")[0].address or ""
@@ -87,15 +83,6 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
 
 def _loop(target: Target, bodies: Iterator[bytes], connections: int) -> Outcome:
     return asyncio.run(closed_loop(target, bodies, connections=connections, duration=120))
-
-
-def _write_padded(path: Path) -> Path:
-    """Write the demo encoder as a graph that computes padding as well."""
-    source = find_source()
-    shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
-    model = build_bert(shape, read_safetensors(source / "model.safetensors"))
-    path.write_bytes(model.SerializeToString())
-    return path
 
 
 def _quicker_first(measured: dict[str, list[Outcome]]) -> dict[str, list[Outcome]]:

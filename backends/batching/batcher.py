@@ -262,6 +262,7 @@ class Batcher:
                     if taken is not None:
                         use.seconds = taken.seconds * self._meter.slowness
                         self._run_taken(taken, loop, alone=use.alone)
+                    use.more = self._queue.rows > 0
         except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
             loop.call_soon_threadsafe(self._lose_lane, error)
 

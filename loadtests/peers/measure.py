@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ from backends.demo.build import build_demo_models
 from loadtests.backend import backend, calls
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import this_machine
+from loadtests.padded import write_padded
 from loadtests.peers.servers import PEERS, TRIED, Peer, PeerFailed, running
 from loadtests.peers.table import check_answers, lines, markdown
 from loadtests.peers.way import Way
@@ -36,6 +38,7 @@ class Measurement:
 
     def __init__(self, models: Path, *, connections: int, count: int) -> None:
         self._models = models
+        self._exported = _exported(models)
         self._connections = connections
         self._count = count
         self._seed = 100
@@ -65,7 +68,7 @@ class Measurement:
         """Run a peer in one way, and keep its reason where it does not start."""
         what = f"{peer.label}: {way.label}"
         try:
-            with running(peer, way, self._models) as target:
+            with running(peer, way, self._exported) as target:
                 self._ask(what, target, peer.body, peer.scores)
                 self._run(what, target, lambda texts: map(peer.body, texts))
         except PeerFailed as error:
@@ -108,7 +111,7 @@ def measure(*, peers: tuple[str, ...], connections: int, count: int, rounds: int
 def tune(*, peers: tuple[str, ...], connections: int, count: int) -> None:
     """Run each peer once in every way worth trying; print the table."""
     with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder)
+        models = Path(folder) / "models"
         build_demo_models(models, print)
         run = Measurement(models, connections=connections, count=count)
         run.backend()
@@ -116,6 +119,15 @@ def tune(*, peers: tuple[str, ...], connections: int, count: int) -> None:
             for way in TRIED:
                 run.peer(PEERS[name], way)
     _show(run, f"Ways of {' '.join(peers)}: {connections} connections, one run each")
+
+
+def _exported(models: Path) -> Path:
+    """Return the models with the encoder as a common exporter writes it, for those who serve it."""
+    target = models.parent / f"{models.name}-exported"
+    shutil.copytree(models / "sentiment", target / "sentiment")
+    shutil.copytree(models / "minilm", target / "minilm")
+    write_padded(target / "minilm" / "1" / "model.onnx")
+    return target
 
 
 def _show(run: Measurement, title: str) -> None:
