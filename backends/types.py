@@ -49,7 +49,11 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batcher holds now and has done since it started."""
+    """What a batcher holds now and has done since it started.
+
+    `work` is the predicted time of its batches in seconds, without their fixed parts, `wasted` the
+    part of it that padding took.
+    """
 
     queued_rows: int = 0
     queued_tokens: int = 0
@@ -57,6 +61,8 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     tokens: int = 0
     padded_tokens: int = 0
+    work: float = 0.0
+    wasted: float = 0.0
     failed_rows: int = 0
     skipped_rows: int = 0
     expired_rows: int = 0
@@ -70,8 +76,8 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def padding_waste_ratio(self) -> float:
-        """The share of what the model ran over that was padding."""
-        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+        """The share of the work that padding made: what a graph leaves out, it does not waste."""
+        return self.wasted / self.work if self.work else 0.0
 
 
 class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -254,14 +254,13 @@ class Engine:
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
         statistics = [encoder.batcher.statistics() for encoder in self._served.encoders]
-        tokens = sum(s.tokens for s in statistics)
-        padded = sum(s.padded_tokens for s in statistics)
+        work = sum(s.work for s in statistics)
         return Report(
             queued_rows=sum(s.queued_rows for s in statistics),
             queued_tokens=sum(s.queued_tokens for s in statistics),
             rows_per_second=max((s.rows_per_second for s in statistics), default=0.0),
             tokens_per_second=max((s.tokens_per_second for s in statistics), default=0.0),
-            padding_waste_ratio=1.0 - tokens / padded if padded else 0.0,
+            padding_waste_ratio=sum(s.wasted for s in statistics) / work if work else 0.0,
             queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
             device_busy_share=self._device.busy_share() if self._device else 0.0,
         )

@@ -361,6 +361,7 @@ class Batcher:
             rows=len(rows),
             tokens=tokens,
             padded_tokens=len(rows) * longest,
+            work=self._cost.padding(rows=len(rows), longest=longest, tokens=tokens),
             took=took,
             late=sum(row.deadline <= started for row in rows),
         )

@@ -21,7 +21,7 @@ class Meter:
         self._clock = clock
         self._lock = threading.Lock()
         self._batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
-        self._busy = 0.0
+        self._busy = self._work = self._wasted = 0.0
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
         # The work of the batches that run now.
@@ -32,14 +32,26 @@ class Meter:
         self._last_end: float | None = None
 
     def count(
-        self, *, rows: int, tokens: int, padded_tokens: int, took: float, late: int = 0
+        self,
+        *,
+        rows: int,
+        tokens: int,
+        padded_tokens: int,
+        took: float,
+        late: int = 0,
+        work: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Count a batch that a lane ran for `took`; `late` rows began after their deadline."""
+        """Count a batch that a lane ran for `took`; `late` rows began after their deadline.
+
+        `work` is what it was predicted to take, and what of that was padding.
+        """
         with self._lock:
             self._batches += 1
             self._rows += rows
             self._tokens += tokens
             self._padded += padded_tokens
+            self._work += work[0]
+            self._wasted += work[1]
             self._late += late
             self._busy += took
             fade = max(0.0, 1.0 - took / (_MEMORY * self._lanes))
@@ -101,6 +113,8 @@ class Meter:
                 rows=self._rows,
                 tokens=self._tokens,
                 padded_tokens=self._padded,
+                work=self._work,
+                wasted=self._wasted,
                 failed_rows=self._failed,
                 skipped_rows=skipped,
                 expired_rows=expired,

@@ -32,7 +32,11 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("rows_per_second", "Rows a busy encoder runs.", lambda e: e.queue.rows_per_second),
     ("tokens_per_second", "Tokens a busy encoder runs.", lambda e: e.queue.tokens_per_second),
     ("queued_seconds", "Seconds that what waits will take.", lambda e: e.queue.queued_seconds),
-    ("padding_waste_ratio", "Share of padding so far.", lambda e: e.queue.padding_waste_ratio),
+    (
+        "padding_waste_ratio",
+        "Padding's share of work.",
+        lambda e: e.queue.padding_waste_ratio,
+    ),
 )
 
 
