@@ -85,7 +85,7 @@ class Repository:
                 await self._reload()
             except StartProblem as error:
                 asked.set_exception(error)
-            except BaseException:
+            except BaseException:  # whatever ends this task, nobody may go on waiting for it
                 asked.cancel()
                 raise
             else:
