@@ -25,6 +25,13 @@ class CorkedTransport(asyncio.Transport):
             self._loop.call_soon(self._flush)
         self._parts.append(data)
 
+    def write_at_once(self, data: bytes) -> None:
+        """Write what is complete: unless something waits before it, without gathering."""
+        if self._parts:
+            self._parts.append(data)
+        else:
+            self._transport.write(data)
+
     @override
     def close(self) -> None:
         self._flush()

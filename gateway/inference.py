@@ -1,6 +1,7 @@
 """The use case: answer the items of a request from the cache, from work in flight, or by work.
 
-`Inference.infer` is the whole of it. Each miss is computed by a task that belongs to the gateway
+`Inference.prepare` decides what a request needs, `from_memory` answers what takes no waiting, and
+`infer` all the rest. Each miss is computed by a task that belongs to the gateway
 and not to the request, so that a caller who leaves harms nobody who joined.
 """
 
@@ -14,7 +15,7 @@ import msgspec
 from backends.protocol import Task
 from gateway.cache.coalescing import Flights
 from gateway.cache.entry import Entry
-from gateway.cache.key import CacheKey, KeyMaker
+from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
 from gateway.dispatch.work import Work, WorkItem
@@ -33,6 +34,9 @@ from gateway.types import (
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
 _DEFAULT_ENTRY = ModelEntry()
+# Few models and parameters make up most requests; what is long is rarely seen again.
+_LONGEST_REMEMBERED = 1024
+_MOST_REMEMBERED = 1024
 _LATE = ItemOutcome(
     source=Source.FAILED,
     failure=ItemFailure(
@@ -130,16 +134,33 @@ class TaskStarter(Protocol):
         ...
 
 
-class _Job(msgspec.Struct, frozen=True, kw_only=True):
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided about a model, a tenant and parameters, under one runtime."""
+
+    runtime: Runtime
+    model: ServedModel
+    scope: str
+    prefix: Prefix
+    entry: ModelEntry
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A request with all that was decided about it at its start."""
 
     request: InferenceRequest
     caller: Caller
-    model: ServedModel
+    plan: _Plan
     keys: list[CacheKey]
-    scope: str
-    entry: ModelEntry
-    refusal_ttl: float
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that answers."""
+        return self.plan.model
+
+    @property
+    def entry(self) -> ModelEntry:
+        """What the document says of the model."""
+        return self.plan.entry
 
 
 class Inference:
@@ -165,34 +186,68 @@ class Inference:
         self._tasks = tasks
         self._tracer = tracer
         self._wall = wall
+        self._plans: dict[tuple[str, Task, str, bytes], _Plan] = {}
 
-    async def infer(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> Answer:
-        """Answer every item, as a result or a failure of its own, by the caller's deadline.
+    def prepare(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> Job:
+        """Return the request with everything decided about it.
 
         Raises:
             ModelNotFound: no backend serves the model, or the document switched it off.
             UpstreamUnavailable: no backend has been reached since the start.
             TaskNotSupported: the model answers other tasks.
+        """
+        name = (request.model, request.task, caller.principal.tenant, request.parameters)
+        plan = self._plans.get(name)
+        if (
+            plan is None
+            or plan.runtime is not runtime
+            or plan.model is not self._models.model(request.model)
+        ):
+            plan = self._plan(request, caller.principal, runtime)
+            if len(request.parameters) <= _LONGEST_REMEMBERED:
+                if len(self._plans) >= _MOST_REMEMBERED:
+                    self._plans.clear()
+                self._plans[name] = plan
+        keys = plan.prefix.keys(request.items)
+        return Job(request=request, caller=caller, plan=plan, keys=keys)
+
+    def from_memory(self, job: Job) -> Answer | None:
+        """Return the answer if this worker's memory has all of it."""
+        if not _may_read(job):
+            return None
+        now = self._wall()
+        outcomes = []
+        for key in job.keys:
+            entry = self._cache.peek(key, now)
+            hit = _hit(entry, "memory", now, job.caller.directives.max_age) if entry else None
+            if hit is None:
+                return None
+            outcomes.append(hit)
+        return Answer(model=job.plan.model, outcomes=outcomes)
+
+    async def infer(self, job: Job) -> Answer:
+        """Answer every item, as a result or a failure of its own, by the caller's deadline.
+
+        Raises:
             NotCached: the caller wanted cached answers only and one is missing.
         """
-        job = self._prepare(request, caller, runtime)
         outcomes = await self._look_up(job)
         missing = [index for index, outcome in enumerate(outcomes) if outcome is None]
-        if missing and caller.directives.only_if_cached:
+        if missing and job.caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         while missing:
             waiting = self._join_or_lead(job, missing)
-            await _settled([future for future, _ in waiting.values()], caller.deadline)
+            await _settled([future for future, _ in waiting.values()], job.caller.deadline)
             for index, (future, leads) in waiting.items():
                 outcomes[index] = _outcome(future, leads=leads)
-            missing = self._still_open(missing, outcomes, waiting, caller.deadline)
+            missing = self._still_open(missing, outcomes, waiting, job.caller.deadline)
         return Answer(
             model=job.model,
             outcomes=[o for o in outcomes if o is not None],
             is_cacheable=job.entry.cache_ttl > 0,
         )
 
-    def _prepare(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> _Job:
+    def _plan(self, request: InferenceRequest, principal: Principal, runtime: Runtime) -> _Plan:
         entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
         model = self._models.model(request.model) if entry.enabled else None
         if model is None:
@@ -208,13 +263,11 @@ class Inference:
             raise TaskNotSupported(
                 f"`{request.model}` answers {_routes(info.tasks)}, not `{request.task}`."
             )
-        tenant = caller.principal.tenant
-        scope = "shared" if entry.scope == "shared" else f"tenant:{tenant}"
+        scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
         epochs = runtime.epochs
-        epoch = f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}"
-        keys = self._keys.keys(
+        prefix = self._keys.prefix(
             scope=scope,
-            epoch=epoch,
+            epoch=f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
             revision=info.revision,
             profile=info.profile,
             algorithm=info.algorithm,
@@ -222,26 +275,13 @@ class Inference:
             model=info.name,
             task=request.task,
             parameters=request.parameters,
-            items=request.items,
         )
-        return _Job(
-            request=request,
-            caller=caller,
-            model=model,
-            keys=keys,
-            scope=scope,
-            entry=entry,
-            refusal_ttl=runtime.document.cache.refusal_ttl,
-        )
+        return _Plan(runtime=runtime, model=model, scope=scope, prefix=prefix, entry=entry)
 
-    async def _look_up(self, job: _Job) -> list[ItemOutcome | None]:
+    async def _look_up(self, job: Job) -> list[ItemOutcome | None]:
         directives = job.caller.directives
         if not _may_read(job):
             return [None] * len(job.keys)
-        if len(job.keys) == 1:  # the commonest request: one text, in memory
-            outcome = self._from_memory(job, job.keys[0])
-            if outcome is not None:
-                return [outcome]
         now = self._wall()
         with self._tracer.span("cache lookup", parent=job.caller.traceparent) as span:
             found = await self._cache.lookup(job.keys)
@@ -252,7 +292,7 @@ class Inference:
             _note_lookup(span, outcomes)
         return outcomes
 
-    def _from_memory(self, job: _Job, key: CacheKey) -> ItemOutcome | None:
+    def _landed(self, job: Job, key: CacheKey) -> ItemOutcome | None:
         if not _may_read(job):
             return None
         now = self._wall()
@@ -260,7 +300,7 @@ class Inference:
         return _hit(entry, "memory", now, job.caller.directives.max_age) if entry else None
 
     def _join_or_lead(
-        self, job: _Job, missing: Sequence[int]
+        self, job: Job, missing: Sequence[int]
     ) -> dict[int, tuple[asyncio.Future[ItemOutcome], bool]]:
         waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]] = {}
         led: list[int] = []
@@ -271,7 +311,7 @@ class Inference:
             if not leads:
                 continue
             # Its flight may have landed while Redis was asked.
-            landed = self._from_memory(job, key)
+            landed = self._landed(job, key)
             if landed is not None:
                 self._flights.settle(key, landed)
             else:
@@ -280,7 +320,7 @@ class Inference:
             self._tasks.start(self._compute(job, led))
         return waiting
 
-    async def _compute(self, job: _Job, led: Sequence[int]) -> None:
+    async def _compute(self, job: Job, led: Sequence[int]) -> None:
         work = Work(
             model=job.model,
             task=job.request.task,
@@ -289,7 +329,7 @@ class Inference:
                 WorkItem(
                     index=index,
                     body=job.request.items[index],
-                    scope=job.scope,
+                    scope=job.plan.scope,
                     affinity=job.keys[index].address,
                 )
                 for index in led
@@ -314,7 +354,7 @@ class Inference:
             for index in unsettled:  # only a bug leaves any; none may be waited for without end
                 self._flights.settle(job.keys[index], _LOST)
 
-    def _keep(self, job: _Job, index: int, outcome: ItemOutcome) -> None:
+    def _keep(self, job: Job, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""
         if job.caller.directives.no_store or job.entry.cache_ttl <= 0:
             return
@@ -322,7 +362,9 @@ class Inference:
         if failure is not None and (failure.status != 422 or failure.retryable):  # noqa: PLR2004
             return
         now = self._wall()
-        ttl = job.entry.cache_ttl if failure is None else job.refusal_ttl
+        ttl = (
+            job.entry.cache_ttl if failure is None else job.plan.runtime.document.cache.refusal_ttl
+        )
         if ttl <= 0:
             return
         self._cache.store(
@@ -359,7 +401,7 @@ class Inference:
         ]
 
 
-def _may_read(job: _Job) -> bool:
+def _may_read(job: Job) -> bool:
     return not job.caller.directives.no_cache and job.entry.cache_ttl > 0
 
 

@@ -15,6 +15,7 @@ from gateway.api.health import Readiness
 from gateway.api.inference import InferenceDoor
 from gateway.api.metadata import UsageLine
 from gateway.api.routes import build_api
+from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsEntry
@@ -74,6 +75,7 @@ class Api:
         self.scene = Scene()
         self.events = RecordedEvents()
         self.registry = CollectorRegistry()
+        self.metrics = GatewayMetrics(self.registry)
         self.usage = AskedUsage()
         self.ready = Readiness(ready=True, missing=[])
         self.runtimes = RuntimeStore(compile_runtime(Document(), 1, NO_EPOCHS))
@@ -90,18 +92,18 @@ class Api:
     def _build(self) -> Litestar:
         clock, ids = Clock(), RequestIds()
         limiter = MemoryRateLimiter(monotonic=clock)
-        door = InferenceDoor(
+        rules = InferenceRules(
             runtimes=self.runtimes,
             keys=self._keys,
             limiter=limiter,
             inference=self.scene.inference,
             events=self.events,
-            metrics=GatewayMetrics(self.registry),
-            tracer=NullTracer(),
+            metrics=self.metrics,
             ids=ids,
             loop_time=self.scene.loop_time,
             wall=lambda: 7,
         )
+        door = InferenceDoor(rules=rules, tracer=NullTracer())
         return build_api(
             version="1.2.3",
             door=door,
@@ -134,6 +136,7 @@ class Api:
 
     def count(self, status: int, task: str = "classify") -> float | None:
         """Return how many requests of a task were counted with this status."""
+        self.metrics.flush()
         labels = {"task": task, "status": str(status)}
         return self.registry.get_sample_value("sluicegate_requests_total", labels)
 

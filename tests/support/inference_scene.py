@@ -206,7 +206,8 @@ class Scene:
             endpoints=(),
             epochs=MappingProxyType(self.epochs),
         )
-        return await self.inference.infer(request, caller, runtime)
+        job = self.inference.prepare(request, caller, runtime)
+        return self.inference.from_memory(job) or await self.inference.infer(job)
 
 
 def sources(answer: Answer) -> list[Source]:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.api.answers import (
-    cache_headers,
+    cache_lines,
     count_usage,
     encode_answer,
     failed_usage,
@@ -111,6 +111,12 @@ def test_documents_that_failed_come_last() -> None:
     assert "error" in found[1]
 
 
+def fields(lines: bytes) -> dict[bytes, bytes]:
+    """Return header lines as a dictionary."""
+    pairs = (line.split(b": ", 1) for line in lines.split(b"\r\n")[:-1])
+    return dict(pairs)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "directives", "expected"),
     [
@@ -127,14 +133,13 @@ def test_documents_that_failed_come_last() -> None:
 def test_cache_status_says_what_happened(
     outcomes: list[ItemOutcome], directives: CacheDirectives, expected: bytes
 ) -> None:
-    assert (
-        dict(cache_headers(Answer(model=_MODEL, outcomes=outcomes), directives))[b"cache-status"]
-        == expected
-    )
+    lines = cache_lines(Answer(model=_MODEL, outcomes=outcomes), directives)
+
+    assert fields(lines)[b"cache-status"] == expected
 
 
 def test_age_is_that_of_the_oldest_hit() -> None:
-    headers = dict(cache_headers(answer(hit(age=3.0), hit(age=9.9)), _PLAIN))
+    headers = fields(cache_lines(answer(hit(age=3.0), hit(age=9.9)), _PLAIN))
 
     assert headers[b"age"] == b"9"
 
@@ -142,7 +147,7 @@ def test_age_is_that_of_the_oldest_hit() -> None:
 def test_answers_that_are_not_kept_do_not_say_they_are_stored() -> None:
     uncached = Answer(model=_MODEL, outcomes=[computed()], is_cacheable=False)
 
-    assert dict(cache_headers(uncached, _PLAIN)) == {b"cache-status": b"sluicegate; fwd=bypass"}
+    assert fields(cache_lines(uncached, _PLAIN)) == {b"cache-status": b"sluicegate; fwd=bypass"}
 
 
 @pytest.mark.parametrize(
