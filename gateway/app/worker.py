@@ -228,7 +228,7 @@ class _Worker:
             health=WorkerReadiness(principals=self.principals, fleet=self.fleet),
         )
         app = Shortcut(api, door)
-        if not isinstance(self.tracer, NullTracer):
+        if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
             return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
         lane = FastLane(rules=rules, heads=heads)
