@@ -68,4 +68,5 @@ class CorkedProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(CorkedTransport(transport, self.loop))
+        self.corked = CorkedTransport(transport, self.loop)
+        super().connection_made(self.corked)

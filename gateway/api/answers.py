@@ -16,8 +16,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.inference import Answer, CacheDirectives
-from gateway.types import ItemFailure, ItemOutcome, Source, Usage
+from gateway.types import Answer, CacheDirectives, ItemFailure, ItemOutcome, Source, Usage
 
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422

@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.config.document import DeadlineEntry
 from gateway.errors import InvalidRequest
-from gateway.inference import CacheDirectives
+from gateway.types import CacheDirectives
 
 _NO_DIRECTIVES = CacheDirectives()
 _BEARER = b"bearer "

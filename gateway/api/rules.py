@@ -15,11 +15,11 @@ import msgspec
 
 from backends.protocol import Task
 from gateway.api.answers import cache_lines, count_usage, encode_answer, failed_usage, first_failure
-from gateway.api.exchange import Exchange, RequestIds
+from gateway.api.exchange import Exchange, Reading, Repeat, RequestIds
 from gateway.api.http import Reply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
 from gateway.api.request_headers import bearer_token, read_headers
-from gateway.api.schemas import TASK_BODIES, InferBody
+from gateway.api.schemas import TASK_BODIES, Body, InferBody
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import (
     AuthenticationFailed,
@@ -34,16 +34,21 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.events.base import EventPublisher
-from gateway.inference import Answer, Caller, Inference, Job
+from gateway.events.template import EventTemplate
+from gateway.inference import Inference, Job
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines
+from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import InferenceRequest, Source, Usage
+from gateway.types import Answer, Caller, InferenceRequest, Principal, Source, Usage
 
 _log = logging.getLogger(__name__)
 _JSON = b"content-type: application/json\r\n"
+_HIT = _JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: %d\r\n"
+_LONGEST_REMEMBERED = 1024
+_MOST_REMEMBERED = 4096
 _PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 _CLOSE = b"connection: close\r\n"
 
@@ -87,6 +92,8 @@ class InferenceRules:
         self._wall = wall
         self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
         self._infer_decoder = msgspec.json.Decoder(InferBody)
+        self._runtime: Runtime | None = None
+        self._readings: dict[tuple[Principal | None, Task, str, bytes], Reading] = {}
 
     def exchange(self, task: Task) -> Exchange:
         """Return a new exchange, under the current runtime and an id of its own."""
@@ -120,13 +127,19 @@ class InferenceRules:
         `model` is that of the path, where one is; `raw` the request's body.
         """
         try:
-            self._decode(exchange, model, raw)
-            exchange.decision = self._limiter.try_admit(self._charges(exchange))
-            if exchange.decision is None:
+            reading = exchange.reading = self._read(exchange, model, raw)
+            exchange.usage = reading.failed
+            decision = exchange.decision = self._limiter.try_admit(reading.charges)
+            if decision is None:
                 return None
-            exchange.job = job = self._admitted(exchange, exchange.decision)
-            answer = self._inference.from_memory(job)
-            return None if answer is None else self._answered(exchange, answer)
+            job = self._admitted(exchange, decision)
+            directives = exchange.asked.directives
+            if reading.repeat is not None:
+                entry, age = self._inference.peek(job, directives)
+                if entry is reading.repeat.entry:
+                    return self._repeated(exchange, reading.repeat, age)
+            answer = self._inference.from_memory(job, directives)
+            return None if answer is None else self._hit(exchange, job, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(exchange, error)
 
@@ -135,9 +148,15 @@ class InferenceRules:
         try:
             if exchange.decision is None:
                 exchange.decision = await self._ask_limiter(exchange)
-            if exchange.job is None:
-                exchange.job = self._admitted(exchange, exchange.decision)
-            return self._answered(exchange, await self._inference.infer(exchange.job))
+            job = self._admitted(exchange, exchange.decision)
+            principal, _ = exchange.known()
+            caller = Caller(
+                principal=principal,
+                deadline=exchange.deadline,
+                directives=exchange.asked.directives,
+                traceparent=exchange.traceparent,
+            )
+            return self._answered(exchange, await self._inference.infer(job, caller))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(exchange, error)
 
@@ -154,37 +173,59 @@ class InferenceRules:
         exchange.lines = problem_lines(known)
         return self._reply(exchange, encode_problem(known, exchange.id))
 
-    def _decode(self, exchange: Exchange, model: str, raw: bytes) -> None:
+    def _read(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+        """Return what a body says; the same bytes of the same caller are read once."""
+        if exchange.runtime is not self._runtime:
+            self._runtime = exchange.runtime
+            self._readings.clear()
+        name = (exchange.principal, exchange.task, model, raw)
+        reading = self._readings.get(name)
+        if reading is None:
+            reading = self._decode(exchange, model, raw)
+            if len(raw) <= _LONGEST_REMEMBERED:
+                if len(self._readings) >= _MOST_REMEMBERED:
+                    self._readings.clear()
+                self._readings[name] = reading
+        return reading
+
+    def _decode(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+        body: Body
         try:
             if exchange.task is Task.INFER:
-                infer = self._infer_decoder.decode(raw)
-                exchange.body, request = infer, infer.request_for(model)
+                body = infer = self._infer_decoder.decode(raw)
+                request = infer.request_for(model)
             else:
-                body = self._decoders[exchange.task].decode(raw)
-                exchange.body, request = body, body.request()
+                body = routed = self._decoders[exchange.task].decode(raw)
+                request = routed.request()
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"The body does not fit the route: {error}.") from error
         except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
             raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
         _check_items(request, exchange.runtime.document.request.max_items)
-        exchange.usage = failed_usage(len(request.items))
-        exchange.request = request
+        return Reading(
+            body=body,
+            request=request,
+            charges=self._charges(exchange, len(request.items)),
+            failed=failed_usage(len(request.items)),
+        )
 
-    def _charges(self, exchange: Exchange) -> Sequence[Charge]:
-        principal, request = exchange.known()
+    def _charges(self, exchange: Exchange, items: int) -> tuple[Charge, ...]:
+        if exchange.principal is None:
+            return ()
         limits = exchange.runtime.document.limits
         return charges_for(
-            principal,
+            exchange.principal,
             requests=1,
-            items=len(request.items),
+            items=items,
             default_tenant_rules=limits.tenant,
             default_key_rules=limits.key,
         )
 
     async def _ask_limiter(self, exchange: Exchange) -> Decision:
+        _, reading = exchange.known()
         try:
             async with asyncio.timeout_at(exchange.deadline):
-                return await self._limiter.admit(self._charges(exchange))
+                return await self._limiter.admit(reading.charges)
         except TimeoutError as error:
             raise DeadlineExceeded("The limits could not be asked in time.") from error
 
@@ -193,16 +234,16 @@ class InferenceRules:
         exchange.admitted = self._now()
         if not decision.allowed:
             raise self._refused(decision)
-        principal, request = exchange.known()
+        principal, reading = exchange.known()
+        job = reading.job
+        if job is not None and self._inference.holds(job, exchange.runtime):
+            return job
+        request = reading.request
         if principal.models is not None and request.model not in principal.models:
             raise PermissionDenied(f"This key may not use the model `{request.model}`.")
-        caller = Caller(
-            principal=principal,
-            deadline=exchange.deadline,
-            directives=exchange.asked.directives,
-            traceparent=exchange.traceparent,
-        )
-        return self._inference.prepare(request, caller, exchange.runtime)
+        reading.repeat = None
+        reading.job = job = self._inference.prepare(request, principal, exchange.runtime)
+        return job
 
     def _refused(self, decision: Decision) -> RateLimited:
         rule = decision.violated
@@ -219,16 +260,48 @@ class InferenceRules:
         )
 
     def _answered(self, exchange: Exchange, answer: Answer) -> Reply:
-        _, request = exchange.known()
+        _, reading = exchange.known()
         exchange.model = answer.model.info.name
         exchange.revision = answer.model.info.revision
-        failure = first_failure(answer, continue_on_error=request.continue_on_error)
+        continues = reading.request.continue_on_error
+        failure = first_failure(answer, continue_on_error=continues)
         if failure is not None:
             raise failure
         exchange.usage = count_usage(answer.outcomes)
         self._publish(exchange)
         exchange.lines = _JSON + cache_lines(answer, exchange.asked.directives)
-        return self._reply(exchange, encode_answer(exchange.body, answer, exchange.usage))
+        return self._reply(exchange, encode_answer(reading.body, answer, exchange.usage))
+
+    def _hit(self, exchange: Exchange, job: Job, answer: Answer) -> Reply:
+        """Answer, and let the next request that says the same and finds the same repeat it."""
+        reply = self._answered(exchange, answer)
+        if len(answer.outcomes) > 1 or answer.outcomes[0].source is not Source.HIT:
+            return reply
+        _, reading = exchange.known()
+        entry, _ = self._inference.peek(job, exchange.asked.directives)
+        event = exchange.event(wall=self._wall, now=self._now())
+        if entry is None or event is None:
+            return reply
+        reading.repeat = Repeat(
+            entry=entry,
+            model=exchange.model,
+            revision=exchange.revision,
+            usage=exchange.usage,
+            body=reply.body,
+            event=EventTemplate(event),
+        )
+        return reply
+
+    def _repeated(self, exchange: Exchange, repeat: Repeat, age: float) -> Reply:
+        """Answer as the last time: all but id, times and limits is the same."""
+        duration = self._now() - exchange.started
+        self._events.publish_encoded(repeat.event.payload(exchange.id, self._wall(), duration))
+        self._metrics.request(exchange.task, 200, duration)
+        self._metrics.items(repeat.model, Source.HIT, 1)
+        exchange.model, exchange.revision = repeat.model, repeat.revision
+        exchange.usage = repeat.usage
+        exchange.lines = _HIT % age
+        return self._reply(exchange, repeat.body)
 
     def _publish(self, exchange: Exchange) -> None:
         """Put the event on disk: an answer without one must not leave."""

@@ -49,6 +49,12 @@ class _Durations:
         self.counts = [0] * (len(_SECONDS) + 1)
         self.total = 0.0
 
+    def take(self) -> tuple[list[int], float]:
+        """Return what was observed since the last time."""
+        seen = self.counts, self.total
+        self.counts, self.total = [0] * len(self.counts), 0.0
+        return seen
+
 
 class GatewayMetrics:
     """Counters and histograms; each method is one line of the request path.
@@ -126,10 +132,10 @@ class GatewayMetrics:
 
     def flush(self) -> None:
         """Bring what was counted since the last time to the instruments."""
-        durations, self._durations = self._durations, {}
-        for (task, status), seen in durations.items():
-            self._requests.labels(task, str(status)).inc(sum(seen.counts))
-            self._duration.labels(task).add(seen.counts, seen.total)
+        for (task, status), durations in self._durations.items():
+            counts, total = durations.take()
+            self._requests.labels(task, str(status)).inc(sum(counts))
+            self._duration.labels(task).add(counts, total)
         for (model, source), count in self._item_counts.items():
             self._items.labels(model, source).inc(count)
         for model, rows in self._row_counts.items():

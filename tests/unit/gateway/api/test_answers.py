@@ -22,8 +22,15 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.inference import Answer, CacheDirectives
-from gateway.types import ItemFailure, ItemOutcome, RegionName, ServedModel, Source
+from gateway.types import (
+    Answer,
+    CacheDirectives,
+    ItemFailure,
+    ItemOutcome,
+    RegionName,
+    ServedModel,
+    Source,
+)
 from tests.support.inference_scene import INFO
 
 _MODEL = ServedModel(info=INFO, regions=(RegionName("eu"),))
