@@ -72,7 +72,7 @@ class FastLaneProtocol(CorkedProtocol):
     @override
     def data_received(self, data: bytes) -> None:
         if self._is_between and (self.cycle is None or self.cycle.response_complete):
-            data = self._answer(data)
+            data = self._hold(data) if self.flow.write_paused else self._answer(data)
         if data:
             super().data_received(data)
 
@@ -125,11 +125,13 @@ class FastLaneProtocol(CorkedProtocol):
                     break
         self._send(answers)
         rest = data[start:] if start else data
-        if rest and self.flow.write_paused:
-            self._held = rest
-            self.flow.pause_reading()
-            return b""
-        return rest
+        return self._hold(rest) if rest and self.flow.write_paused else rest
+
+    def _hold(self, data: bytes) -> bytes:
+        """Keep `data` until the peer reads, and read no more meanwhile: no more than one read."""
+        self._held += data
+        self.flow.pause_reading()
+        return b""
 
     def _send(self, answers: list[bytes]) -> None:
         if not answers:

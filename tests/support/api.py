@@ -79,7 +79,8 @@ class Api:
         self.usage = AskedUsage()
         self.ready = Readiness(ready=True, missing=[])
         self.runtimes = RuntimeStore(compile_runtime(Document(), 1, NO_EPOCHS))
-        self._keys = KeyRing(
+        self.clock = Clock()
+        self.keys = KeyRing(
             {
                 hash_key(KEY): Principal(tenant=TenantId("acme"), key=KeyId("key_1")),
                 hash_key(NARROW_KEY): Principal(
@@ -90,11 +91,11 @@ class Api:
         self.application = self._build()
 
     def _build(self) -> Litestar:
-        clock, ids = Clock(), RequestIds()
-        limiter = MemoryRateLimiter(monotonic=clock)
-        rules = InferenceRules(
+        ids = RequestIds()
+        limiter = MemoryRateLimiter(monotonic=self.clock)
+        self.rules = rules = InferenceRules(
             runtimes=self.runtimes,
-            keys=self._keys,
+            keys=self.keys,
             limiter=limiter,
             inference=self.scene.inference,
             events=self.events,
@@ -103,12 +104,12 @@ class Api:
             loop_time=self.scene.loop_time,
             wall=lambda: 7,
         )
-        door = InferenceDoor(rules=rules, tracer=NullTracer())
+        self.door = door = InferenceDoor(rules=rules, tracer=NullTracer())
         return build_api(
             version="1.2.3",
             door=door,
             admission=AdmissionMiddleware(
-                keys=self._keys, limiter=limiter, runtimes=self.runtimes, ids=ids
+                keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
             ),
             ids=ids,
             models=Catalog(INFO, msgspec.structs.replace(INFO, name="other", labels=["a"])),
