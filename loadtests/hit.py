@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import msgspec
 
 from loadtests import wrk
 from loadtests.generator import Target
-from loadtests.machine import pin, resident_mib, this_machine
+from loadtests.machine import busy_seconds, pin, resident_mib, this_machine
 from loadtests.report import Row, show
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
@@ -27,6 +28,7 @@ _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
 _SERVER, _OTHERS = 0, 1
 _PATH = "/v1/classify"
+_LATER = ("shipper", "billing", "request-log")
 _MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
 
 
@@ -55,6 +57,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
                     folder=root,
                 )
                 measured.setdefault(what, []).append(sent)
+                _settle(systems.values())
         used = {
             f"{process.role} {process.region or process.index}": resident_mib(process.pid)
             for process in next(iter(systems.values())).processes()
@@ -81,6 +84,22 @@ def _systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[str, Sys
         pin((p.pid for p in system.processes() if p.role != "gateway"), _OTHERS)
         pin((p.pid for p in system.processes("gateway")), _SERVER)
     return systems
+
+
+def _settle(systems: Iterable[System]) -> None:
+    """Wait until what the last run left to ship and to bill is done: the next has a core to use."""
+    processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
+    seen = [sum(map(busy_seconds, processes))]
+
+    def is_quiet() -> bool:
+        used = sum(map(busy_seconds, processes))
+        rests = used - seen[0] < 0.03
+        seen[0] = used
+        time.sleep(0.5)
+        return rests
+
+    time.sleep(0.5)
+    until(is_quiet, within=60, what="events are billed")
 
 
 def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Target]:
