@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CHECKED := gateway backends loadtests tools tests
+PEERS := litserve bentoml triton
 ARGS ?=
 PYTEST_ARGS ?=
 UPGRADE ?=
@@ -12,7 +14,8 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	fuzz-doors bench-hit bench-miss bench-threads bench-overload clean
+	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows \
+	bench-peers parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,8 +60,21 @@ bench-miss: install-dev ## Measure requests a second that run the model
 bench-threads: install-dev ## Measure threads by load beside fixed ones
 	$(BIN)/python -m loadtests threads $(ARGS)
 
+bench-shares: install-dev ## Measure how two models share a device that cannot do it all
+	$(BIN)/python -m loadtests shares $(ARGS)
+
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
+
+bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
+	$(BIN)/python -m loadtests peers $(ARGS)
+
+bench-rows: install-dev ## Measure requests of many rows beside requests of one row
+	$(BIN)/python -m loadtests rows $(ARGS)
+
+parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md
+	$(PARITY)/bin/python -m tests.parity.reference
+	$(BIN)/python -m tests.parity
 
 install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
 	@tools/install_system.sh
@@ -88,3 +104,19 @@ $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
+
+# The reference libraries have an environment of their own: torch is large, and nothing else needs it.
+$(PARITY)/.installed: requirements/parity.txt
+	@echo 'Installing the reference libraries into $(PARITY) (once, 2 to 5 GB)'
+	@$(PYTHON) -m venv $(PARITY)
+	@$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r requirements/parity.txt
+	@touch $@
+
+# The servers that `make bench-peers` compares with, each with its own packages and apart from ours.
+.venv-peers/%/.installed: loadtests/peers/%/requirements.txt
+	@echo 'Installing packages into .venv-peers/$*'
+	@$(PYTHON) -m venv .venv-peers/$*
+	@.venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@touch $@

@@ -20,12 +20,12 @@ from backends.admission.admit import Admit, admit
 from backends.api.calls import CallHandler, Door
 from backends.api.corked import CorkedProtocol
 from backends.api.engine import Engine
-from backends.api.loading import Loaded, OpenExecutor, Tools, load_engine
+from backends.api.loading import OpenExecutor, Tools
+from backends.api.reloading import Repository
 from backends.api.routes import Routes
-from backends.api.status import StatusHandlers
+from backends.api.status import ReloadHandler, StatusHandlers
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
-from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
 
@@ -44,14 +44,13 @@ async def open_backend(
     tracing: Tracing,
     open_executor: OpenExecutor,
     admit: Admit = admit,
-) -> AsyncIterator[Loaded]:
+) -> AsyncIterator[Repository]:
     """Load the repository and run the threads of its encoders.
 
     Raises:
         StartProblem: there is no repository.
     """
     quiet_libraries()
-    catalogue = read_catalogue(settings.models)
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(
             ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -64,14 +63,15 @@ async def open_backend(
             open_executor=open_executor,
             admit=admit,
         )
-        loaded = load_engine(catalogue, tools)
-        for batcher in loaded.batchers:
-            await stack.enter_async_context(batcher)
-        yield loaded
+        repository = Repository(
+            root=settings.models, tools=tools, retire_after=settings.retire_after
+        )
+        yield await stack.enter_async_context(repository)
 
 
-def make_routes(engine: Engine, settings: BackendSettings, tracing: Tracing) -> Routes:
-    """Return the ASGI application over an engine."""
+def make_routes(repository: Repository, settings: BackendSettings, tracing: Tracing) -> Routes:
+    """Return the ASGI application over a repository's engine."""
+    engine = repository.engine
     door = Door(settings.token)
     calls = CallHandler(
         engine=engine,
@@ -80,7 +80,11 @@ def make_routes(engine: Engine, settings: BackendSettings, tracing: Tracing) -> 
         clock=time.monotonic,
         max_body_bytes=settings.max_body_bytes,
     )
-    return Routes(calls=calls, status=StatusHandlers(engine=engine, door=door))
+    return Routes(
+        calls=calls,
+        status=StatusHandlers(engine=engine, door=door),
+        reload=ReloadHandler(reload=repository.reload, engine=engine, door=door),
+    )
 
 
 def serve(settings: BackendSettings) -> None:
@@ -103,21 +107,21 @@ async def _serve(settings: BackendSettings, listener: socket.socket, parent: int
         tracing = otlp_tracing(region=settings.region, backend_id=settings.backend_id)
     async with open_backend(
         settings, tracing=tracing, open_executor=executor_opener(settings)
-    ) as loaded:
-        for name, reason in loaded.problems.items():
+    ) as repository:
+        for name, reason in repository.served.problems.items():
             _log.error("a model is not served", extra={"model": name, "reason": reason})
         # What was loaded stays: the collector need not walk it for every generation.
         gc.collect()
         gc.freeze()
         # Requests leave no cycles worth looking for every 700 objects.
         gc.set_threshold(20_000, 20, 20)
-        server = BackendServer(make_routes(loaded.engine, settings, tracing))
+        server = BackendServer(make_routes(repository, settings, tracing))
         host, port = listener.getsockname()[:2]
         _log.info(
             "backend serves",
-            extra={"address": f"{host}:{port}", "provider": loaded.engine.state().provider},
+            extra={"address": f"{host}:{port}", "provider": repository.engine.state().provider},
         )
-        await run_until_told(server, listener, loaded.engine, settings, parent)
+        await run_until_told(server, listener, repository.engine, settings, parent)
     await asyncio.to_thread(tracing.close)
 
 

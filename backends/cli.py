@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
@@ -16,8 +16,10 @@ from backends.algorithms.registry import describe
 from backends.app import open_backend, serve
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
+from backends.importing.command import import_command
 from backends.protocol import ModelInfo
-from backends.repository.catalogue import read_catalogue
+from backends.repository.catalogue import Model, read_catalogue
+from backends.repository.description import describe_model
 from backends.settings import BackendSettings, Provider, read_settings
 from backends.telemetry.logs import configure_logging
 from backends.telemetry.spans import NoTracing
@@ -95,6 +97,7 @@ def models_group() -> None:
 
 
 models_group.add_command(tune_command)
+models_group.add_command(import_command)
 
 
 @models_group.command("list")
@@ -112,28 +115,45 @@ def list_command(models: Path | None, *, as_json: bool) -> None:
 @_MODELS
 @_JSON
 def check_command(models: Path | None, *, as_json: bool) -> None:
-    """Load every model and run it once; exit with 1 when one is broken."""
+    """Load every model and run it once; exit with 1 when one is broken.
+
+    Shows what was inferred of a model whose `model.yaml` leaves it out, and from which file.
+    """
     with _one_line():
-        infos, problems = asyncio.run(_load_all(read_settings(models=models)))
-    _print(infos, problems, as_json=as_json)
+        settings = read_settings(models=models)
+        infos, problems = asyncio.run(_load_all(settings))
+        catalogue = read_catalogue(settings.models)
+    _print(infos, problems, as_json=as_json, models=catalogue.models)
     if problems:
         sys.exit(1)
 
 
 async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:
     opener = executor_opener(settings)
-    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as loaded:
-        return loaded.engine.state().models, loaded.problems
+    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
+        return repository.engine.state().models, dict(repository.served.problems)
 
 
-def _print(infos: list[ModelInfo], problems: dict[str, str], *, as_json: bool) -> None:
+def _print(
+    infos: list[ModelInfo],
+    problems: dict[str, str],
+    *,
+    as_json: bool,
+    models: Mapping[str, Model] | None = None,
+) -> None:
+    inferred = {name: model for name, model in (models or {}).items() if model.inferred}
     if as_json:
-        document = {"models": msgspec.to_builtins(infos), "problems": problems}
+        document: dict[str, object] = {"models": msgspec.to_builtins(infos), "problems": problems}
+        if inferred:
+            document["inferred"] = {name: model.inferred for name, model in inferred.items()}
         click.echo(json.dumps(document, indent=2))
         return
     for info in infos:
         tasks = ", ".join(info.tasks) or "(only below others)"
         click.echo(f"{info.name:24} {info.revision}  {info.profile:6} {tasks}")
+        if model := inferred.get(info.name):
+            for line in describe_model(info, model):
+                click.echo(f"    {line}")
     for name, reason in problems.items():
         click.echo(f"{name:24} broken: {reason}", err=True)
 

@@ -122,11 +122,15 @@ class ExecutorDied(BackendError):
 
 
 class DeadlineExceeded(BackendError):
-    """The item's time was over before its answer."""
+    """The item's time was over before its answer; `retry_after` is when it might be in time."""
 
     status = 504
     code = "deadline_exceeded"
     retryable = False
+
+    def __init__(self, detail: str, *, retry_after: float | None = None) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
 
 
 class StartProblem(Exception):

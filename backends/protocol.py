@@ -8,6 +8,7 @@ that ends without one was cut: items without an outcome are retryable. A call re
 is a non-200 status with a `Refusal`.
 
 `GET /v1/state` answers a msgpack `BackendState`: what the backend serves and how busy it is.
+`POST /v1/models/reload` reads the repository again, and answers the state when its models serve.
 """
 
 import struct
@@ -20,6 +21,7 @@ import msgspec
 WIRE_VERSION = 1
 CALL_PATH = "/v1/call"
 STATE_PATH = "/v1/state"
+RELOAD_PATH = "/v1/models/reload"
 MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
 # Optional shared secret between gateway and backend; see `BackendSettings.token`.
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
@@ -167,12 +169,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """An item's answer: JSON `result`, rows and tokens computed for it (0 when all were known)."""
+    """An item's answer: JSON `result`, rows and tokens computed for it (0 when all were known).
+
+    `known` rows were asked for it too and cost nothing: seen before, or joined to one in flight.
+    """
 
     index: int
     result: bytes
     rows: int
     tokens: int
+    known: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -218,6 +224,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `revision` is the digest (12 hex digits) of every file that shapes the answers, those of models
     it is built on included. `algorithm` and `algorithm_version` name the code that answers.
+    Calls for the revisions in `earlier`, which it replaced, are answered for a while.
     """
 
     name: str
@@ -231,6 +238,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
     description: str = ""
     demonstration: bool = False
+    earlier: list[str] = []
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):

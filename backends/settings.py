@@ -21,10 +21,12 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
-    `threads` is the number of one-thread runs at a time per encoder (0: one per core);
+    `threads` is the number of one-thread runs at a time per encoder (0: what `models tune`
+    found, or one per core);
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
     `max_batch_rows` of 0 is what `models tune` found, or 16.
-    `drain` bounds the time work in flight gets after SIGTERM. `token` is a secret shared with
+    `drain` bounds the time work in flight gets after SIGTERM. A revision that was replaced while
+    serving answers calls that name it for `retire_after` more. `token` is a secret shared with
     the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
     and `tensorrt` only.
     """
@@ -51,6 +53,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpu_engine_cache: Path | None = None
     token: str = ""
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     exit_with_parent: bool = False
     max_body_bytes: Positive = 32 * 1024 * 1024
     max_batch_rows: Share = 0

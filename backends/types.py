@@ -41,10 +41,10 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     continues_word: bool
 
 
-class Pieces(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """An encoding and where each of its tokens lies in the text."""
+class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The tokens of a text alone, without what a model puts around them, and their places."""
 
-    encoding: Encoding
+    ids: IntArray
     pieces: list[Piece]
 
 
@@ -60,6 +60,7 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed_rows: int = 0
     skipped_rows: int = 0
     expired_rows: int = 0
+    late_rows: int = 0
     refused_rows: int = 0
     busy: float = 0.0
     rows_per_second: float = 0.0

@@ -305,7 +305,8 @@ class Inference:
                     index=index,
                     body=job.request.items[index],
                     scope=job.plan.scope,
-                    affinity=job.keys[index].address,
+                    # Not the whole key: the same text with other labels shares its rows.
+                    affinity=job.request.items[index],
                 )
                 for index in led
             ),

@@ -72,6 +72,7 @@ class RedisPipe:
         try:
             await connection.introduce(self._introduction())
         except BaseException:
+            # Also when cancelled: nobody else knows of this connection.
             connection.close(ConnectionError("not introduced"))
             raise
         return connection

@@ -98,6 +98,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: ItemFailure | None = None
     rows: int = 0
     tokens: int = 0
+    known_rows: int = 0
+    """Rows of a computed item that cost nothing: seen before, or joined to one in flight."""
     age: float = 0.0
     tier: str = ""
     """`memory` or `redis` for a hit."""

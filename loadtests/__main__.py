@@ -2,8 +2,10 @@
 
 import click
 
-from loadtests import hit, miss, overload, threads
+from loadtests import hit, miss, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
+from loadtests.peers import measure as peers
+from loadtests.peers.servers import PEERS
 
 
 @click.group()
@@ -34,10 +36,22 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @click.option("--clients", default="1,2,4,8,16,32,64", show_default=True)
 @click.option("--duration", default=3.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
-def threads_command(clients: str, duration: float, rounds: int) -> None:
+@click.option("--weigh-only", is_flag=True, help="Only the memory of the sessions.")
+def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
     """Threads by load beside fixed ones."""
-    numbers = tuple(map(int, clients.split(",")))
-    threads.measure(clients=numbers, duration=duration, rounds=rounds)
+    if not weigh_only:
+        numbers = tuple(map(int, clients.split(",")))
+        threads.measure(clients=numbers, duration=duration, rounds=rounds)
+    threads.weigh()
+
+
+@main.command("rows")
+@click.option("--connections", default=64, show_default=True)
+@click.option("--count", default=300, show_default=True, help="Zero-shot requests of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+def rows_command(*, connections: int, count: int, rounds: int) -> None:
+    """Requests of many rows beside requests of one row."""
+    rows.measure(connections=connections, count=count, rounds=rounds)
 
 
 @main.command("overload")
@@ -46,6 +60,32 @@ def threads_command(clients: str, duration: float, rounds: int) -> None:
 def overload_command(duration: float, deadline: float) -> None:
     """Twice as much work as a backend can do."""
     overload.measure(duration=duration, deadline=deadline)
+
+
+@main.command("shares")
+@click.option("--phase", default=30.0, show_default=True, help="Seconds before and after the swap.")
+@click.option("--overload", "times", default=1.3, show_default=True, help="Of what is possible.")
+@click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
+def shares_command(phase: float, times: float, deadline: float) -> None:
+    """Two models, ten to one, beyond what the device can do."""
+    shares.measure(phase=phase, overload=times, deadline=deadline)
+
+
+@main.command("peers")
+@click.option("--connections", default=32, show_default=True)
+@click.option("--count", default=1500, show_default=True, help="Sentences of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+@click.option("--only", type=click.Choice(sorted(PEERS)), multiple=True, help="These peers only.")
+@click.option("--tune", is_flag=True, help="Try every way of running them, once each.")
+def peers_command(
+    *, connections: int, count: int, rounds: int, only: tuple[str, ...], tune: bool
+) -> None:
+    """The same work under LitServe, BentoML and Triton."""
+    names = only or tuple(PEERS)
+    if tune:
+        peers.tune(peers=names, connections=connections, count=count)
+    else:
+        peers.measure(peers=names, connections=connections, count=count, rounds=rounds)
 
 
 main.add_command(gpu_command)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -24,11 +25,13 @@ from backends.protocol import (
 )
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import pin, resident_mib, this_machine
+from loadtests.padded import write_padded
 from loadtests.report import rows, show
 from loadtests.workload import sentences
 from tests.support.system import System
 
 _BATCH = 8
+_BARE = tuple(f"bare session, {form}, sorted, batches of {_BATCH}" for form in ("served", "padded"))
 _MODEL = "sentiment"
 _MODEL_CORE, _OTHER_CORE = 0, 1
 
@@ -36,13 +39,16 @@ _MODEL_CORE, _OTHER_CORE = 0, 1
 def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
     """Measure the bare session, a backend over HTTP and the gateway in turns; print the table.
 
+    The bare session runs the served graph and the padded one; the quicker is the baseline.
     With `one_core` the model has a core to itself, and everything else the other.
     """
     texts = sentences(count * rounds * 2, seed=2)
     measured: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        padded = write_padded(root / "padded.onnx")
         with System(root / "data", models=root / "models") as system:
+            served = root / "models" / "minilm" / "1" / "model.onnx"
             backend = system.processes("backend")[0].address or ""
             info = asyncio.run(_model(backend))
             if one_core:
@@ -51,9 +57,8 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
             for number in range(rounds):
                 own = texts[number * count * 2 :][: count * 2]
                 runs = {
-                    "bare session, sorted, batches of 8": _bare(
-                        root / "models", own[:count], one_core=one_core
-                    ),
+                    _BARE[0]: _bare(root / "models", served, own[:count], one_core=one_core),
+                    _BARE[1]: _bare(root / "models", padded, own[:count], one_core=one_core),
                     "a backend over HTTP": _loop(
                         _backend_target(backend), _calls(own[:count], info), connections
                     ),
@@ -67,6 +72,7 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
                 f"{process.role} {process.region or process.index}": resident_mib(process.pid)
                 for process in system.processes()
             }
+    measured = _quicker_first(measured)
     show(
         f"Misses on {'one core' if one_core else 'all cores'}: {connections} connections",
         rows(measured),
@@ -79,8 +85,15 @@ def _loop(target: Target, bodies: Iterator[bytes], connections: int) -> Outcome:
     return asyncio.run(closed_loop(target, bodies, connections=connections, duration=120))
 
 
-def _bare(models: Path, texts: list[str], *, one_core: bool) -> Outcome:
-    """Run the graph alone: like lengths together, a one-thread session for each core."""
+def _quicker_first(measured: dict[str, list[Outcome]]) -> dict[str, list[Outcome]]:
+    """Put the bare session with the better median first: the others are held against it."""
+    rates = {what: median(run.rate for run in measured[what]) for what in _BARE}
+    best = max(rates, key=rates.__getitem__)
+    return {best: measured[best], **measured}
+
+
+def _bare(models: Path, graph: Path, texts: list[str], *, one_core: bool) -> Outcome:
+    """Run a graph alone: like lengths together, a one-thread session for each core."""
     if one_core:
         pin([os.getpid()], _MODEL_CORE)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -95,7 +108,7 @@ def _bare(models: Path, texts: list[str], *, one_core: bool) -> Outcome:
     cores = 1 if one_core else os.cpu_count() or 1
     sessions = [
         onnxruntime.InferenceSession(
-            str(folder / "model.onnx"),
+            str(graph),
             options,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU

@@ -35,9 +35,11 @@ def measure(*, duration: float, deadline: float) -> None:
                 bodies = calls(texts, info, remaining=deadline)
                 return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=seconds))
 
-            capacity = _capacity(run)
+            capacity = _capacity(run, lambda answers: sustained(answers, deadline))
+            briefly = _capacity(run, answered)
             answers = run(2 * capacity, duration)
             after = run(capacity / 2, 5.0)
+            late = running.counter("late_rows_total", "minilm")
     good = [a for a in answers if _done(a) and a.latency <= deadline]
     refused = [a for a in answers if not _done(a)]
     told = sum(_told(a) for a in refused)
@@ -48,22 +50,41 @@ def measure(*, duration: float, deadline: float) -> None:
         "refused at twice that": [_outcome(refused, duration)],
     }
     show("Overload: one core", rows(measured), {}, this_machine())
-    print(f"\n{told} of {len(refused)} refusals said when to come back;")
+    print(f"\nfor 4 s, with a queue that grows, it can do {briefly:.0f} a second")
+    print(f"rows run after their deadline: {late:.0f}")
+    print(f"{told} of {len(refused)} refusals said when to come back;")
     print(f"2 s later, at half the capacity, {len(recovered)} were answered,")
     print(f"the slowest after {max(recovered, default=0.0) * 1000:.0f} ms")
 
 
-def _capacity(run: Callable[[float, float], list[Answer]]) -> float:
-    """Return the rate at which 99 in 100 are answered in time, by halving an interval."""
+def _capacity(
+    run: Callable[[float, float], list[Answer]], judge: Callable[[list[Answer]], bool]
+) -> float:
+    """Return the highest rate whose answers pass, by halving an interval."""
     low, high = 50.0, 1200.0
     for _ in range(6):
         rate = (low + high) / 2
         answers = run(rate, 4.0)
-        if sum(map(_done, answers)) >= 0.99 * len(answers):
+        if judge(answers):
             low = rate
         else:
             high = rate
     return low
+
+
+def answered(answers: list[Answer]) -> bool:
+    """Whether 99 in 100 were answered, though a queue may have grown meanwhile."""
+    return sum(map(_done, answers)) >= 0.99 * len(answers)
+
+
+def sustained(answers: list[Answer], deadline: float) -> bool:
+    """Whether 99 in 100 were answered, and the last second's without a queue that still grew.
+
+    The queue holds nearly a deadline's work: a short run fills it rather than refuse.
+    """
+    last = max(answer.due for answer in answers) - 1.0
+    waits = sorted(answer.latency for answer in answers if answer.due > last)
+    return answered(answers) and waits[len(waits) // 2] < deadline / 4
 
 
 def _done(answer: Answer) -> bool:

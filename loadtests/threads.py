@@ -11,6 +11,10 @@ from loadtests.machine import resident_mib, this_machine
 from loadtests.report import rows, show
 from loadtests.workload import sentences
 
+_SESSIONS = {
+    "one session": {"threads": "1", "wide": "never"},
+    "one wide and two narrow": {"threads": "2", "wide": "auto"},
+}
 _WAYS = {"adaptive": "auto", "wide": "always", "narrow": "never"}
 
 
@@ -34,5 +38,26 @@ def measure(*, clients: tuple[int, ...], duration: float, rounds: int) -> None:
             for _ in range(rounds):
                 for way in ("narrow", "wide", "adaptive"):
                     measured.setdefault(way, []).append(run(running[way], number))
-            used = {way: resident_mib(process.pid) for way, process in running.items()}
-            show(f"Threads {number}: clients {number}", rows(measured), used, this_machine())
+            show(f"Threads {number}: clients {number}", rows(measured), {}, this_machine())
+
+
+def weigh() -> None:
+    """Print what a backend with one session weighs beside one with a wide and two narrow.
+
+    Each runs alone, after a start that packed the weights, so that none shares pages with another.
+    """
+    texts = iter(sentences(100_000, seed=5))
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder)
+        build_demo_models(models, print)
+        with backend(models):
+            pass
+        weights: list[float] = []
+        for what, settings in _SESSIONS.items():
+            with backend(models, **settings) as running:
+                info = running.model("sentiment")
+                for connections in (1, 8):
+                    bodies = calls(texts, info)
+                    run_closed(running, bodies, connections=connections, duration=3.0)
+                weights.append(resident_mib(running.pid))
+            print(f"{what}: {weights[-1]:.0f} MiB (PSS), {weights[-1] / weights[0]:.2f}")

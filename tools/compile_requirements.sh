@@ -9,13 +9,14 @@ if ! command -v uv >/dev/null; then
     exit 1
 fi
 
+overrides=requirements/overrides.in
 compile() {
     local output="requirements/$1.txt"
     shift
     echo "compiling $output"
     uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
         --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
-        --override requirements/overrides.in --output-file "$output" "$@"
+        --override "$overrides" --output-file "$output" "$@"
 }
 
 # The largest set first: the versions it finds constrain all the others.
@@ -33,3 +34,15 @@ compile backend-cpu pyproject.toml requirements/build.in \
     --extra backend-cpu --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
     --extra backend-gpu --constraint "$pins" "$@"
+# The peers of `make bench-peers`: exact packages for this one platform, and apart from all of ours.
+for peer in litserve bentoml triton; do
+    echo "compiling loadtests/peers/$peer/requirements.txt"
+    uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_35 \
+        --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+        --output-file "loadtests/peers/$peer/requirements.txt" \
+        "loadtests/peers/$peer/requirements.in" "$@"
+done
+
+# Here the framework is what is wanted.
+overrides=/dev/null
+compile parity requirements/parity.in --constraint "$pins" "$@"

@@ -19,10 +19,10 @@ Matrix = NDArray[np.float32]
 
 
 class Encoder:
-    """The encoder `minilm` of a repository of demo models."""
+    """An encoder of a repository of demo models, `minilm` unless another is named."""
 
-    def __init__(self, models: Path) -> None:
-        folder = models / "minilm" / "1"
+    def __init__(self, models: Path, name: str = "minilm") -> None:
+        folder = models / name / "1"
         source = GraphSource(
             path=folder / "model.onnx",
             outputs={OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"},

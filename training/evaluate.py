@@ -6,6 +6,7 @@ python training/evaluate.py --url http://127.0.0.1:8080 --key KEY \
 
 import argparse
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,13 @@ class Api:
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}", "x-request-timeout": "60"}
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=90)
+
+    async def rows(self, body: dict[str, Any]) -> int:
+        """Return how many rows of models, computed or known, answered a new request."""
+        headers = {"cache-control": "no-cache"}
+        response = await self._client.post("/v1/classify", json=body, headers=headers)
+        response.raise_for_status()
+        return sum(map(int, re.findall(r"=(\d+)", response.headers["sluicegate-rows"])))
 
     async def best(self, path: str, body: dict[str, Any], texts: Sequence[str]) -> list[str]:
         """Ask in chunks, a few at a time."""
@@ -54,8 +62,14 @@ async def _evaluate(options: argparse.Namespace) -> None:
 
     sst2 = pd.read_parquet(options.sst2)
     sst2 = sst2[sst2["idx"] % _HELD_OUT_OF == _HELD_OUT]
-    found = await api.best("/v1/classify", {"model": "sentiment"}, sst2["sentence"].tolist())
-    _show("sentiment", found, [("negative", "positive")[label] for label in sst2["label"]])
+    texts = sst2["sentence"].tolist()
+    expected = [("negative", "positive")[label] for label in sst2["label"]]
+    for model in ("sentiment-small", "sentiment", "sentiment-cascade"):
+        found = await api.best("/v1/classify", {"model": model}, texts)
+        _show(model, found, expected)
+    rows = await api.rows({"model": "sentiment-cascade", "input": texts[:1000]})
+    rows += await api.rows({"model": "sentiment-cascade", "input": texts[1000:2000]})
+    print(f"sentiment-cascade: {rows - 2000} of 2000 reach the large model")
 
     news = pd.read_csv(options.ag_news, header=None, names=["class", "title", "description"])
     texts = (news["title"] + ". " + news["description"]).tolist()

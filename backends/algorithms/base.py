@@ -1,7 +1,7 @@
 """What an algorithm is: a coroutine from an item to a JSON value, asking models on the way."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -44,10 +44,16 @@ async def together(
     first: Coroutine[Any, Any, First], second: Coroutine[Any, Any, Second]
 ) -> tuple[First, Second]:
     """Run two questions at once; when one fails the other is called off and the error raised."""
+    one, other = await all_of([first, second])
+    return one, other
+
+
+async def all_of(questions: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run questions at once; when one fails the others are called off and the error raised."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = group.create_task(first), group.create_task(second)
+            tasks = [group.create_task(question) for question in questions]
     except BaseExceptionGroup as error:
-        # Both may fail of the same text; one error says it.
+        # All may fail of the same text; one error says it.
         raise error.exceptions[0] from None
-    return tasks[0].result(), tasks[1].result()
+    return [task.result() for task in tasks]

@@ -1,5 +1,7 @@
 """Labels of a text by a trained head."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -31,13 +33,44 @@ def rank(labels: list[str], scores: FloatArray, top: int | None = None) -> list[
     return [Label(label=labels[i], score=written[i]) for i in best_first(scores, top)]
 
 
-class Classify(Algorithm):
-    """Scores a model's own labels for a text or a pair of texts."""
+class Labeller(Algorithm):
+    """Scores labels of its own for a text or a pair of texts; algorithms build on each other."""
 
-    def __init__(self, *, model: str, labels: list[str], function: Function) -> None:
-        self._model = model
-        self._labels = labels
-        self._function = function
+    def __init__(self, *, labels: Sequence[str]) -> None:
+        self.labels = list(labels)
+
+    @abstractmethod
+    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+        """Return a score for each of `labels`, in their order.
+
+        `function` makes scores of logits where it is given, else the model's own.
+        """
+
+    @abstractmethod
+    def confidence(self, scores: FloatArray) -> float:
+        """Return how sure it is of scores that its own function made, between 0 and 1."""
+
+    @override
+    async def run(self, item: Text, parameters: ClassifyParameters, ask: Ask) -> Any:
+        if parameters.top_k is not None and parameters.top_k < 1:
+            raise ItemRefused("bad_top_k", "`top_k` must be at least 1; leave it out for all")
+        ranked = await self.rank(item, ask, top=parameters.top_k, function=parameters.function)
+        return {"labels": [label.as_json() for label in ranked]}
+
+    async def rank(
+        self, text: Text, ask: Ask, *, top: int | None = None, function: Function | None = None
+    ) -> list[Label]:
+        """Return the labels of a text, best first, for an algorithm above."""
+        return rank(self.labels, await self.scores(text, ask, function), top)
+
+
+class Classify(Labeller):
+    """Scores a model's own labels, as Hugging Face's `text-classification` pipeline does."""
+
+    def __init__(self, *, model: str, labels: Sequence[str], function: Function) -> None:
+        super().__init__(labels=labels)
+        self.model = model
+        self.function = function
 
     @property
     @override
@@ -45,18 +78,13 @@ class Classify(Algorithm):
         return 1
 
     @override
-    async def run(self, item: Text, parameters: ClassifyParameters, ask: Ask) -> Any:
-        if parameters.top_k is not None and parameters.top_k < 1:
-            raise ItemRefused("bad_top_k", "`top_k` must be at least 1; leave it out for all")
-        ranked = await self.rank(
-            item, ask, top=parameters.top_k, function=parameters.function or self._function
-        )
-        return {"labels": [label.as_json() for label in ranked]}
+    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+        logits = (await ask(self.model, [text]))[0]
+        return apply_function(np.asarray(logits), function or self.function)
 
-    async def rank(
-        self, text: Text, ask: Ask, *, top: int | None = None, function: Function | None = None
-    ) -> list[Label]:
-        """Return the labels of a text, best first, for an algorithm above."""
-        logits = (await ask(self._model, [text]))[0]
-        scores = apply_function(np.asarray(logits), function or self._function)
-        return rank(self._labels, scores, top)
+    @override
+    def confidence(self, scores: FloatArray) -> float:
+        if self.function == "sigmoid":
+            # Each label is a decision of its own; the least sure one decides.
+            return float(np.maximum(scores, 1 - scores).min())
+        return float(scores.max())

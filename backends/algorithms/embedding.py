@@ -9,14 +9,15 @@ from backends.errors import ItemRefused
 from backends.pipelines.ask import Ask
 from backends.pipelines.scores import normalize, rounded
 from backends.protocol import EmbedParameters, RerankParameters
+from backends.types import FloatArray
 
 
 class Embed(Algorithm):
     """The vector of a text."""
 
     def __init__(self, *, model: str, dimensions: int) -> None:
-        self._model = model
-        self._dimensions = dimensions
+        self.model = model
+        self.dimensions = dimensions
 
     @property
     @override
@@ -25,13 +26,18 @@ class Embed(Algorithm):
 
     @override
     async def run(self, item: str, parameters: EmbedParameters, ask: Ask) -> Any:
-        kept = self._dimensions if parameters.dimensions is None else parameters.dimensions
-        if not 1 <= kept <= self._dimensions:
+        kept = self.kept(parameters)
+        vectors = await ask(self.model, [item])
+        return {"embedding": shorten(vectors, kept, parameters)[0]}
+
+    def kept(self, parameters: EmbedParameters) -> int:
+        """Return how many values of a vector are asked for, or refuse."""
+        kept = self.dimensions if parameters.dimensions is None else parameters.dimensions
+        if not 1 <= kept <= self.dimensions:
             raise ItemRefused(
-                "bad_dimensions", f"`dimensions` must be between 1 and {self._dimensions}"
+                "bad_dimensions", f"`dimensions` must be between 1 and {self.dimensions}"
             )
-        vectors = (await ask(self._model, [item]))[:, :kept]
-        return {"embedding": (normalize(vectors) if parameters.normalize else vectors)[0]}
+        return kept
 
 
 class Rerank(Algorithm):
@@ -49,3 +55,9 @@ class Rerank(Algorithm):
     async def run(self, item: str, parameters: RerankParameters, ask: Ask) -> Any:
         query, document = normalize(await ask(self._model, [parameters.query, item]))
         return {"score": rounded(query @ document[:, None])[0]}
+
+
+def shorten(vectors: FloatArray, kept: int, parameters: EmbedParameters) -> FloatArray:
+    """Return the first `kept` values of vectors, of length one where that is asked for."""
+    shortened = vectors[:, :kept]
+    return normalize(shortened) if parameters.normalize else shortened

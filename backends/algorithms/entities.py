@@ -1,5 +1,6 @@
 """Entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
 
+import unicodedata
 from typing import Any, Literal
 
 import msgspec
@@ -36,13 +37,15 @@ class Entities(Algorithm):
     @property
     @override
     def version(self) -> int:
-        return 1
+        return 2
 
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: Ask) -> Any:
         pieces, logits = await ask.tokens(self._model, item)
         scores = apply_function(logits, self._function)
         mentions = find_mentions(pieces, scores, self._labels, parameters.aggregation)
+        if parameters.aggregation != "none":
+            mentions = [_with_accents(mention, item) for mention in mentions]
         return {
             "entities": [
                 {
@@ -55,6 +58,17 @@ class Entities(Algorithm):
                 for mention in mentions
             ]
         }
+
+
+def _with_accents(mention: Mention, text: str) -> Mention:
+    """Return a mention that ends after the accents of its last letter.
+
+    A tokenizer that leaves accents out ends a piece before them.
+    """
+    end = mention.end
+    while end < len(text) and unicodedata.combining(text[end]):
+        end += 1
+    return mention if end == mention.end else msgspec.structs.replace(mention, end=end)
 
 
 def find_mentions(

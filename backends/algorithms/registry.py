@@ -3,22 +3,25 @@
 from collections.abc import Mapping, Sequence
 
 from backends.algorithms.base import Algorithm, Endpoint
-from backends.algorithms.classify import Classify
+from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, Rerank
 from backends.algorithms.entities import Entities
-from backends.algorithms.reviewer import Reviewer
-from backends.algorithms.zero_shot import Choose, ZeroShot
+from backends.algorithms.long_document import LongEmbed
+from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
+from backends.algorithms.recipes import RECIPES, Algorithms
+from backends.algorithms.split import split_tasks
 from backends.errors import ModelProblem
 from backends.protocol import ModelInfo, Task
 from backends.repository.catalogue import Catalogue, Model
 from backends.repository.manifest import (
     AlgorithmManifest,
+    ClassifierManifest,
     EncoderManifest,
     HeadManifest,
+    SplitManifest,
     builds_on,
 )
 
-Algorithms = dict[Task, Algorithm]
 # Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
 # a change there that changes answers.
 _FOUNDATION_VERSION = 1
@@ -37,8 +40,12 @@ def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
     below = [built[name] for name in builds_on(manifest)]
     if isinstance(manifest, EncoderManifest):
         return _encoder_endpoint(model, manifest)
+    if isinstance(manifest, ClassifierManifest):
+        return _classifier_endpoint(model, manifest)
     if isinstance(manifest, HeadManifest):
         return _head_endpoint(model, manifest, below[0])
+    if isinstance(manifest, SplitManifest):
+        return _split_endpoint(model, manifest, below)
     return _algorithm_endpoint(model, manifest, below)
 
 
@@ -75,6 +82,42 @@ def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> Endpoint:
     return Endpoint(info=info, encoder=model.name, algorithms=algorithms)
 
 
+def _classifier_endpoint(model: Model, manifest: ClassifierManifest) -> Endpoint:
+    try:
+        algorithms = {
+            task: _answer_by_logits(task, model.name, manifest) for task in manifest.tasks
+        }
+    except ValueError as error:
+        raise ModelProblem(f"{model.folder}: {error}") from None
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile=manifest.profile,
+        tasks=list(algorithms),
+        algorithm="classifier",
+        algorithm_version=combined_version(algorithms),
+        labels=manifest.labels,
+        max_tokens=manifest.max_tokens,
+        description=manifest.description,
+        demonstration=manifest.demonstration,
+    )
+    return Endpoint(info=info, encoder=model.name, algorithms=algorithms)
+
+
+def _answer_by_logits(task: Task, name: str, manifest: ClassifierManifest) -> Algorithm:
+    """Return what answers a task by the logits of a graph, as its reference does."""
+    labels, function = manifest.labels, manifest.function
+    if task is Task.ENTITIES:
+        return Entities(model=name, labels=labels, function=function)
+    if task is Task.ZERO_SHOT:
+        return EntailmentZeroShot(model=name, labels=labels)
+    if task is Task.CHOOSE:
+        return MultipleChoice(model=name)
+    if task is Task.RERANK:
+        return CrossEncode(model=name)
+    return Classify(model=name, labels=labels, function=function)
+
+
 def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> Endpoint:
     labels, function = manifest.labels, manifest.function
     algorithm: Algorithm
@@ -98,16 +141,41 @@ def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> E
     return Endpoint(info=info, encoder=encoder.encoder, algorithms=algorithms)
 
 
+def _split_endpoint(model: Model, manifest: SplitManifest, below: Sequence[Endpoint]) -> Endpoint:
+    weights = list(manifest.arms.values())
+    algorithms = split_tasks([endpoint.algorithms for endpoint in below], weights)
+    if not algorithms:
+        raise ModelProblem(f"{model.folder}: its revisions have no task in common")
+    first = below[0].info
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile="+".join(sorted({endpoint.info.profile for endpoint in below})),
+        tasks=list(algorithms),
+        algorithm="split",
+        algorithm_version=combined_version(algorithms),
+        labels=first.labels,
+        max_tokens=min(endpoint.info.max_tokens for endpoint in below),
+        dimensions=first.dimensions,
+        description=first.description,
+        demonstration=first.demonstration,
+    )
+    return Endpoint(info=info, encoder=below[0].encoder, algorithms=algorithms)
+
+
 def _algorithm_endpoint(
     model: Model, manifest: AlgorithmManifest, below: Sequence[Endpoint]
 ) -> Endpoint:
-    recipes = {"zero-shot-embedding": _zero_shot, "reviewer": _reviewer}
-    if manifest.algorithm not in recipes:
+    recipe = RECIPES.get(manifest.algorithm)
+    if recipe is None:
         raise ModelProblem(
             f"{model.folder}: algorithm `{manifest.algorithm}` is unknown; there are "
-            f"{', '.join(f'`{name}`' for name in recipes)}"
+            f"{', '.join(f'`{name}`' for name in RECIPES)}"
         )
-    known = recipes[manifest.algorithm](model, below)
+    try:
+        known = recipe(model, below)
+    except ValueError as error:
+        raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` {error}") from None
     for task in manifest.tasks:
         if task not in known:
             raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` cannot answer `{task}`")
@@ -120,6 +188,8 @@ def _algorithm_endpoint(
         tasks=list(algorithms),
         algorithm=manifest.algorithm,
         algorithm_version=combined_version(algorithms),
+        labels=_labels(algorithms),
+        dimensions=_dimensions(algorithms),
         max_tokens=min(endpoint.info.max_tokens for endpoint in below),
         description=manifest.description,
         demonstration=manifest.demonstration,
@@ -127,22 +197,14 @@ def _algorithm_endpoint(
     return Endpoint(info=info, encoder=below[0].encoder, algorithms=algorithms)
 
 
-def _zero_shot(model: Model, below: Sequence[Endpoint]) -> Algorithms:
-    if len(below) != 1 or below[0].info.algorithm != "embedding":
-        raise ModelProblem(f"{model.folder}: `zero-shot-embedding` needs one `encoder`")
-    name = below[0].info.name
-    return {Task.ZERO_SHOT: ZeroShot(model=name), Task.CHOOSE: Choose(model=name)}
+def _labels(algorithms: Algorithms) -> list[str] | None:
+    found = [known.labels for known in algorithms.values() if isinstance(known, Labeller)]
+    return found[0] if found else None
 
 
-def _reviewer(model: Model, below: Sequence[Endpoint]) -> Algorithms:
-    match [algorithm for endpoint in below for algorithm in endpoint.algorithms.values()]:
-        case [Classify() as mood, ZeroShot() as topics, *_, Classify() as intent]:
-            return {Task.INFER: Reviewer(mood=mood, topics=topics, intent=intent)}
-        case _:
-            raise ModelProblem(
-                f"{model.folder}: `reviewer` needs `uses` of a model for the mood, one for "
-                "topics (zero-shot) and one for intents, in this order"
-            )
+def _dimensions(algorithms: Algorithms) -> int | None:
+    found = [known.dimensions for known in algorithms.values() if isinstance(known, LongEmbed)]
+    return found[0] if found else None
 
 
 def combined_version(algorithms: Mapping[Task, Algorithm]) -> int:

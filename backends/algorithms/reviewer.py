@@ -6,8 +6,8 @@ import msgspec
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm, together
-from backends.algorithms.classify import Classify, Label
-from backends.algorithms.zero_shot import ZeroShot
+from backends.algorithms.classify import Label, Labeller
+from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import Ask
 from backends.protocol import InferParameters
@@ -32,7 +32,7 @@ class Reviewer(Algorithm):
        of the same row again.
     """
 
-    def __init__(self, *, mood: Classify, topics: ZeroShot, intent: Classify) -> None:
+    def __init__(self, *, mood: Labeller, topics: ZeroShotTask, intent: Labeller) -> None:
         self._mood = mood
         self._topics = topics
         self._intent = intent

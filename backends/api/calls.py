@@ -94,7 +94,7 @@ class CallHandler:
             call = self._decode(body)
             answerer = ItemAnswerer(
                 engine=self._engine,
-                endpoint=self._engine.admit(call),
+                admitted=self._engine.admit(call),
                 call=call,
                 decoders=self._decoders,
                 received=received,

@@ -13,21 +13,53 @@ from backends.algorithms.base import Endpoint
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
 from backends.batching.shared import SharedRows
-from backends.errors import ModelNotFound, NotReady, Overloaded, RevisionMismatch
+from backends.errors import CallRefused, ModelNotFound, NotReady, Overloaded, RevisionMismatch
 from backends.pipelines.ask import Pipeline
-from backends.protocol import BackendState, Call, Report, encode_frame
+from backends.pipelines.encoder import Encoder
+from backends.protocol import BackendState, Call, ModelInfo, Report, encode_frame
 from backends.types import EncoderStatistics, Snapshot
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.005
+# Bytes of text to a token, more than most have: a low guess refuses nothing that would be in time.
+_TOKEN_BYTES = 6
+_SOON = 0.1
+
+# The name, revision and profile that a call asks for.
+Variant = tuple[str, str, str]
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoder's batcher and its rows."""
+    """An encoder's pipeline, its batcher and its rows; `digest` is that of what it runs."""
 
     name: str
+    digest: str
+    pipeline: Encoder
     batcher: Batcher
     rows: SharedRows
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repository's models became: endpoints, what runs below them, and what is broken."""
+
+    endpoints: Mapping[str, Endpoint]
+    pipelines: Mapping[str, Pipeline]
+    encoders: Sequence[RunningEncoder]
+    problems: Mapping[str, str]
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers a call: its endpoint, and the models that this may ask."""
+
+    endpoint: Endpoint
+    pipelines: Mapping[str, Pipeline]
+
+
+class Retired(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint that was replaced, and what it was served with."""
+
+    endpoint: Endpoint
+    served: Served
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,24 +74,22 @@ class Engine:
 
     It is ready while every encoder it loaded runs and it serves something; models that were
     broken when it started are named as missing and keep nobody from the others.
+
+    What is served can be replaced; calls that name a revision of before are answered by it until
+    it is forgotten.
     """
 
     def __init__(
         self,
         *,
         identity: Identity,
-        endpoints: Mapping[str, Endpoint],
-        pipelines: Mapping[str, Pipeline],
-        encoders: Sequence[RunningEncoder],
-        problems: Mapping[str, str],
+        served: Served,
         clock: Callable[[], float] = time.monotonic,
         device: Device | None = None,
     ) -> None:
-        self.pipelines = pipelines
         self._identity = identity
-        self._endpoints = endpoints
-        self._encoders = {encoder.name: encoder for encoder in encoders}
-        self._problems = [f"{name}: {reason}" for name, reason in problems.items()]
+        self._served = served
+        self._retired: dict[Variant, Retired] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -70,8 +100,40 @@ class Engine:
         self._reported = -math.inf
         self._report_frame = b""
 
-    def admit(self, call: Call) -> Endpoint:
-        """Return the endpoint of a call.
+    @property
+    def pipelines(self) -> Mapping[str, Pipeline]:
+        """The models that run."""
+        return self._served.pipelines
+
+    def replace(self, served: Served) -> Mapping[Variant, Retired]:
+        """Serve something else from now on; return what is served no longer, to be forgotten."""
+        before, self._served = self._served, served
+        kept = {_variant(endpoint.info) for endpoint in served.endpoints.values()}
+        gone = {_variant(endpoint.info): endpoint for endpoint in before.endpoints.values()}
+        for variant in kept:
+            self._retired.pop(variant, None)
+        retired = {
+            variant: Retired(endpoint=endpoint, served=before)
+            for variant, endpoint in gone.items()
+            if variant not in kept
+        }
+        self._retired |= retired
+        return retired
+
+    def forget(self, retired: Mapping[Variant, Retired]) -> None:
+        """Answer calls that name these no longer, unless they came back meanwhile."""
+        for variant, gone in retired.items():
+            if self._retired.get(variant) is gone:
+                del self._retired[variant]
+
+    def running(self) -> list[RunningEncoder]:
+        """Return every encoder that a call may still need."""
+        used = [self._served, *(retired.served for retired in self._retired.values())]
+        found = {id(e.batcher): e for served in used for e in served.encoders}
+        return list(found.values())
+
+    def admit(self, call: Call) -> Admitted:
+        """Return what answers a call.
 
         Raises:
             CallRefused: it is not served here, or not now.
@@ -79,23 +141,48 @@ class Engine:
         """
         if self.draining:
             raise NotReady("the backend is stopping; try another one")
-        endpoint = self._endpoints.get(call.model)
-        if endpoint is None:
-            raise ModelNotFound(f"model `{call.model}` is not served here")
+        endpoint, served = self._find(call)
         if call.task not in endpoint.algorithms:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
-        info = endpoint.info
-        if (call.revision, call.profile) != (info.revision, info.profile):
-            raise RevisionMismatch(
-                f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`"
-            )
-        batcher = self._encoders[endpoint.encoder].batcher
+        batcher = _batcher(served, endpoint.encoder)
         if batcher.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {batcher.failure}")
         if batcher.is_full():
+            batcher.turn_away(len(call.items))
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
-        batcher.check_time(max(item.remaining for item in call.items), lane=call.lane)
-        return endpoint
+        # Refused before its texts are tokenized if not even the shortest would be in time.
+        shortest = min(len(item.body) for item in call.items) // _TOKEN_BYTES
+        try:
+            batcher.check_time(
+                max(item.remaining for item in call.items),
+                batcher.work(min(shortest, endpoint.info.max_tokens)),
+                lane=call.lane,
+            )
+        except Overloaded:
+            batcher.turn_away(len(call.items))
+            raise
+        return Admitted(endpoint=endpoint, pipelines=served.pipelines)
+
+    def _find(self, call: Call) -> tuple[Endpoint, Served]:
+        asked = (call.model, call.revision, call.profile)
+        endpoint = self._served.endpoints.get(call.model)
+        if endpoint is not None and _variant(endpoint.info) == asked:
+            return endpoint, self._served
+        if (retired := self._retired.get(asked)) is not None:
+            return retired.endpoint, retired.served
+        if endpoint is None:
+            raise ModelNotFound(f"model `{call.model}` is not served here")
+        info = endpoint.info
+        raise RevisionMismatch(f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`")
+
+    def backlog(self, call: Call) -> float:
+        """Return the seconds after which an admitted call, sent again, would find room."""
+        try:
+            endpoint, served = self._find(call)
+        except CallRefused:
+            # It was replaced meanwhile: whoever comes again finds the new one.
+            return _SOON
+        return _batcher(served, endpoint.encoder).backlog()
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -120,29 +207,42 @@ class Engine:
     def failures(self) -> list[str]:
         """Return what was loaded and has died since."""
         return [
-            f"{name}: {encoder.batcher.failure}"
-            for name, encoder in self._encoders.items()
+            f"{encoder.name}: {encoder.batcher.failure}"
+            for encoder in self._served.encoders
             if encoder.batcher.failure is not None
         ]
 
     def state(self) -> BackendState:
         """Return identity, readiness, models and load."""
         failures = self.failures()
-        missing = [*failures, *self._problems]
+        problems = [f"{name}: {reason}" for name, reason in self._served.problems.items()]
+        missing = [*failures, *problems]
         if self.draining:
             missing.append("the backend is stopping")
-        if not self._endpoints:
+        if not self._served.endpoints:
             missing.append("no model is served")
-        providers = {encoder.batcher.provider for encoder in self._encoders.values()}
+        providers = {encoder.batcher.provider for encoder in self._served.encoders}
         return BackendState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
-            ready=bool(self._endpoints) and not failures and not self.draining,
+            ready=bool(self._served.endpoints) and not failures and not self.draining,
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
-            models=[endpoint.info for endpoint in self._endpoints.values()],
+            models=self._infos(),
             report=self.report(),
         )
+
+    def _infos(self) -> list[ModelInfo]:
+        """Return what is said of each model, with the revisions of before that still answer."""
+        earlier: dict[str, list[str]] = {}
+        for name, revision, _ in self._retired:
+            earlier.setdefault(name, []).append(revision)
+        return [
+            msgspec.structs.replace(endpoint.info, earlier=earlier[name])
+            if name in earlier
+            else endpoint.info
+            for name, endpoint in self._served.endpoints.items()
+        ]
 
     def report_frame(self) -> bytes:
         """Return the report as the last frame of a reply, made anew every few milliseconds."""
@@ -153,7 +253,7 @@ class Engine:
 
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
-        statistics = [encoder.batcher.statistics() for encoder in self._encoders.values()]
+        statistics = [encoder.batcher.statistics() for encoder in self._served.encoders]
         tokens = sum(s.tokens for s in statistics)
         padded = sum(s.padded_tokens for s in statistics)
         return Report(
@@ -175,10 +275,18 @@ class Engine:
             items=dict(self._items),
             encoders=[
                 EncoderStatistics(
-                    name=name,
+                    name=encoder.name,
                     queue=encoder.batcher.statistics(),
                     rows=encoder.rows.statistics(),
                 )
-                for name, encoder in self._encoders.items()
+                for encoder in self._served.encoders
             ],
         )
+
+
+def _variant(info: ModelInfo) -> Variant:
+    return info.name, info.revision, info.profile
+
+
+def _batcher(served: Served, encoder: str) -> Batcher:
+    return next(running.batcher for running in served.encoders if running.name == encoder)

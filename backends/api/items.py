@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.algorithms.base import Endpoint
-from backends.api.engine import Engine
+from backends.api.engine import Admitted, Engine
 from backends.batching.shared import Caller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
 from backends.pipelines.ask import Ask, encode_result
@@ -50,7 +49,7 @@ class ItemAnswerer:
         self,
         *,
         engine: Engine,
-        endpoint: Endpoint,
+        admitted: Admitted,
         call: Call,
         decoders: Decoders,
         received: float,
@@ -59,7 +58,8 @@ class ItemAnswerer:
     ) -> None:
         self._engine = engine
         self._call = call
-        self._algorithm = endpoint.algorithms[call.task]
+        self._algorithm = admitted.endpoint.algorithms[call.task]
+        self._pipelines = admitted.pipelines
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
@@ -94,7 +94,13 @@ class ItemAnswerer:
             outcome = _failed(index, BackendError("the backend failed on this item"))
         else:
             self._engine.count_item(self._call, "done")
-            outcome = Done(index=index, result=result, rows=caller.rows, tokens=caller.tokens)
+            outcome = Done(
+                index=index,
+                result=result,
+                rows=caller.rows,
+                tokens=caller.tokens,
+                known=caller.known,
+            )
         span.end(outcome.code if isinstance(outcome, Failed) else None)
         return outcome
 
@@ -108,17 +114,22 @@ class ItemAnswerer:
         left = caller.deadline - self._clock()
         # Said this way round so that a time that is no number is over, too.
         if not left > 0:
-            raise DeadlineExceeded("the time of the item was over before it began")
+            raise DeadlineExceeded(
+                "the time of the item was over before it began",
+                retry_after=self._engine.backlog(self._call),
+            )
         try:
             body = self._decoder.decode(item.body)
         except UNREADABLE as error:
             raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
-        ask = Ask(self._engine.pipelines, caller)
+        ask = Ask(self._pipelines, caller)
         try:
             async with asyncio.timeout(min(left, _LONGEST)):
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
-            raise DeadlineExceeded("the time of the item is over") from None
+            raise DeadlineExceeded(
+                "the time of the item is over", retry_after=self._engine.backlog(self._call)
+            ) from None
 
 
 def _outcome(error: BackendError) -> str:
@@ -134,5 +145,5 @@ def _failed(index: int, error: BackendError) -> Failed:
         code=error.code,
         detail=str(error),
         retryable=error.retryable,
-        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+        retry_after=error.retry_after if isinstance(error, Overloaded | DeadlineExceeded) else None,
     )

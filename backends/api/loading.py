@@ -1,15 +1,15 @@
 """From a repository's catalogue to an engine that serves it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from backends.admission.admit import Admit, Candidate
-from backends.admission.tuned import read_tuned
+from backends.admission.tuned import Tuned, read_tuned
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
-from backends.api.engine import Engine, Identity, RunningEncoder
+from backends.api.engine import Engine, Identity, RunningEncoder, Served
 from backends.batching.batcher import Batcher, QueueLimits
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
@@ -17,11 +17,17 @@ from backends.batching.shared import RowCache, SharedRows
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
+from backends.executors.pooling import PoolingExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
 from backends.repository.catalogue import Catalogue, Model
-from backends.repository.manifest import EncoderManifest, HeadManifest
+from backends.repository.manifest import (
+    ClassifierManifest,
+    EncoderManifest,
+    GraphManifest,
+    HeadManifest,
+)
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -43,39 +49,75 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     admit: Admit
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What models share and a reload keeps: the device, the rows that are known."""
+
+    device: Device
+    cache: RowCache
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """An engine and the batchers whose threads it needs started."""
 
     engine: Engine
     batchers: list[Batcher]
-    problems: dict[str, str]
+    problems: Mapping[str, str]
 
 
 def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
     """Load every model of a catalogue; one that cannot be loaded is a problem, no error."""
-    loader = _Loader(catalogue, tools)
-    for model in catalogue.models.values():
-        loader.load(model)
+    shared = make_shared(tools)
+    served = load_models(catalogue, tools, shared)
     settings = tools.settings
     engine = Engine(
         identity=Identity(backend_id=settings.backend_id, region=settings.region),
+        served=served,
+        clock=tools.clock,
+        device=shared.device,
+    )
+    batchers = [encoder.batcher for encoder in served.encoders]
+    return Loaded(engine=engine, batchers=batchers, problems=served.problems)
+
+
+def make_shared(tools: Tools) -> Shared:
+    """Return what the models of a process share, before any is loaded."""
+    return Shared(
+        device=Device(slots=_slots(tools.settings), clock=tools.clock),
+        cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
+    )
+
+
+def load_models(
+    catalogue: Catalogue, tools: Tools, shared: Shared, running: Sequence[RunningEncoder] = ()
+) -> Served:
+    """Load every model of a catalogue; encoders of `running` that did not change are kept."""
+    loader = _Loader(catalogue, tools, shared, running)
+    for model in catalogue.models.values():
+        loader.load(model)
+    return Served(
         endpoints=loader.endpoints,
         pipelines=loader.pipelines,
         encoders=loader.running,
         problems=loader.problems,
-        clock=tools.clock,
-        device=loader.device,
     )
-    batchers = [encoder.batcher for encoder in loader.running]
-    return Loaded(engine=engine, batchers=batchers, problems=loader.problems)
 
 
 class _Loader:
-    def __init__(self, catalogue: Catalogue, tools: Tools) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        tools: Tools,
+        shared: Shared,
+        running: Sequence[RunningEncoder],
+    ) -> None:
         self._catalogue = catalogue
-        self.device = Device(slots=_slots(tools.settings), clock=tools.clock)
         self._tools = tools
-        self._cache = RowCache(max_bytes=tools.settings.row_cache_bytes)
+        self._shared = shared
+        self._kept = {
+            (encoder.name, encoder.digest): encoder
+            for encoder in running
+            if encoder.batcher.failure is None
+        }
         self._encoders: dict[str, Encoder] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.pipelines: dict[str, Pipeline] = {}
@@ -86,7 +128,7 @@ class _Loader:
         """Load one model; those it builds on came before it."""
         try:
             endpoint = build_endpoint(model, self.endpoints)
-            if isinstance(model.manifest, EncoderManifest):
+            if isinstance(model.manifest, EncoderManifest | ClassifierManifest):
                 self._load_encoder(model, model.manifest)
             elif isinstance(model.manifest, HeadManifest):
                 self._load_head(model, model.manifest, endpoint)
@@ -95,39 +137,43 @@ class _Loader:
             return
         self.endpoints[model.name] = endpoint
 
-    def _load_encoder(self, model: Model, manifest: EncoderManifest) -> None:
+    def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
+        running = self._kept.get((model.name, model.digest))
+        if running is None:
+            running = self._open_encoder(model, manifest)
+        self._encoders[model.name] = running.pipeline
+        self.pipelines[model.name] = running.pipeline
+        self.running.append(running)
+
+    def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = Tokenizer(
             model.folder / manifest.tokenizer,
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
         )
-        named = {
-            OutputKind.POOLED: manifest.outputs.pooled,
-            OutputKind.TOKENS: manifest.outputs.tokens,
-        }
-        source = GraphSource(
-            path=model.folder / manifest.graph,
-            outputs={kind: name for kind, name in named.items() if name is not None},
-            dimensions=manifest.dimensions,
-            max_tokens=manifest.max_tokens,
-            digest=model.digest,
-        )
+        source = graph_source(model, manifest)
         executor = tools.open_executor(source)
-        shares_batches = tools.admit(_candidate(model, manifest, source, executor, tokenizer))
-        rows_per_batch = self._rows_per_batch(model, executor) if shares_batches else 1
+        if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
+            executor = PoolingExecutor(executor, manifest.pooling)
+        shares_batches = tools.admit(_candidate(model, manifest, executor, tokenizer))
+        found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
         batcher = Batcher(
             name=model.name,
             executor=executor,
             cost=executor.cost,
-            device=self.device,
+            device=self._shared.device,
             always_wide=settings.wide == "always",
-            batch=BatchLimits(rows=rows_per_batch, tokens=settings.max_batch_tokens),
+            lanes=_lanes(settings, found),
+            batch=BatchLimits(
+                rows=_rows_per_batch(settings, found) if shares_batches else 1,
+                tokens=settings.max_batch_tokens,
+            ),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
             tracing=tools.tracing,
         )
-        rows = SharedRows(digest=model.digest, cache=self._cache, batcher=batcher)
+        rows = SharedRows(digest=model.digest, cache=self._shared.cache, batcher=batcher)
         encoder = Encoder(
             name=model.name,
             tokenizer=tokenizer,
@@ -135,16 +181,9 @@ class _Loader:
             max_tokens=manifest.max_tokens,
             truncate=manifest.truncate,
         )
-        self._encoders[model.name] = encoder
-        self.pipelines[model.name] = encoder
-        self.running.append(RunningEncoder(name=model.name, batcher=batcher, rows=rows))
-
-    def _rows_per_batch(self, model: Model, executor: ModelExecutor) -> int:
-        """Return what the settings say, or else what was found best here."""
-        if self._tools.settings.max_batch_rows:
-            return self._tools.settings.max_batch_rows
-        tuned = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
-        return tuned.rows if tuned is not None else _ROWS_PER_BATCH
+        return RunningEncoder(
+            name=model.name, digest=model.digest, pipeline=encoder, batcher=batcher, rows=rows
+        )
 
     def _load_head(self, model: Model, manifest: HeadManifest, endpoint: Endpoint) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
@@ -166,10 +205,42 @@ class _Loader:
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
 
 
+def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
+    """Return what opens the graph of a model: its file, its outputs and how wide they are."""
+    if isinstance(manifest, ClassifierManifest):
+        kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
+        outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
+    else:
+        named = {
+            OutputKind.POOLED: manifest.outputs.pooled,
+            OutputKind.TOKENS: manifest.outputs.tokens,
+        }
+        outputs = {kind: name for kind, name in named.items() if name is not None}
+        dimensions = manifest.dimensions
+    return GraphSource(
+        path=model.folder / manifest.graph,
+        outputs=outputs,
+        dimensions=dimensions,
+        max_tokens=manifest.max_tokens,
+        digest=model.digest,
+    )
+
+
+def _rows_per_batch(settings: BackendSettings, found: Tuned | None) -> int:
+    """Return what the settings say, or else what was found best here."""
+    return settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
+
+
+def _lanes(settings: BackendSettings, found: Tuned | None) -> int | None:
+    """Return what the settings say, or else what was found best here; `None` for all there are."""
+    if settings.provider == "cpu" and settings.threads:
+        return settings.threads
+    return found.threads if found is not None else None
+
+
 def _candidate(
     model: Model,
-    manifest: EncoderManifest,
-    source: GraphSource,
+    manifest: GraphManifest,
     executor: ModelExecutor,
     tokenizer: Tokenizer,
 ) -> Candidate:
@@ -179,7 +250,7 @@ def _candidate(
         digest=model.digest,
         profile=manifest.profile,
         max_tokens=manifest.max_tokens,
-        outputs=tuple(source.outputs),
+        outputs=tuple(graph_source(model, manifest).outputs),
         executor=executor,
         encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
     )

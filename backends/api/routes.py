@@ -4,17 +4,20 @@ import json
 
 from backends.api.asgi import Handler, Receive, Scope, Send, respond
 from backends.api.calls import CallHandler
-from backends.api.status import StatusHandlers
-from backends.protocol import CALL_PATH, STATE_PATH
+from backends.api.status import ReloadHandler, StatusHandlers
+from backends.protocol import CALL_PATH, RELOAD_PATH, STATE_PATH
 
 
 class Routes:
     """The ASGI application."""
 
-    def __init__(self, *, calls: CallHandler, status: StatusHandlers) -> None:
+    def __init__(
+        self, *, calls: CallHandler, status: StatusHandlers, reload: ReloadHandler
+    ) -> None:
         self._handlers: dict[str, tuple[str, Handler]] = {
             CALL_PATH: ("POST", calls),
             STATE_PATH: ("GET", status.state),
+            RELOAD_PATH: ("POST", reload),
             "/health/live": ("GET", status.live),
             "/health/ready": ("GET", status.ready),
             "/metrics": ("GET", status.metrics),

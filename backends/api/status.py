@@ -1,13 +1,14 @@
 """What others may ask of a backend besides work: state, health, metrics."""
 
 import json
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from backends.api.asgi import Receive, Scope, Send, respond
 from backends.api.calls import Door, send_refusal
 from backends.api.engine import Engine
-from backends.errors import Unauthorized
+from backends.errors import NotReady, StartProblem, Unauthorized
 from backends.protocol import MEDIA_TYPE
 from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
 
@@ -57,3 +58,28 @@ class StatusHandlers:
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /metrics`, for Prometheus."""
         await respond(send, _OK, self._metrics.render(), CONTENT_TYPE.encode())
+
+
+class ReloadHandler:
+    """`POST /v1/models/reload`: reads the repository again, and answers when it is served."""
+
+    def __init__(
+        self, *, reload: Callable[[], Awaitable[None]], engine: Engine, door: Door
+    ) -> None:
+        self._reload = reload
+        self._engine = engine
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            self._door.check(scope)
+            await self._reload()
+        except Unauthorized as error:
+            await send_refusal(send, error)
+            return
+        except StartProblem as error:
+            await send_refusal(send, NotReady(str(error)))
+            return
+        body = msgspec.msgpack.encode(self._engine.state())
+        await respond(send, _OK, body, MEDIA_TYPE.encode())

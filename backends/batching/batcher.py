@@ -12,10 +12,12 @@ import numpy as np
 
 from backends.batching.device import Device
 from backends.batching.flows import BULK, INTERACTIVE
+from backends.batching.line import Line
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue, Taken
 from backends.batching.row import Row
+from backends.batching.split import split
 from backends.batching.width import Width
 from backends.errors import (
     BackendError,
@@ -28,7 +30,7 @@ from backends.errors import (
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import Tracing
-from backends.types import FloatArray, OutputKind, QueueStatistics
+from backends.types import FloatArray, QueueStatistics
 
 _log = logging.getLogger(__name__)
 _Outcome = tuple[Row, "FloatArray | BackendError"]
@@ -36,6 +38,13 @@ _Outcome = tuple[Row, "FloatArray | BackendError"]
 _CAUTION = 1.5
 # No caller is asked to come back earlier.
 _SOONEST = 0.1
+# How much a new row moves the mean of what rows cost.
+_WORK_SHARE = 0.02
+# Items wait for room no longer than this share of their time: what is left is for the rows, or
+# for another backend.
+_PATIENCE = 0.5
+# So many queues may stand in line: the items that one call may ask at once.
+_LINE_QUEUES = 16
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +55,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batcher:
-    """Owns an executor's threads and the queue they take from.
+    """Owns an executor's threads, `lanes` of them at most, and the queue they take from.
 
     `submit` belongs to the loop; results come back to it. Threads take their next batch by
     themselves, so that no lane waits for the loop between two batches.
@@ -64,6 +73,7 @@ class Batcher:
         cost: CostModel | None = None,
         device: Device | None = None,
         always_wide: bool = False,
+        lanes: int | None = None,
     ) -> None:
         self.name = name
         self.failure: str | None = None
@@ -73,21 +83,24 @@ class Batcher:
         self._tracing = tracing
         self._cost = cost or CostModel()
         self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
-        self._meter = Meter(lanes=executor.lanes, clock=clock)
+        self._lanes = min(executor.lanes, lanes or executor.lanes)
+        self._meter = Meter(lanes=self._lanes, clock=clock)
         self._width = Width(narrow=self._cost, wide=executor.wide_cost, always=always_wide)
-        self._share = (device or Device(slots=executor.lanes, clock=clock)).share()
+        self._share = (device or Device(slots=self._lanes, clock=clock)).share()
         self._incoming: list[Row] = []
         self._incoming_tokens = 0
         self._incoming_seconds = 0.0
+        self._line = Line()
         self._refused = 0
-        self._lanes_left = executor.lanes
+        self._row_work = 0.0
+        self._lanes_left = self._lanes
         self._threads: list[threading.Thread] = []
         # The last row that worked tells a broken executor from a batch of broken rows.
         self._proven: Row | None = None
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        for lane in range(self._executor.lanes):
+        for lane in range(self._lanes):
             thread = threading.Thread(
                 target=self._run_lane, args=(loop,), name=f"{self.name}-{lane}", daemon=True
             )
@@ -114,6 +127,11 @@ class Batcher:
         """The execution provider that runs."""
         return self._executor.provider
 
+    @property
+    def lanes(self) -> int:
+        """How many batches it runs at a time."""
+        return self._lanes
+
     def submit(self, rows: Sequence[Row]) -> None:
         """Queue rows; those of one tick reach the threads together.
 
@@ -125,7 +143,10 @@ class Batcher:
             raise ExecutorDied(f"the executor of `{self.name}` is gone; restart the backend")
         tokens = sum(row.length for row in rows)
         work = sum(self._cost.alone(row.length) for row in rows)
-        if self._is_full(len(rows), tokens):
+        self._row_work += _WORK_SHARE * (work / len(rows) - self._row_work)
+        # Refused work counts, too: the shares follow what is asked for.
+        self._arrived(work)
+        if not self.fits(len(rows), tokens):
             self._refused += len(rows)
             raise Overloaded(
                 f"the queue of `{self.name}` is full; try again later",
@@ -137,12 +158,31 @@ class Batcher:
         except Overloaded:
             self._refused += len(rows)
             raise
-        self._share.arrived(work)
         if not self._incoming:
             asyncio.get_running_loop().call_soon(self._flush)
         self._incoming += rows
         self._incoming_tokens += tokens
         self._incoming_seconds += work
+
+    async def wait_for_room(self, size: Callable[[], tuple[int, int]], *, deadline: float) -> None:
+        """Wait in line until the queue has room for an item's rows: submit them at once then.
+
+        `size` returns how many rows and tokens it would be: answers that arrive meanwhile make
+        it less.
+
+        Raises:
+            Overloaded: the queue stays full, or too much waits for room already.
+        """
+        rows, _ = size()
+        came = False
+        if self._line.rows + rows <= _LINE_QUEUES * self._limits.rows:
+            patience = (deadline - self._clock()) * _PATIENCE
+            came = await self._line.wait(lambda: self.fits(*size()), rows=rows, patience=patience)
+        if not came:
+            self._refused += rows
+            raise Overloaded(
+                f"the queue of `{self.name}` is full; try again later", retry_after=self.backlog()
+            )
 
     def check_time(self, time_left: float, work: float = 0.0, *, lane: str = INTERACTIVE) -> None:
         """Refuse what would be late: by the work that waits and the pace at which it is done.
@@ -161,9 +201,30 @@ class Batcher:
                 retry_after=max(_SOONEST, late),
             )
 
+    def turn_away(self, rows: int) -> None:
+        """Count rows that were refused before their length was known."""
+        self._refused += rows
+        self._arrived(rows * self._row_work)
+
+    def _arrived(self, work: float) -> None:
+        # As the device has shown it to be: cost models of two encoders err differently.
+        self._share.arrived(work * self._meter.slowness)
+
+    def work(self, length: int) -> float:
+        """Return the predicted seconds that a row of `length` tokens adds."""
+        return self._cost.alone(length)
+
     def is_full(self) -> bool:
-        """Whether not even one more row would be taken."""
-        return self._is_full(1, 1)
+        """Whether not even one more row would be taken now."""
+        return self._line.rows > 0 or not self.fits(1, 1)
+
+    def fits(self, rows: int, tokens: int) -> bool:
+        """Whether there is room for so many rows; an empty queue takes any item."""
+        waiting = self._queue.rows + len(self._incoming)
+        return not waiting or (
+            waiting + rows <= self._limits.rows
+            and self._queue.tokens + self._incoming_tokens + tokens <= self._limits.tokens
+        )
 
     def backlog(self) -> float:
         """Return the seconds that what waits will take, at least a tenth of one."""
@@ -184,19 +245,13 @@ class Batcher:
         )
         return msgspec.structs.replace(statistics, queued_seconds=self.queued_seconds())
 
-    def _is_full(self, rows: int, tokens: int) -> bool:
-        return (
-            self._queue.rows + len(self._incoming) + rows > self._limits.rows
-            or self._queue.tokens + self._incoming_tokens + tokens > self._limits.tokens
-        )
-
     def _flush(self) -> None:
         rows, self._incoming = self._incoming, []
         self._incoming_tokens, self._incoming_seconds = 0, 0.0
         if self._lanes_left > 0:
             self._queue.put(rows)
         else:
-            _settle([(row, ExecutorDied("the executor is gone")) for row in rows])
+            self._deliver([(row, ExecutorDied("the executor is gone")) for row in rows])
 
     def _run_lane(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -205,13 +260,16 @@ class Batcher:
                 with self._share.slot() as use:
                     taken = self._queue.take()
                     if taken is not None:
-                        use.seconds = taken.seconds
+                        use.seconds = taken.seconds * self._meter.slowness
                         self._run_taken(taken, loop, alone=use.alone)
+                    use.more = self._queue.rows > 0
         except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
             loop.call_soon_threadsafe(self._lose_lane, error)
 
     def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
-        late = DeadlineExceeded("the time of the item was over before it could run")
+        late = DeadlineExceeded(
+            "the time of the item was over before it could run", retry_after=self.backlog()
+        )
         outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
         wide = bool(taken.rows) and self._width.choose(
             alone=alone and not taken.more,
@@ -229,7 +287,7 @@ class Batcher:
                 settled = {id(row) for row, _ in outcomes}
                 died = ExecutorDied("the executor died while it ran this row")
                 outcomes += [(row, died) for row in taken.rows if id(row) not in settled]
-            loop.call_soon_threadsafe(_settle, outcomes)
+            loop.call_soon_threadsafe(self._deliver, outcomes)
         if taken.rows:
             took = self._clock() - started
             self._meter.end(
@@ -300,9 +358,13 @@ class Batcher:
         run.end()
         span.end()
         self._meter.count(
-            rows=len(rows), tokens=tokens, padded_tokens=len(rows) * longest, took=took
+            rows=len(rows),
+            tokens=tokens,
+            padded_tokens=len(rows) * longest,
+            took=took,
+            late=sum(row.deadline <= started for row in rows),
         )
-        return _split(output, lengths, kind)
+        return split(output, lengths, kind)
 
     def _lose_lane(self, error: BaseException) -> None:
         self._lanes_left -= 1
@@ -312,27 +374,14 @@ class Batcher:
             self._abandon(ExecutorDied(f"the executor of `{self.name}` died"))
 
     def _abandon(self, error: BackendError) -> None:
-        _settle([(row, error) for row in self._queue.close()])
+        self._deliver([(row, error) for row in self._queue.close()])
+
+    def _deliver(self, outcomes: list[_Outcome]) -> None:
+        _settle(outcomes)
+        self._line.look()
 
 
 def _settle(outcomes: list[_Outcome]) -> None:
     for row, value in outcomes:
         row.span.end(value.code if isinstance(value, BackendError) else None)
         row.settle(row, value)
-
-
-def _split(
-    output: FloatArray, lengths: list[int], kind: OutputKind
-) -> list["FloatArray | BackendError"]:
-    """Cut a batch's output into rows that outlive it; a row that is not finite has failed."""
-    finite = np.isfinite(output).all()
-    values: list[FloatArray | BackendError] = []
-    for place, length in enumerate(lengths):
-        value = output[place] if kind is OutputKind.POOLED else output[place, :length]
-        if not finite and not np.isfinite(value).all():
-            values.append(ModelFailed("the model's answer for this row is not finite"))
-            continue
-        value = value.copy()
-        value.flags.writeable = False
-        values.append(value)
-    return values

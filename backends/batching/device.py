@@ -13,6 +13,9 @@ from contextlib import contextmanager
 _MEMORY = 2.0
 # The least weight of a model, as a share of the largest.
 _FLOOR = 0.02
+# A lane that has more to run comes back at once; for so many seconds its model keeps its turn, and
+# what it is behind. Else whoever waits beside it would go next, whatever the shares.
+_RETURNS = 0.005
 
 
 class DeviceShare:
@@ -25,6 +28,7 @@ class DeviceShare:
         self.clock = 0.0
         self.waiting = 0
         self.running = 0
+        self.returns_by = -math.inf
 
     def arrived(self, seconds: float) -> None:
         """Note that so much predicted work arrived."""
@@ -32,21 +36,25 @@ class DeviceShare:
 
     @contextmanager
     def slot(self) -> Iterator["SlotUse"]:
-        """Wait for a slot of the device and hold it; set the use's `seconds` to be charged."""
+        """Wait for a slot of the device and hold it; set what the use came to."""
         use = SlotUse(alone=self._device.enter(self))
         try:
             yield use
         finally:
-            self._device.leave(self, use.seconds)
+            self._device.leave(self, use.seconds, more=use.more)
 
 
 class SlotUse:
-    """What a slot was used for, in predicted seconds, and whether it was the only one in use."""
+    """What a slot was used for, in predicted seconds; whether the user has more to do.
 
-    __slots__ = ("alone", "seconds")
+    `alone` says whether it was the only slot in use.
+    """
+
+    __slots__ = ("alone", "more", "seconds")
 
     def __init__(self, *, alone: bool) -> None:
         self.alone = alone
+        self.more = False
         self.seconds = 0.0
 
 
@@ -90,13 +98,15 @@ class Device:
     def enter(self, share: DeviceShare) -> bool:
         """Wait until it is this model's turn and a slot is free; return whether all were."""
         with self._changed:
-            if not (share.waiting or share.running):
+            if not (share.waiting or share.running or share.returns_by > self._clock()):
                 # Who was away has saved nothing up.
                 share.clock = max(share.clock, self._now)
+            share.returns_by = -math.inf
             share.waiting += 1
             try:
                 while not (self._free and self._next() is share):
-                    self._changed.wait()
+                    # Whoever keeps its turn may not come.
+                    self._changed.wait(_RETURNS if self._free else None)
             finally:
                 share.waiting -= 1
             share.running += 1
@@ -107,9 +117,11 @@ class Device:
                 self._changed.notify_all()
             return self._free == self._slots - 1
 
-    def leave(self, share: DeviceShare, seconds: float) -> None:
-        """Give the slot back and charge what it was used for."""
+    def leave(self, share: DeviceShare, seconds: float, *, more: bool = False) -> None:
+        """Give the slot back and charge what it was used for; with `more`, keep the turn."""
         with self._changed:
+            if more:
+                share.returns_by = self._clock() + _RETURNS
             share.clock += seconds / self._weight(share)
             share.running -= 1
             self._count()
@@ -117,7 +129,9 @@ class Device:
             self._changed.notify_all()
 
     def _next(self) -> DeviceShare:
-        return min((s for s in self._shares if s.waiting), key=lambda s: s.clock)
+        now = self._clock()
+        present = (s for s in self._shares if s.waiting or s.returns_by > now)
+        return min(present, key=lambda s: s.clock)
 
     def _weight(self, share: DeviceShare) -> float:
         now = self._clock()

@@ -20,7 +20,7 @@ class Meter:
         self._lanes = lanes
         self._clock = clock
         self._lock = threading.Lock()
-        self._batches = self._rows = self._tokens = self._padded = self._failed = 0
+        self._batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
         self._busy = 0.0
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
@@ -31,13 +31,16 @@ class Meter:
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
 
-    def count(self, *, rows: int, tokens: int, padded_tokens: int, took: float) -> None:
-        """Count a batch that a lane ran for `took`."""
+    def count(
+        self, *, rows: int, tokens: int, padded_tokens: int, took: float, late: int = 0
+    ) -> None:
+        """Count a batch that a lane ran for `took`; `late` rows began after their deadline."""
         with self._lock:
             self._batches += 1
             self._rows += rows
             self._tokens += tokens
             self._padded += padded_tokens
+            self._late += late
             self._busy += took
             fade = max(0.0, 1.0 - took / (_MEMORY * self._lanes))
             self._recent_rows = self._recent_rows * fade + rows
@@ -101,6 +104,7 @@ class Meter:
                 failed_rows=self._failed,
                 skipped_rows=skipped,
                 expired_rows=expired,
+                late_rows=self._late,
                 refused_rows=refused,
                 busy=self._busy,
                 rows_per_second=self._recent_rows * scale,

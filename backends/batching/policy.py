@@ -12,7 +12,10 @@ _PATIENCE = 0.3
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a batch: its rows, its tokens, padding included, and the share of padding."""
+    """Bounds of a batch: its rows, its tokens, padding included, and what padding may cost.
+
+    `padding` is a share of the time that the batch takes beyond its fixed part.
+    """
 
     rows: int = 16
     tokens: int = 4096
@@ -49,14 +52,17 @@ def choose_batch(
 
     `waiting` counts the rows of each length, the urgent one among them, which always runs.
     Others join, nearest lengths first, while a row costs less here than in a batch of its own
-    length and the batch still ends within `time_left`.
+    length, padding costs little of the whole and the batch still ends within `time_left`. Where
+    a graph computes real tokens only, padding costs little, and lengths may differ more.
     """
     chosen = {anchor: 1}
     count, longest, tokens = 1, anchor, anchor
     seconds = cost.seconds(rows=1, longest=anchor, tokens=anchor)
+    own = cost.alone(anchor)
     release = Release.IDLE
     for length in sorted(waiting, key=lambda length: (abs(length - anchor), length)):
-        worth = cost.alone(length) + _PATIENCE * cost.base
+        alone = cost.alone(length)
+        worth = alone + _PATIENCE * cost.base
         widest = max(longest, length)
         for _ in range(waiting[length] - (length == anchor)):
             if count == limits.rows or (count + 1) * widest > limits.tokens:
@@ -66,12 +72,14 @@ def choose_batch(
             if longer > time_left:
                 release = Release.DEADLINE
                 break
-            padding = 1.0 - (tokens + length) / ((count + 1) * widest)
-            if longer - seconds > worth or padding > limits.padding:
+            wasted = (longer - cost.base) - (own + alone)
+            too_wasteful = wasted > limits.padding * (longer - cost.base)
+            if longer - seconds > worth or too_wasteful:
                 release = Release.LENGTH if release is Release.IDLE else release
                 break
             chosen[length] = chosen.get(length, 0) + 1
-            count, longest, tokens, seconds = count + 1, widest, tokens + length, longer
+            count, longest, tokens = count + 1, widest, tokens + length
+            seconds, own = longer, own + alone
         if release in {Release.FULL, Release.DEADLINE}:
             break
     if release is Release.LENGTH and count == 1:

@@ -1,11 +1,12 @@
 """Rows below the algorithms: known ones are answered, equal ones in flight joined, others run."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from backends.batching.batcher import Batcher
 from backends.batching.row import Row, RowKey, Ticket
-from backends.errors import BackendError
+from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
 
@@ -32,6 +33,10 @@ class RowCache:
             self._values.move_to_end(key)
         return value
 
+    def holds(self, key: RowKey) -> bool:
+        """Return whether a row is known, without using it."""
+        return key in self._values
+
     def put(self, key: RowKey, value: FloatArray) -> None:
         """Keep a row; the rows used longest ago make room."""
         if key in self._values or _size(key, value) > self._max_bytes:
@@ -49,9 +54,9 @@ def _size(key: RowKey, value: FloatArray) -> int:
 
 
 class Caller:
-    """The item on whose behalf rows are asked, and what was computed for it."""
+    """The item on whose behalf rows are asked, what was computed for it and what was known."""
 
-    __slots__ = ("deadline", "lane", "rows", "scope", "span", "tokens")
+    __slots__ = ("deadline", "known", "lane", "left", "rows", "scope", "span", "tokens")
 
     def __init__(
         self, *, scope: str, deadline: float, span: Span = NO_SPAN, lane: str = "interactive"
@@ -61,7 +66,23 @@ class Caller:
         self.deadline = deadline
         self.span = span
         self.rows = 0
+        self.known = 0
         self.tokens = 0
+        # How many rows may still be asked; algorithms that are not ours have a budget.
+        self.left = math.inf
+
+    def spend(self, rows: int) -> None:
+        """Take rows from the budget.
+
+        Raises:
+            ItemRefused: there is too little left of it.
+        """
+        if rows > self.left:
+            raise ItemRefused(
+                "too_many_rows",
+                f"the algorithm asks for {rows} rows more and may ask for {self.left:.0f}",
+            )
+        self.left -= rows
 
 
 class SharedRows:
@@ -80,8 +101,13 @@ class SharedRows:
         """Return the output of each encoding, in order, and count to `caller` what was computed.
 
         Raises:
-            BackendError: one of the rows failed, or there was no room for them.
+            BackendError: one of the rows failed, or there was no room for them in time.
         """
+        caller.spend(len(encodings))
+        if not self._batcher.fits(len(encodings), sum(len(each.ids) for each in encodings)):
+            await self._batcher.wait_for_room(
+                lambda: self._size(encodings, kind, caller), deadline=caller.deadline
+            )
         ticket = Ticket(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
         for index, encoding in enumerate(encodings):
@@ -91,6 +117,7 @@ class SharedRows:
         if ticket.missing:
             await ticket.future
         caller.rows += ticket.rows
+        caller.known += len(encodings) - ticket.rows
         caller.tokens += ticket.tokens
         return [value for value in ticket.values if value is not None]
 
@@ -104,6 +131,18 @@ class SharedRows:
             size_bytes=self._cache.size_bytes,
             evicted_rows=self._cache.evicted,
         )
+
+    def _size(
+        self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
+    ) -> tuple[int, int]:
+        """Return how many rows and tokens are neither known nor on their way."""
+        keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
+        fresh = [
+            len(each.ids)
+            for each, key in zip(encodings, keys, strict=True)
+            if key not in self._in_flight and not self._cache.holds(key)
+        ]
+        return len(fresh), sum(fresh)
 
     def _place(
         self,

@@ -9,16 +9,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from backends.demo.errors import DemoModelsError
 from backends.demo.source import FILES, check_source, find_source
 
 MANIFEST = ".complete.json"
 VERSION = "1"
-ENCODER = "minilm"
+# Encoders, and how many of the published layers each keeps (`None`: all).
+ENCODERS: Mapping[str, int | None] = MappingProxyType({"minilm": None, "minilm-l2": 2})
 
 _PACKAGE = Path(__file__).parent
 _MODELS = _PACKAGE / "models"
@@ -88,7 +90,8 @@ def _stage(staging: Path, source: Path) -> None:
             f"building the demo models needs the package `{error.name}`: install it with "
             f"`pip install {error.name}`"
         ) from error
-    write_encoder(source, staging / ENCODER / VERSION)
+    for name, layers in ENCODERS.items():
+        write_encoder(source, staging / name / VERSION, layers=layers)
 
 
 def _publish(staging: Path, target: Path, name: str) -> None:

@@ -1,7 +1,6 @@
 """Writes the demo encoder: published weights in, ONNX graph and plain tokenizer out."""
 
 import json
-import shutil
 from pathlib import Path
 
 from backends.demo.errors import DemoModelsError
@@ -11,21 +10,26 @@ from backends.graphs.shapes import BertShape
 from backends.graphs.weights import WeightsError, read_safetensors
 
 
-def write_encoder(source: Path, folder: Path) -> None:
+def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:
     """Write `model.onnx`, `tokenizer.json` and `config.json` of the model in `source`.
+
+    With `layers` only so many of its first layers are kept.
 
     Raises:
         DemoModelsError: the files are not those of a BERT encoder.
     """
     try:
-        shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
+        config = json.loads((source / "config.json").read_bytes())
+        if layers is not None:
+            config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
+        shape = BertShape.from_config(config)
         weights = read_safetensors(source / "model.safetensors")
         model = build_bert(shape, weights, GraphForm(attention="gathered"))
     except (WeightsError, ValueError, KeyError) as error:
         raise DemoModelsError(f"`{source}` holds no usable BERT model: {error}") from error
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     _write_tokenizer(source / "tokenizer.json", folder / "tokenizer.json")
-    shutil.copyfile(source / "config.json", folder / "config.json")
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:

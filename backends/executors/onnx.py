@@ -93,9 +93,7 @@ class OnnxExecutor(ModelExecutor):
         try:
             (result,) = session.run([self._source.outputs[output]], feeds)
         except Exception as error:  # ONNX Runtime's errors have no common base but this one
-            if any(mark in str(error).lower() for mark in _MEMORY):
-                raise OutOfMemory("there was no memory for the batch") from error
-            raise ModelFailed(f"ONNX Runtime failed with `{type(error).__name__}`") from error
+            raise explain(error) from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
 
@@ -125,6 +123,14 @@ class OnnxExecutor(ModelExecutor):
                     f"{self._source.path}: output `{self._source.outputs[output]}` is "
                     f"{result.shape[-1]} wide, not `dimensions: {self.dimensions}`"
                 )
+
+
+def explain(error: Exception) -> ModelFailed:
+    """Return what an error of a run means for its batch."""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(mark in text for mark in _MEMORY):
+        return OutOfMemory("there was no memory for the batch")
+    return ModelFailed(f"ONNX Runtime failed with `{type(error).__name__}`")
 
 
 def _keep_packed(source: GraphSource) -> Path | None:

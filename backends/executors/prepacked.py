@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ _FOLDER = ".prepacked"
 _GRAPH, _WEIGHTS = "model.onnx", "weights.bin"
 # Smaller tensors stay in the graph; those that are packed are all larger.
 _LEAST_BYTES = "1024"
+# What the widest loads of a processor need; how a graph says where a packed weight begins.
+_ALIGNMENT = 64
+_PACKED = re.compile(rb"\+\d+\|(\d+);\d+;\d")
 
 # What a session must be told to write its graph: entries of its options.
 SAVING = {
@@ -30,12 +34,13 @@ def prepacked_graph(
 ) -> Path | None:
     """Return the packed form of `graph`; `save` writes it to a path where it is not there yet.
 
-    `None` when it cannot be kept: the folder is read-only, or the disk is full.
+    `None` when it cannot be kept: the folder is read-only, the disk is full, or a weight would lie
+    where the processor cannot load it from.
     """
     key = hashlib.blake2b(f"{digest} {runtime} {_processor()}".encode(), digest_size=8).hexdigest()
     folder = graph.parent / _FOLDER / key
     if (folder / _GRAPH).is_file():
-        return folder / _GRAPH
+        return _aligned(folder / _GRAPH)
     building = folder.with_name(f"building-{os.getpid()}-{key}")
     try:
         building.mkdir(parents=True)
@@ -47,7 +52,17 @@ def prepacked_graph(
         return None
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return folder / _GRAPH if (folder / _GRAPH).is_file() else None
+    return _aligned(folder / _GRAPH) if (folder / _GRAPH).is_file() else None
+
+
+def _aligned(graph: Path) -> Path | None:
+    """Return the graph unless a packed weight is not aligned.
+
+    ONNX Runtime 1.31 writes weights one behind the other, whatever their size, and maps the file:
+    its kernels end the process when they load a packed weight from an odd place.
+    """
+    places = _PACKED.finditer(graph.read_bytes())
+    return graph if all(int(place[1]) % _ALIGNMENT == 0 for place in places) else None
 
 
 def _processor() -> str:

@@ -48,10 +48,12 @@ class Parts:
 
     def constant(self, name: str, tensor: NDArray[np.float32 | np.int32 | np.int64]) -> str:
         """Add a constant as it is."""
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(tensor), name))
+        self.initializers.append(numpy_helper.from_array(np.asarray(tensor, order="C"), name))
         return name
 
-    def plain(self, operator: str, inputs: list[str], *outputs: str, **attributes: float) -> str:
+    def plain(
+        self, operator: str, inputs: list[str], *outputs: str, **attributes: float | list[int]
+    ) -> str:
         """Add an operator of ONNX itself."""
         self._add(operator, inputs, outputs, "", attributes)
         return outputs[0]
@@ -72,7 +74,7 @@ class Parts:
         inputs: list[str],
         outputs: tuple[str, ...],
         domain: str,
-        attributes: Mapping[str, float],
+        attributes: Mapping[str, float | list[int]],
     ) -> None:
         node: NodeProto = helper.make_node(operator, inputs, outputs, outputs[0], domain=domain)
         node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in attributes)

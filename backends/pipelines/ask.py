@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 
 from backends.batching.shared import Caller
+from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Piece, Text
 
 
@@ -14,6 +16,18 @@ class Pipeline(Protocol):
 
     async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
         """Return one vector per text, or raise `BackendError`."""
+        ...
+
+    async def pairs(
+        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+    ) -> FloatArray:
+        """Return one vector per pair of `first` with one of `seconds`, or raise `BackendError`."""
+        ...
+
+    async def windows(
+        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+    ) -> FloatArray:
+        """Return one vector per window of a text, or raise `BackendError`."""
         ...
 
     async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
@@ -28,6 +42,28 @@ class Ask:
         self._pipelines = pipelines
         self._caller = caller
 
+    def limit_rows(self, most: int) -> None:
+        """Allow no more than `most` rows from here on, unless less was left already."""
+        self._caller.left = min(self._caller.left, most)
+
+    @property
+    def scope(self) -> str:
+        """Who may share the item's rows."""
+        return self._caller.scope
+
+    def note_known(self, rows: int) -> None:
+        """Count rows that an algorithm knows by itself, as if it had asked for them."""
+        self.spend(rows)
+        self._caller.known += rows
+
+    def spend(self, rows: int) -> None:
+        """Take rows from what is left of the item's, or raise `ItemRefused`."""
+        self._caller.spend(rows)
+
+    def has_rows(self, model: str) -> bool:
+        """Whether `model` has rows of its own, or is an algorithm over those of others."""
+        return model in self._pipelines
+
     async def __call__(self, model: str, texts: Sequence[Text]) -> FloatArray:
         """Return `model`'s raw outputs, one line per text.
 
@@ -36,6 +72,27 @@ class Ask:
         """
         return await self._pipelines[model].vectors(texts, self._caller)
 
+    async def pairs(
+        self, model: str, first: str, seconds: Sequence[str], *, cut_first_only: bool = False
+    ) -> FloatArray:
+        """Return `model`'s raw outputs for each pair of `first`, tokenized once, and a second.
+
+        Raises:
+            BackendError: a text is refused or a row failed.
+        """
+        pipeline = self._pipelines[model]
+        return await pipeline.pairs(first, seconds, self._caller, cut_first_only=cut_first_only)
+
+    async def windows(
+        self, model: str, text: str, *, overlap: int, most: int = MAX_WINDOWS
+    ) -> FloatArray:
+        """Return `model`'s raw outputs for each window of `text`, sharing `overlap` tokens.
+
+        With fewer than `MAX_WINDOWS` the text after the first `most` windows is left out.
+        """
+        pipeline = self._pipelines[model]
+        return await pipeline.windows(text, self._caller, overlap=overlap, most=most)
+
     async def tokens(self, model: str, text: str) -> tuple[list[Piece], FloatArray]:
         """Return the place of every token of `text` and the raw outputs of `model` for it."""
         return await self._pipelines[model].token_vectors(text, self._caller)
@@ -43,4 +100,6 @@ class Ask:
 
 def encode_result(result: Any) -> bytes:
     """Return a result as JSON; arrays of floats are written in their shortest form."""
+    if isinstance(result, msgspec.Raw):
+        return bytes(result)
     return orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)

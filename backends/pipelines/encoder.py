@@ -6,6 +6,8 @@ import numpy as np
 
 from backends.batching.shared import Caller, SharedRows
 from backends.errors import ItemRefused
+from backends.pipelines.windows import MAX_WINDOWS, Span, join_windows, window_spans
+from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, OutputKind, Piece, Text
 
@@ -13,6 +15,9 @@ from backends.types import Encoding, FloatArray, OutputKind, Piece, Text
 _CHARACTERS_PER_TOKEN = 100
 # A cut is moved back to a space no further than this; where there is none, any place is as good.
 _LONGEST_WORD = 1000
+# A text is read in windows if it has no more than this for each of their tokens.
+_CHARACTERS_PER_WINDOWED_TOKEN = 16
+_EMPTY = "the text is empty; send some"
 
 
 class Encoder:
@@ -38,26 +43,106 @@ class Encoder:
         encodings = await self._tokenizer.encode(parts)
         for text, part, encoding in zip(texts, parts, encodings, strict=True):
             self._check(encoding, is_cut=part is not text)
-        rows = await self._rows.ask(encodings, kind=OutputKind.POOLED, caller=caller)
-        return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
+        return await self._pooled(encodings, caller)
+
+    async def pairs(
+        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+    ) -> FloatArray:
+        """Return one pooled vector per pair of `first` with one of `seconds`.
+
+        `first` is tokenized once. Where the model cuts what is too long, it cuts the first text
+        or, without `cut_first_only`, the longer one.
+
+        Raises:
+            ItemRefused: a pair is empty or too long.
+        """
+        texts = [(first, second) for second in seconds]
+        parts = [self._read(text) for text in texts]
+        head, *tails = await self._tokenizer.ids([parts[0][0], *(part[1] for part in parts)])
+        layout = self._tokenizer.layout
+        if self._truncate:
+            cut = cut_first if cut_first_only else cut_longest
+            room = self._max_tokens - layout.added_to_pair
+            encodings = [layout.pair(*cut(head, tail, room)) for tail in tails]
+        else:
+            encodings = [layout.pair(head, tail) for tail in tails]
+        for text, part, encoding in zip(texts, parts, encodings, strict=True):
+            self._check(encoding, is_cut=part is not text)
+        return await self._pooled(encodings, caller)
+
+    async def windows(
+        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+    ) -> FloatArray:
+        """Return one pooled vector per window of a text, each with `overlap` tokens of the last.
+
+        Raises:
+            ItemRefused: the text is empty, or has more windows than are read.
+        """
+        self._check_whole(text)
+        (ids,) = await self._tokenizer.ids([text])
+        layout = self._tokenizer.layout
+        spans = self._spans(len(ids), overlap, most)
+        encodings = [layout.single(ids[start:end]) for start, end in spans]
+        return await self._pooled(encodings, caller)
 
     async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
         """Return the place of every token of a text, and its vector.
 
+        A text longer than the model is read in windows that overlap by a quarter; each token has
+        the vector of the window that shows most of what is around it.
+
         Raises:
-            ItemRefused: the text is empty or too long.
+            ItemRefused: the text is empty, or has more windows than are read.
         """
-        part = self._read(text)
-        (pieces,) = await self._tokenizer.pieces([part])
-        self._check(pieces.encoding, is_cut=part is not text)
-        (row,) = await self._rows.ask([pieces.encoding], kind=OutputKind.TOKENS, caller=caller)
-        return pieces.pieces, row
+        self._check_whole(text)
+        (segment,) = await self._tokenizer.segments([text])
+        layout = self._tokenizer.layout
+        spans = self._spans(len(segment.ids), (self._max_tokens - layout.added) // 4)
+        encodings = [layout.single(segment.ids[start:end]) for start, end in spans]
+        rows = await self._rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
+        # The special tokens before a text are no part of it, nor are those after.
+        texts = [row[layout.before :] for row in rows]
+        return segment.pieces, join_windows(spans, texts)[: len(segment.ids)]
+
+    async def _pooled(self, encodings: Sequence[Encoding], caller: Caller) -> FloatArray:
+        rows = await self._rows.ask(encodings, kind=OutputKind.POOLED, caller=caller)
+        return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
+
+    def _check_whole(self, text: str) -> None:
+        """Refuse a text that is empty, or surely too long to be read in windows."""
+        if not text or text.isspace():
+            raise ItemRefused("empty_input", _EMPTY)
+        most = MAX_WINDOWS * self._max_tokens * _CHARACTERS_PER_WINDOWED_TOKEN
+        if len(text) > most:
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {len(text)} characters; at most {most} are read; send it in parts",
+            )
+
+    def _spans(self, tokens: int, overlap: int, most: int = MAX_WINDOWS) -> list[Span]:
+        """Return where the windows lie; with fewer than `MAX_WINDOWS` the others are left out.
+
+        Raises:
+            ItemRefused: there is no token, or there are too many windows.
+        """
+        if not tokens:
+            raise ItemRefused("empty_input", _EMPTY)
+        spans = window_spans(tokens, self._max_tokens - self._tokenizer.layout.added, overlap)
+        if most < MAX_WINDOWS:
+            return spans[:most]
+        if len(spans) > MAX_WINDOWS:
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {tokens} tokens, {len(spans)} windows of `{self._name}`; at most "
+                f"{MAX_WINDOWS} are read; send it in parts",
+            )
+        return spans
 
     def _read(self, text: Text) -> Text:
         """Return what of a text is worth tokenizing: all of it, or what surely fills the model."""
         parts = (text,) if isinstance(text, str) else text
         if not any(part and not part.isspace() for part in parts):
-            raise ItemRefused("empty_input", "the text is empty; send some")
+            raise ItemRefused("empty_input", _EMPTY)
         characters = sum(map(len, parts))
         if not self._truncate and characters > self._max_characters:
             raise ItemRefused(
@@ -87,7 +172,7 @@ class Encoder:
                 "leave out what is no word",
             )
         if self._tokenizer.is_empty(encoding):
-            raise ItemRefused("empty_input", "the text is empty; send some")
+            raise ItemRefused("empty_input", _EMPTY)
 
 
 def _cut(text: str, characters: int) -> str:

@@ -10,6 +10,7 @@ from backends.batching.shared import Caller
 from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu
+from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Piece, Text
 
 Layer = tuple[FloatArray, FloatArray]
@@ -46,6 +47,22 @@ class Head:
     async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
         """Return the logits of each text."""
         return self._weights.apply(await self._encoder.vectors(texts, caller))
+
+    async def pairs(
+        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+    ) -> FloatArray:
+        """Return the logits of each pair of `first` with one of `seconds`."""
+        pairs = self._encoder.pairs
+        return self._weights.apply(
+            await pairs(first, seconds, caller, cut_first_only=cut_first_only)
+        )
+
+    async def windows(
+        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+    ) -> FloatArray:
+        """Return the logits of each window of a text."""
+        windows = self._encoder.windows
+        return self._weights.apply(await windows(text, caller, overlap=overlap, most=most))
 
     async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
         """Return the place of every token of a text, and its logits."""

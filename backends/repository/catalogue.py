@@ -7,18 +7,29 @@ from pathlib import Path
 import msgspec
 
 from backends.errors import ModelProblem, StartProblem
-from backends.repository.manifest import Manifest, builds_on, read_manifest
+from backends.repository.manifest import (
+    Entry,
+    Manifest,
+    SplitManifest,
+    builds_on,
+    read_manifest,
+)
+from backends.repository.serving import FILE, read_serving
 
 _DIGITS = 12
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be loaded. `digest` covers its files and the models it builds on."""
+    """A model that can be loaded. `digest` covers its files and the models it builds on.
+
+    `inferred` says of each field that its `model.yaml` leaves out what told it.
+    """
 
     name: str
     folder: Path
     manifest: Manifest
     digest: str
+    inferred: dict[str, str] = {}
 
     @property
     def revision(self) -> str:
@@ -35,7 +46,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
-    manifest: Manifest
+    entry: Entry
     own_digest: str
 
 
@@ -56,7 +67,7 @@ def read_catalogue(root: Path) -> Catalogue:
         if not folder.is_dir() or folder.name.startswith("."):
             continue
         try:
-            found[folder.name] = _read_model(folder)
+            found |= _read_model(folder, problems)
         except ModelProblem as error:
             problems[folder.name] = str(error)
     models: dict[str, Model] = {}
@@ -65,17 +76,40 @@ def read_catalogue(root: Path) -> Catalogue:
     return Catalogue(models=models, problems=problems)
 
 
-def _read_model(folder: Path) -> _Found:
-    revisions = [p for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
-    if not revisions:
+def _read_model(folder: Path, problems: dict[str, str]) -> dict[str, _Found]:
+    """Return what a folder serves: the model, and revisions of it that are models of their own."""
+    numbers = [p.name for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
+    if not numbers:
         raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
-    newest = max(revisions, key=lambda path: int(path.name))
-    manifest = read_manifest(newest / "model.yaml")
+    serving = read_serving(folder)
+    shares = serving.revisions or {max(numbers, key=int): 1}
+    for number in (*shares, *serving.preload):
+        if number not in numbers:
+            raise ModelProblem(f"{folder / FILE}: there is no revision `{number}`")
+    found: dict[str, _Found] = {}
+    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *serving.preload]):
+        try:
+            found[f"{folder.name}@{number}"] = _read_revision(folder / number)
+        except ModelProblem as error:
+            problems[f"{folder.name}@{number}"] = str(error)
+    if len(shares) == 1:
+        (only,) = shares
+        found[folder.name] = _read_revision(folder / only)
+    else:
+        arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
+        split = Entry(manifest=SplitManifest(arms=arms))
+        plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
+        found[folder.name] = _Found(folder=folder, entry=split, own_digest=plan)
+    return found
+
+
+def _read_revision(folder: Path) -> _Found:
+    entry = read_manifest(folder, lambda name: folder / name)
     for field in ("graph", "tokenizer", "weights"):
-        name = getattr(manifest, field, None)
-        if name is not None and not (newest / name).is_file():
-            raise ModelProblem(f"{newest / name}: the file `{field}` names is missing")
-    return _Found(folder=newest, manifest=manifest, own_digest=_digest_files(newest))
+        name = getattr(entry.manifest, field, None)
+        if name is not None and not (folder / name).is_file():
+            raise ModelProblem(f"{folder / name}: the file `{field}` names is missing")
+    return _Found(folder=folder, entry=entry, own_digest=_digest_files(folder))
 
 
 def _resolve(
@@ -91,19 +125,25 @@ def _resolve(
     if name in path:
         problems[name] = f"it builds on itself: {' -> '.join((*path, name))}"
         return None
-    entry = found[name]
+    own = found[name]
+    manifest = own.entry.manifest
     below = []
-    for needed in builds_on(entry.manifest):
+    for needed in builds_on(manifest):
         model = _resolve(needed, found, models, problems, (*path, name))
         if model is None:
             state = "is broken" if needed in problems else "is not in the repository"
             problems.setdefault(name, f"it builds on `{needed}`, which {state}")
             return None
         below.append(model.digest)
-    digest = hashlib.blake2b("".join([entry.own_digest, *below]).encode()).hexdigest()
-    model = Model(name=name, folder=entry.folder, manifest=entry.manifest, digest=digest)
-    models[name] = model
-    return model
+    digest = hashlib.blake2b("".join([own.own_digest, *below]).encode()).hexdigest()
+    models[name] = Model(
+        name=name,
+        folder=own.folder,
+        manifest=manifest,
+        digest=digest,
+        inferred=own.entry.inferred,
+    )
+    return models[name]
 
 
 def _digest_files(folder: Path) -> str:
@@ -111,7 +151,7 @@ def _digest_files(folder: Path) -> str:
     digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or any(part.startswith(".") for part in name.split("/")):
+        if not path.is_file() or any(map(_is_aside, name.split("/"))):
             continue
         try:
             with path.open("rb") as file:
@@ -120,3 +160,8 @@ def _digest_files(folder: Path) -> str:
             raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
         digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
     return digest.hexdigest()
+
+
+def _is_aside(part: str) -> bool:
+    """Whether a file or folder is no part of a model: hidden, or Python's byte code."""
+    return part.startswith(".") or part == "__pycache__"

@@ -1,17 +1,22 @@
 """What a `model.yaml` may say."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
 
 from backends.errors import ModelProblem
 from backends.protocol import Task
+from backends.repository.inference import Files, infer
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+# A model, or one of its revisions where `serving.yaml` names that.
+Reference = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(@[0-9]+)?$")]
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Function = Literal["softmax", "sigmoid", "none"]
+Pooling = Literal["mean", "cls", "max"]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +34,10 @@ class EncoderManifest(
     tag_field="kind",
     tag="encoder",
 ):
-    """An encoder graph. `truncate` cuts texts that are too long instead of refusing them."""
+    """An encoder graph. `truncate` cuts texts that are too long instead of refusing them.
+
+    `pooling` makes the pooled vector of the tokens' where the graph has no such output.
+    """
 
     description: str = ""
     graph: File
@@ -39,8 +47,40 @@ class EncoderManifest(
     profile: Name = "fp32"
     tasks: list[Task] = []
     outputs: Outputs = Outputs(pooled="pooled")
+    pooling: Pooling | None = None
     truncate: bool = False
     demonstration: bool = False
+
+
+class ClassifierManifest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="classifier",
+):
+    """A graph that ends in logits, `labels` in their order: of a text, a pair or every token.
+
+    `function` makes scores of them. `truncate` cuts texts that are too long.
+    """
+
+    description: str = ""
+    graph: File
+    tokenizer: File
+    max_tokens: Count
+    truncate: bool = False
+    output: str
+    labels: Annotated[list[str], msgspec.Meta(min_length=1)]
+    tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
+    function: Function = "softmax"
+    profile: Name = "fp32"
+    demonstration: bool = False
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token has logits, or the text as a whole."""
+        return self.tasks == [Task.ENTITIES]
 
 
 class HeadManifest(
@@ -54,12 +94,12 @@ class HeadManifest(
     """A trained head over an encoder."""
 
     description: str = ""
-    encoder: Name
+    encoder: Reference
     task: Task
     output: Literal["pooled", "tokens"]
     labels: Annotated[list[str], msgspec.Meta(min_length=1)]
     weights: File
-    function: Literal["softmax", "sigmoid", "none"] = "softmax"
+    function: Function = "softmax"
     activation: Literal["relu", "gelu"] = "relu"
     normalize_input: bool = False
     demonstration: bool = False
@@ -73,39 +113,84 @@ class AlgorithmManifest(
     tag_field="kind",
     tag="algorithm",
 ):
-    """Code over other models: the one `encoder`, or those it `uses`, in the order it knows."""
+    """Code over other models: the one `encoder`, or those it `uses`, in the order it knows.
+
+    `options` are the algorithm's own. `code` names the code of an algorithm `custom`.
+    """
 
     description: str = ""
     algorithm: Name
-    encoder: Name | None = None
-    uses: list[Name] = []
+    encoder: Reference | None = None
+    uses: list[Reference] = []
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
+    options: dict[str, Any] = {}
+    code: str | None = None
     demonstration: bool = False
 
 
-Manifest = EncoderManifest | HeadManifest | AlgorithmManifest
+class SplitManifest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="split",
+):
+    """Other models, each with its share of the items; what a `serving.yaml` becomes."""
+
+    description: str = ""
+    arms: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
+    demonstration: bool = False
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Read a `model.yaml`.
+GraphManifest = EncoderManifest | ClassifierManifest
+Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
+_FILE = "model.yaml"
+_INFERRED = (None, "encoder", "classifier")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A manifest; of each field that its `model.yaml` leaves out, what told it."""
+
+    manifest: Manifest
+    inferred: dict[str, str] = {}
+
+
+def read_manifest(folder: Path, files: Files) -> Entry:
+    """Read the `model.yaml` of a folder; a graph's model needs none where its files tell all.
 
     Raises:
-        ModelProblem: it is missing, is no YAML, or says what it may not; the message names the
-            file and the field.
+        ModelProblem: it is missing or no YAML, says what it may not, or leaves out what nothing
+            else tells; the message names the file and the field.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelProblem(f"{path}: the file is missing") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        where = " ".join(str(error).split())
-        raise ModelProblem(f"{path}: it cannot be read as YAML: {where}") from None
+    path = folder / _FILE
+    document = _read_yaml(path)
+    if document is None:
+        if not files("model.onnx").is_file():
+            raise ModelProblem(f"{path}: the file is missing, and there is no `model.onnx`")
+        document = {}
+    sources: dict[str, str] = {}
+    if isinstance(document, dict) and document.get("kind") in _INFERRED:
+        inferred = infer(document, folder, files)
+        document, sources = inferred.document, inferred.sources
     try:
         manifest: Manifest = msgspec.convert(document, Manifest)
     except msgspec.ValidationError as error:
         raise ModelProblem(f"{path}: {error}") from None
     _check(manifest, path)
-    return manifest
+    return Entry(manifest=manifest, inferred=sources)
+
+
+def _read_yaml(path: Path) -> Any:
+    """Return what the file says, `None` where there is none."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        where = " ".join(str(error).split())
+        raise ModelProblem(f"{path}: it cannot be read as YAML: {where}") from None
+    return {} if document is None else document
 
 
 def _check(manifest: Manifest, path: Path) -> None:
@@ -114,6 +199,10 @@ def _check(manifest: Manifest, path: Path) -> None:
         wrong = _check_encoder(manifest)
     elif isinstance(manifest, HeadManifest):
         wrong = _check_head(manifest)
+    elif isinstance(manifest, ClassifierManifest):
+        wrong = _check_classifier(manifest)
+    elif isinstance(manifest, SplitManifest):
+        wrong = None
     else:
         wrong = None if builds_on(manifest) else "`encoder` or `uses` must name a model"
     if wrong is not None:
@@ -125,8 +214,19 @@ def _check_encoder(manifest: EncoderManifest) -> str | None:
         return "`outputs` names no output; name `pooled` or `tokens`"
     if not set(manifest.tasks) <= {Task.EMBED, Task.RERANK}:
         return "`tasks` of an encoder are `embed` and `rerank`"
-    if manifest.tasks and manifest.outputs.pooled is None:
-        return "`tasks` need an output `pooled`"
+    if manifest.tasks and manifest.outputs.pooled is None and manifest.pooling is None:
+        return "`tasks` need an output `pooled`, or a `pooling` of the tokens"
+    return None
+
+
+def _check_classifier(manifest: ClassifierManifest) -> str | None:
+    known = {Task.CLASSIFY, Task.ZERO_SHOT, Task.RERANK, Task.CHOOSE, Task.ENTITIES}
+    if not set(manifest.tasks) <= known:
+        return f"`tasks` of a classifier are of {', '.join(f'`{task}`' for task in sorted(known))}"
+    if Task.ENTITIES in manifest.tasks and not manifest.per_token:
+        return "`entities` goes with no other task: its logits are those of tokens"
+    if len(set(manifest.labels)) != len(manifest.labels):
+        return "`labels` holds one of them twice"
     return None
 
 
@@ -143,8 +243,10 @@ def _check_head(manifest: HeadManifest) -> str | None:
 
 def builds_on(manifest: Manifest) -> list[str]:
     """Return the names of the models a model needs."""
-    if isinstance(manifest, EncoderManifest):
+    if isinstance(manifest, EncoderManifest | ClassifierManifest):
         return []
     if isinstance(manifest, HeadManifest):
         return [manifest.encoder]
+    if isinstance(manifest, SplitManifest):
+        return list(manifest.arms)
     return [*([manifest.encoder] if manifest.encoder else []), *manifest.uses]

@@ -3,15 +3,23 @@
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
+from types import TracebackType
 
 from typing_extensions import override
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_ErrorInfo = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what was passed as `extra` becomes fields."""
+    """One JSON object a line; what was passed as `extra` becomes fields.
+
+    Exceptions are named, with the place they came from, no more.
+    """
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -19,12 +27,31 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            # The lines below the first are asyncio's, of the task and of what it raised.
+            "message": record.getMessage().partition("\n")[0],
         }
         line.update((k, v) for k, v in vars(record).items() if k not in _STANDARD)
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+    @override
+    def formatException(self, ei: _ErrorInfo) -> str:
+        """Return what was raised and where; not what it says, which may quote a caller's text."""
+        return _named(ei[1]) if ei[1] is not None else ""
+
+
+def _named(error: BaseException) -> str:
+    """Return the kind of `error` and of what led to it, each with its place, innermost first."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
+    parts = [f"{type(error).__qualname__} at {place}" if place else type(error).__qualname__]
+    if isinstance(error, BaseExceptionGroup):
+        parts += [f"holding {_named(one)}" for one in error.exceptions]
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        parts.append(f"after {_named(before)}")
+    return "; ".join(parts)
 
 
 def configure_logging(*, level: int = logging.INFO) -> None:

@@ -21,6 +21,7 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("failed_rows", "Rows the model could not compute.", lambda e: e.queue.failed_rows),
     ("skipped_rows", "Rows whose callers had gone.", lambda e: e.queue.skipped_rows),
     ("expired_rows", "Rows refused at the end of the queue.", lambda e: e.queue.expired_rows),
+    ("late_rows", "Rows run after their deadline.", lambda e: e.queue.late_rows),
     ("refused_rows", "Rows refused because the queue was full.", lambda e: e.queue.refused_rows),
     ("known_rows", "Rows answered from the row cache.", lambda e: e.rows.known_rows),
     ("joined_rows", "Rows joined to one in flight.", lambda e: e.rows.joined_rows),

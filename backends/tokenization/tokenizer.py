@@ -6,29 +6,33 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
 
 from backends.errors import ModelFailed, ModelProblem
-from backends.types import Encoding, Piece, Pieces, Text
+from backends.tokenization.layout import learn_layout
+from backends.types import Encoding, IntArray, Piece, Segment, Text
 
 # One batch is one job for one thread; more texts than this are shared between threads.
 _BATCH_TEXTS = 64
 # So little text (about 0.3 ms) costs less on the loop than the way to a thread and back.
 _SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
+# What may be asked of a text: its row; or its tokens alone, without and with their places.
+_Kind = Literal["rows", "ids", "segments"]
+_KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 
 
 class _Question:
     """One asker's texts and where the answer goes."""
 
-    __slots__ = ("future", "texts", "with_pieces")
+    __slots__ = ("future", "kind", "texts")
 
-    def __init__(self, texts: Sequence[Text], *, with_pieces: bool, future: Any) -> None:
+    def __init__(self, texts: Sequence[Text], *, kind: _Kind, future: Any) -> None:
         self.texts = texts
-        self.with_pieces = with_pieces
-        self.future: asyncio.Future[list[Pieces]] | asyncio.Future[list[Encoding]] = future
+        self.kind = kind
+        self.future: asyncio.Future[list[Any]] = future
 
 
 class Tokenizer:
@@ -46,8 +50,10 @@ class Tokenizer:
             self._source = path.read_text(encoding="utf-8")
             self._copies = threading.local()
             copy = self._copy()
+            self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
+            self.layout = learn_layout(self._whole_copy())
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
@@ -59,23 +65,27 @@ class Tokenizer:
         Raises:
             ModelFailed: the tokenizer could not read one of them.
         """
-        return await self._ask(texts, with_pieces=False)  # type: ignore[no-any-return]
+        return await self._ask(texts, "rows")  # type: ignore[no-any-return]
 
     def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the encodings of `texts`, in the calling thread, while nobody is served yet."""
         return self._encode(texts)
 
-    async def pieces(self, texts: Sequence[Text]) -> list[Pieces]:
-        """Return the encodings of `texts` with the place of every token."""
-        return await self._ask(texts, with_pieces=True)  # type: ignore[no-any-return]
+    async def ids(self, texts: Sequence[str]) -> list[IntArray]:
+        """Return the tokens of `texts` alone: nothing around them, nothing cut."""
+        return await self._ask(texts, "ids")  # type: ignore[no-any-return]
+
+    async def segments(self, texts: Sequence[str]) -> list[Segment]:
+        """Return the tokens of `texts` alone, as `ids` does, with the place of each."""
+        return await self._ask(texts, "segments")  # type: ignore[no-any-return]
 
     def is_empty(self, encoding: Encoding) -> bool:
         """Whether nothing of a text is in its encoding but what every text gets."""
         return len(encoding.ids) <= self._added[encoding.type_ids is not None]
 
-    async def _ask(self, texts: Sequence[Text], *, with_pieces: bool) -> Any:
+    async def _ask(self, texts: Sequence[Text], kind: _Kind) -> Any:
         loop = asyncio.get_running_loop()
-        question = _Question(texts, with_pieces=with_pieces, future=loop.create_future())
+        question = _Question(texts, kind=kind, future=loop.create_future())
         if not self._asked:
             loop.call_soon(self._flush)
         self._asked.append(question)
@@ -83,11 +93,11 @@ class Tokenizer:
 
     def _flush(self) -> None:
         asked, self._asked = self._asked, []
-        for with_pieces in (False, True):
+        for kind in _KINDS:
             batch: list[_Question] = []
             texts = 0
             for question in asked:
-                if question.with_pieces is with_pieces and not question.future.done():
+                if question.kind == kind and not question.future.done():
                     batch.append(question)
                     texts += len(question.texts)
                 if texts >= _BATCH_TEXTS:
@@ -110,10 +120,9 @@ class Tokenizer:
 
     def _answer(self, batch: list[_Question]) -> list[Any]:
         """Return one list per question, or the error that stands for it."""
-        encode = self._encode_pieces if batch[0].with_pieces else self._encode
         texts = [text for question in batch for text in question.texts]
         try:
-            answers = encode(texts)
+            answers = self._encode_as(batch[0].kind, texts)
         # A panic of the native code is no Exception; one text must not fail those beside it.
         except BaseException as error:  # noqa: BLE001
             if len(batch) > 1:
@@ -125,20 +134,26 @@ class Tokenizer:
             start += len(question.texts)
         return lists
 
+    def _encode_as(self, kind: _Kind, texts: Sequence[Text]) -> Sequence[Any]:
+        if kind == "rows":
+            return self._encode(texts)
+        copy = self._whole_copy()
+        if kind == "ids":
+            encodings = copy.encode_batch_fast(texts, add_special_tokens=False)
+            return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [
+            Segment(ids=np.array(encoding.ids, dtype=np.int32), pieces=self._pieces(encoding, text))
+            for encoding, text in zip(
+                copy.encode_batch(texts, add_special_tokens=False), texts, strict=True
+            )
+        ]
+
     def _encode(self, texts: Sequence[Text]) -> list[Encoding]:
         encodings = self._copy().encode_batch_fast(texts)
         return [_encoding(e, text) for e, text in zip(encodings, texts, strict=True)]
 
-    def _encode_pieces(self, texts: Sequence[Text]) -> list[Pieces]:
-        copy = self._copy()
-        subwords = bool(getattr(copy.model, "continuing_subword_prefix", None))
-        return [
-            Pieces(
-                encoding=_encoding(encoding, text),
-                pieces=_pieces(encoding, text, unknown=self._unknown, subwords=subwords),
-            )
-            for encoding, text in zip(copy.encode_batch(texts), texts, strict=True)
-        ]
+    def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[Piece]:
+        return _pieces(encoding, text, unknown=self._unknown, prefix=self._prefix)
 
     def _copy(self) -> tokenizers.Tokenizer:
         copy: tokenizers.Tokenizer | None = getattr(self._copies, "tokenizer", None)
@@ -150,6 +165,18 @@ class Tokenizer:
             else:
                 copy.enable_truncation(self._truncate_to)
             self._copies.tokenizer = copy
+        return copy
+
+    def _whole_copy(self) -> tokenizers.Tokenizer:
+        """Return this thread's copy that cuts nothing."""
+        if self._truncate_to is None:
+            return self._copy()
+        copy: tokenizers.Tokenizer | None = getattr(self._copies, "whole", None)
+        if copy is None:
+            copy = tokenizers.Tokenizer.from_str(self._source)
+            copy.no_padding()
+            copy.no_truncation()
+            self._copies.whole = copy
         return copy
 
 
@@ -190,9 +217,13 @@ def _encoding(encoding: tokenizers.Encoding, text: Text) -> Encoding:
 
 
 def _pieces(
-    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, subwords: bool
+    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, prefix: str
 ) -> list[Piece]:
-    """Say where each token lies, and whether it continues a word, as Hugging Face does."""
+    """Say where each token lies, and whether it continues a word.
+
+    As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
+    takes a word for the rest of the one before it where an accent is left out.
+    """
     source = text if isinstance(text, str) else ""
     pieces = []
     masks = encoding.special_tokens_mask
@@ -200,8 +231,8 @@ def _pieces(
     for number, token, (start, end), special in columns:
         if number == unknown:
             continues = False
-        elif subwords:
-            continues = len(token) != end - start
+        elif prefix:
+            continues = token.startswith(prefix)
         else:
             continues = start > 0 and " " not in source[start - 1 : start + 1]
         pieces.append(Piece(start=start, end=end, special=bool(special), continues_word=continues))

@@ -92,9 +92,11 @@ class _Trial:
         self.shares_batches = True
 
     @asynccontextmanager
-    async def serve(self, rows: int) -> AsyncIterator[Pipeline]:
-        """Serve the encoder with `rows` a batch and no answer kept."""
-        settings = msgspec.structs.replace(self._settings, max_batch_rows=rows, row_cache_bytes=0)
+    async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
+        """Serve the encoder with `rows` a batch in so many threads, and no answer kept."""
+        settings = msgspec.structs.replace(
+            self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
+        )
         tools = Tools(
             settings=settings,
             tracing=NoTracing(),
@@ -142,7 +144,7 @@ async def _tune(
         if not fitting:
             raise StartProblem(f"every text is longer than `{model.name}` reads")
         trial = _Trial(settings, model, pool)
-        async with trial.serve(1):
+        async with trial.serve(1, threads=settings.lanes):
             batches = sweep_batches(
                 trial.executor,
                 [ids for _, ids in fitting],
@@ -151,7 +153,7 @@ async def _tune(
                 seconds=seconds,
             )
         best = choose(batches)
-        async with trial.serve(best.batch_size) as pipeline:
+        async with trial.serve(best.batch_size, threads=best.threads) as pipeline:
 
             async def ask(text: str, *, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE

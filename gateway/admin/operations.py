@@ -20,6 +20,8 @@ from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
 
 _PATIENCE = 5.0
+# Backends open what is new before they serve it.
+_RELOAD_PATIENCE = 60.0
 _REDIS_FIGURES = (
     "used_memory",
     "maxmemory",
@@ -42,6 +44,13 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
     """`live` when no worker answers from what was purged any more."""
 
     purged: str
+    live: bool
+    workers: dict[str, str]
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """`live` when every backend serves its repository as it is, and every worker knows it."""
+
     live: bool
     workers: dict[str, str]
 
@@ -83,6 +92,21 @@ class OperationsController(Controller):
         live = all(outcome == "ok" for outcome in workers.values())
         purged = Purged(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
+
+    @post("/models/reload", status_code=200)
+    async def reload_models(
+        self, control: NamedDependency[Control], ledger: NamedDependency[Ledger]
+    ) -> Response[Reloaded]:
+        """Have backends read their repositories; 200 when every worker knows the new revisions.
+
+        From then on no request is answered by a revision that was replaced; 202: not yet by all.
+        """
+        version = await control.touch(Topic.MODELS)
+        workers = await control.settled(Topic.MODELS, version, within=_RELOAD_PATIENCE)
+        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
+        live = all(outcome == "ok" for outcome in workers.values())
+        reloaded = Reloaded(live=live, workers=workers)
+        return Response(reloaded, status_code=200 if live else 202)
 
     @get("/regions")
     async def regions(

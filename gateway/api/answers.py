@@ -123,6 +123,17 @@ def cache_lines(answer: Answer, directives: CacheDirectives) -> bytes:
     return b"cache-status: %b\r\n" % status
 
 
+def row_lines(answer: Answer) -> bytes:
+    """Return how many rows of the computed items the models ran, and how many were known."""
+    computed = known = 0
+    for outcome in answer.outcomes:
+        computed += outcome.rows
+        known += outcome.known_rows
+    if not computed and not known:
+        return b""
+    return b"sluicegate-rows: computed=%d, known=%d\r\n" % (computed, known)
+
+
 def _result(outcome: ItemOutcome) -> bytes:
     if outcome.failure is None:
         return outcome.result

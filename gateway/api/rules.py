@@ -14,7 +14,14 @@ from typing import Protocol
 import msgspec
 
 from backends.protocol import Task
-from gateway.api.answers import cache_lines, count_usage, encode_answer, failed_usage, first_failure
+from gateway.api.answers import (
+    cache_lines,
+    count_usage,
+    encode_answer,
+    failed_usage,
+    first_failure,
+    row_lines,
+)
 from gateway.api.exchange import Exchange, Reading, Repeat, RequestIds
 from gateway.api.http import Reply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
@@ -269,7 +276,7 @@ class InferenceRules:
             raise failure
         exchange.usage = count_usage(answer.outcomes)
         self._publish(exchange)
-        exchange.lines = _JSON + cache_lines(answer, exchange.asked.directives)
+        exchange.lines = _JSON + cache_lines(answer, exchange.asked.directives) + row_lines(answer)
         return self._reply(exchange, encode_answer(reading.body, answer, exchange.usage))
 
     def _hit(self, exchange: Exchange, job: Job, answer: Answer) -> Reply:

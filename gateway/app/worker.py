@@ -34,6 +34,7 @@ from gateway.cache.key import KeyMaker
 from gateway.corked import CorkedProtocol
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
+from gateway.dispatch.reloading import ModelReloader
 from gateway.events.log import EventLog
 from gateway.inference import Inference
 from gateway.ledger.ledger import Ledger
@@ -41,7 +42,9 @@ from gateway.middleware.admission import AdmissionMiddleware
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis_connection import connect
 from gateway.routing.fleet import Fleet
+from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
+from gateway.runtime.models import ModelsFollower
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.serving import listener_on, serve
@@ -147,6 +150,11 @@ class _Worker:
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
         self.runtimes.on_swap(self._configure)
         self.runtimes.on_swap(lambda _: self.prober.refresh())
+        self.models = ModelsFollower(
+            control=Control(self.state),
+            worker=identity(self.settings),
+            reload=ModelReloader(fleet=self.fleet, client=self.client, prober=self.prober).reload,
+        )
         self.dispatcher = Dispatcher(
             fleet=self.fleet,
             client=self.client,
@@ -168,12 +176,13 @@ class _Worker:
             settings=self.settings,
             report=figures.report,
             accounts_changed=self.principals.read_again,
+            models_changed=self.models.newest,
         )
         stack.push_async_callback(asyncio.to_thread, self.tracer.close)
         stack.enter_context(self.ledger)
         stack.enter_context(self.events)
         storage = (self.cache, self.limiter, self.principals, follower, figures)
-        calling = (self.client, self.prober, self.dispatcher, self.tasks)
+        calling = (self.client, self.prober, self.models, self.dispatcher, self.tasks)
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
         for part in parts:
             await stack.enter_async_context(part)

@@ -38,7 +38,11 @@ class Attempt:
         if isinstance(frame, Done):
             self._is_useful = True
             return item, ItemOutcome(
-                source=Source.COMPUTED, result=frame.result, rows=frame.rows, tokens=frame.tokens
+                source=Source.COMPUTED,
+                result=frame.result,
+                rows=frame.rows,
+                tokens=frame.tokens,
+                known_rows=frame.known,
             )
         failure = failures.of_item(frame)
         if not frame.retryable:

@@ -94,5 +94,5 @@ def of_item(frame: Failed) -> ItemFailure:
         code=frame.code,
         detail=frame.detail,
         retryable=frame.retryable,
-        retry_after=RETRY_AFTER if frame.retryable else None,
+        retry_after=frame.retry_after or (RETRY_AFTER if frame.retryable else None),
     )

@@ -1,6 +1,7 @@
 """Asks every backend for its state, again and again, and tells the fleet."""
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -24,7 +25,23 @@ class _Watch:
         self.endpoint = endpoint
         self.wake = asyncio.Event()
         self.probed = asyncio.Event()
+        # Those who wait for a probe that begins after they asked.
+        self.asked: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
+
+    def ask(self) -> "asyncio.Future[None]":
+        """Return what is done once a probe that begins from now on has ended."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked.append(future)
+        self.wake.set()
+        return future
+
+    def settle(self, asked: "Sequence[asyncio.Future[None]] | None" = None) -> None:
+        """Tell those who `asked`, by default all, that a probe has ended."""
+        self.probed.set()
+        for future in self.asked if asked is None else asked:
+            if not future.done():
+                future.set_result(None)
 
 
 class Prober:
@@ -56,7 +73,7 @@ class Prober:
         for endpoint in [*self._watches]:
             if endpoint not in endpoints:
                 watch = self._watches.pop(endpoint)
-                watch.probed.set()  # nobody waits for one that left
+                watch.settle()  # nobody waits for one that left
                 if watch.task is not None:
                     watch.task.cancel()
         for endpoint in endpoints - self._watches.keys():
@@ -69,6 +86,12 @@ class Prober:
         if watch is not None:
             watch.wake.set()
 
+    async def probe_all(self) -> None:
+        """Return when every endpoint was probed anew, by a probe that began after this call."""
+        asked = [watch.ask() for watch in self._watches.values()]
+        if asked:
+            await asyncio.wait(asked)
+
     async def first_round(self) -> None:
         """Return when every endpoint configured now has been probed."""
         for watch in tuple(self._watches.values()):
@@ -77,8 +100,9 @@ class Prober:
     async def _follow(self, watch: _Watch) -> None:
         while True:
             watch.wake.clear()
+            asked, watch.asked = watch.asked, []
             self._fleet.observe(watch.endpoint, await self._ask(watch.endpoint))
-            watch.probed.set()
+            watch.settle(asked)
             await asyncio.sleep(MIN_INTERVAL)
             interval = self._fleet.routing.probe_interval
             interval *= self._random.uniform(1 - JITTER, 1 + JITTER)

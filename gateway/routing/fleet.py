@@ -223,7 +223,8 @@ class Fleet:
             member
             for member in self._members.values()
             if (known := member.models.get(info.name)) is not None
-            and (known.revision, known.profile) == (info.revision, info.profile)
+            and info.revision in (known.revision, *known.earlier)
+            and known.profile == info.profile
         ]
         return tiers(serving, self._regions)
 

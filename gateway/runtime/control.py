@@ -63,11 +63,12 @@ return redis.call('ZRANGEBYSCORE', KEYS[1], now - ARGV[1], '+inf')
 
 
 class Topic(StrEnum):
-    """What may change: the document, the cache's epochs, or tenants and keys."""
+    """What may change: the document, the cache's epochs, tenants and keys, or the models."""
 
     CONFIG = "config"
     EPOCHS = "epochs"
     ACCOUNTS = "accounts"
+    MODELS = "models"
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +95,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     config: int = 0
     epochs: int = 0
     accounts: int = 0
+    models: int = 0
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
@@ -108,10 +110,14 @@ class Control:
 
     async def versions(self) -> Versions:
         """Return what is newest, topic by topic."""
-        keys = (_GENERATION, _version(Topic.EPOCHS), _version(Topic.ACCOUNTS))
-        config, epochs, accounts = await self._ask(self._redis.mget(*keys))
+        topics = (Topic.EPOCHS, Topic.ACCOUNTS, Topic.MODELS)
+        keys = (_GENERATION, *map(_version, topics))
+        config, epochs, accounts, models = await self._ask(self._redis.mget(*keys))
         return Versions(
-            config=int(config or 0), epochs=int(epochs or 0), accounts=int(accounts or 0)
+            config=int(config or 0),
+            epochs=int(epochs or 0),
+            accounts=int(accounts or 0),
+            models=int(models or 0),
         )
 
     async def active(self) -> Published | None:

@@ -56,7 +56,8 @@ class RuntimeFollower:
     """Follows the state Redis while it is entered; without Redis nothing changes.
 
     `report` makes the JSON that a worker leaves with each sign of life; `accounts_changed` is
-    awaited when tenants or keys changed, before that is acknowledged.
+    awaited when tenants or keys changed, before that is acknowledged. `models_changed` hears the
+    newest version of the models, and acknowledges it itself.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class RuntimeFollower:
         settings: Settings,
         report: Callable[[], bytes] = lambda: b"{}",
         accounts_changed: Callable[[], Awaitable[None]] | None = None,
+        models_changed: Callable[[int], None] = lambda _: None,
         poll: float = 1.0,
     ) -> None:
         self._store = store
@@ -75,6 +77,7 @@ class RuntimeFollower:
         self._worker = identity(settings)
         self._report = report
         self._accounts_changed = accounts_changed
+        self._models_changed = models_changed
         self._poll = poll
         self._seen = _NEVER
         self._news = asyncio.Event()
@@ -126,6 +129,7 @@ class RuntimeFollower:
             newest = await self._control.versions()
             if newest.config != self._seen.config or newest.epochs != self._seen.epochs:
                 await self._take_config(newest)
+            self._models_changed(newest.models)
             taken = newest
             if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
                 # To be tried again, until the keys are what they should be.

@@ -12,6 +12,7 @@ import msgspec
 from backends.protocol import (
     CALL_PATH,
     MEDIA_TYPE,
+    RELOAD_PATH,
     STATE_PATH,
     TOKEN_HEADER,
     UNREADABLE,
@@ -55,6 +56,7 @@ class _Lane:
         self.limit = limit
         self.call_url = httpx.URL(base + CALL_PATH)
         self.state_url = httpx.URL(base + STATE_PATH)
+        self.reload_url = httpx.URL(base + RELOAD_PATH)
         self.host = self.call_url.netloc
         self.slots = asyncio.Semaphore(limit)
         self.departing: dict[Like, SharedCall] = {}
@@ -127,7 +129,12 @@ class HttpBackendClient:
     async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
         """See `BackendClient.state`."""
         lane = self._lane(endpoint)
-        return await self._tasks.run(self._ask_state(lane, patience))
+        return await self._tasks.run(self._ask_state(lane, patience, "GET", lane.state_url))
+
+    async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        """Have the backend read its repository again; see `ReloadClient.reload`."""
+        lane = self._lane(endpoint)
+        return await self._tasks.run(self._ask_state(lane, patience, "POST", lane.reload_url))
 
     def _gather(self, lane: _Lane, call: Call) -> SharedCall:
         """Return the call that the items of `call` may join."""
@@ -192,8 +199,10 @@ class HttpBackendClient:
         # Once everything is here, how the connection ended does not matter.
         return reply.ends_with
 
-    async def _ask_state(self, lane: _Lane, patience: float) -> BackendState:
-        request = self._request("GET", lane.state_url, lane, b"")
+    async def _ask_state(
+        self, lane: _Lane, patience: float, method: str, url: httpx.URL
+    ) -> BackendState:
+        request = self._request(method, url, lane, b"")
         try:
             async with asyncio.timeout(patience), self._response(request) as response:
                 body = await _body(response, MAX_STATE_BYTES)

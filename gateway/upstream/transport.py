@@ -49,6 +49,7 @@ class BackendTransport(httpx.AsyncBaseTransport):
             await connection.send(request)
             status, headers = await connection.head()
         except BaseException:
+            # Also when cancelled: half an exchange is on the connection.
             self._drop(connection)
             raise
         return httpx.Response(status, headers=headers, stream=_Body(self, origin, connection))

@@ -104,6 +104,27 @@ def test_reviewer_runs_its_own_algorithm(system: System) -> None:
     assert result["needs_attention"] is True
 
 
+def test_one_label_more_computes_one_row(system: System) -> None:
+    labels = [f"subject {number}" for number in range(20)]
+    body = {"model": "topics", "input": "The striker scored twice.", "labels": labels}
+
+    answer(system, "/v1/zero-shot", body)
+    more = answer(system, "/v1/zero-shot", body | {"labels": [*labels, "football cups"]})
+
+    assert more.json()["usage"]["rows"] == 1
+    # The text, 20 labels, and the template without any.
+    assert more.headers["sluicegate-rows"] == "computed=1, known=22"
+
+
+def test_a_cascade_is_served(system: System) -> None:
+    texts = ["a gorgeous, witty, seductive movie", "it is a film about a man"]
+
+    clear, unclear = results(system, "/v1/classify", {"model": "sentiment-cascade", "input": texts})
+
+    assert clear["labels"][0]["label"] == "positive"
+    assert len(unclear["labels"]) == 2
+
+
 def test_the_same_request_is_a_miss_and_then_a_hit(system: System) -> None:
     body = {"model": "sentiment", "input": "the same request, twice"}
 

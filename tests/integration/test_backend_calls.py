@@ -173,6 +173,22 @@ async def test_a_call_of_more_rows_than_the_queue_holds_is_answered(models: Path
     assert all(isinstance(outcome, Done) for outcome in outcomes)
 
 
+async def test_a_call_whose_items_overflow_the_queue_together_is_answered(models: Path) -> None:
+    """32 prompts of 256 options each are 8,224 rows, and 4,096 may wait."""
+    letters = itertools.product("abcdefghijklmnopqrstu", repeat=3)
+    words = iter("".join(each) for each in letters)
+    items = [
+        {"prompt": f"film {n}", "choices": [" ".join(next(words)) for _ in range(256)]}
+        for n in range(32)
+    ]
+
+    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS, lanes=2)) as backend:
+        outcomes = await backend.ask("topics", Task.CHOOSE, items)
+
+    assert [type(outcome) for outcome in outcomes] == [Done] * 32
+    assert sum(outcome.rows for outcome in outcomes if isinstance(outcome, Done)) > 8_000
+
+
 async def test_a_call_of_more_items_than_anybody_sends_is_refused(models: Path) -> None:
     executor = DummyExecutor(dimensions=DIMENSIONS)
     async with running_backend(models, executor) as backend:

@@ -10,6 +10,7 @@ from backends.protocol import (
     ClassifyParameters,
     Done,
     EmbedParameters,
+    EntitiesParameters,
     Failed,
     InferParameters,
     RerankParameters,
@@ -140,3 +141,33 @@ async def test_a_text_of_which_nothing_is_left_is_empty(
 
     assert isinstance(outcome, Failed)
     assert (outcome.status, outcome.code, outcome.retryable) == (422, "empty_input", False)
+
+
+@pytest.mark.parametrize("name", ["Jose\u0301", "Zoe\u0308", "Ángel", "Berlin"])
+async def test_a_name_ends_with_its_accent(backend: Backend, name: str) -> None:
+    """However the accent is written, before the end of a text or a space."""
+    parameters = EntitiesParameters(aggregation="first")
+    for text in (f"🎉🎉 We met {name}", f"🎉🎉 We met {name} in Madrid."):
+        answer = await backend.answer("entities-demo", Task.ENTITIES, text, parameters=parameters)
+
+        found = [e["text"] for e in answer["entities"] if e["start"] == text.index(name)]
+        assert found in ([], [name])
+
+
+async def test_names_far_apart_in_a_long_text_are_found_where_they_are(backend: Backend) -> None:
+    """Far more tokens than the model reads; the same name is found at every distance."""
+    filler = "the weather was mild and nobody said a word about it all day long, "
+    text = "".join(f"Angela Merkel visited Paris 👍 {filler * 4}" for _ in range(12))
+
+    answer = await backend.answer("entities-demo", Task.ENTITIES, text)
+
+    places = [e["start"] for e in answer["entities"] if e["text"] == "Paris"]
+    assert places == [n for n in range(len(text)) if text.startswith("Paris", n)]
+
+
+async def test_a_cascade_answers_as_its_members(backend: Backend) -> None:
+    clear, unclear = "a gorgeous, witty, seductive movie", "it is a film about a man"
+    for text, member in ((clear, "sentiment-small"), (unclear, "sentiment")):
+        answer = await backend.answer("sentiment-cascade", Task.CLASSIFY, text)
+
+        assert answer == await backend.answer(member, Task.CLASSIFY, text)

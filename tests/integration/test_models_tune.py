@@ -82,11 +82,15 @@ async def test_the_setting_is_what_a_backend_runs_with(models: Path) -> None:
     found = Tuned(rows=2, threads=1)
     assert write_tuned(model.folder, found, digest=model.digest, provider=provider)
 
-    async with running_backend(models, threads=1, row_cache_bytes=0) as backend:
+    async with running_backend(models, row_cache_bytes=0) as backend:
         await backend.ask("tiny", Task.EMBED, ["good film", "bad film", "the card", "the text"])
         statistics = backend.batchers[0].statistics()
+        lanes = backend.batchers[0].lanes
+    async with running_backend(models, threads=2) as backend:
+        told = backend.batchers[0].lanes
 
     assert (statistics.rows, statistics.batches) == (4, 2)
+    assert (lanes, told) == (1, 2)
 
 
 @pytest.mark.anyio

@@ -10,7 +10,7 @@ import msgspec
 
 from backends.admission.admit import admit, admit_unmeasured
 from backends.api.asgi import Message
-from backends.api.engine import Engine
+from backends.api.reloading import Repository
 from backends.api.routes import Routes
 from backends.app import make_routes, open_backend
 from backends.batching.batcher import Batcher
@@ -18,6 +18,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.protocol import (
     CALL_PATH,
+    RELOAD_PATH,
     Call,
     CallItem,
     ChooseParameters,
@@ -98,10 +99,14 @@ class Exchange:
 class Backend:
     """What a test does with a backend."""
 
-    def __init__(self, routes: Routes, engine: Engine, batchers: list[Batcher]) -> None:
+    def __init__(self, routes: Routes, repository: Repository) -> None:
         self.routes = routes
-        self.engine = engine
-        self.batchers = batchers
+        self.repository = repository
+        self.engine = repository.engine
+
+    @property
+    def batchers(self) -> list[Batcher]:
+        return [encoder.batcher for encoder in self.repository.served.encoders]
 
     def info(self, model: str) -> ModelInfo:
         """Return what the backend says of a model."""
@@ -152,6 +157,10 @@ class Backend:
         assert isinstance(outcome, Done), outcome
         return msgspec.json.decode(outcome.result)
 
+    async def reload(self) -> Exchange:
+        """Have the repository read again."""
+        return await Exchange(self.routes, "POST", RELOAD_PATH).run()
+
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Exchange:
         """Read a path."""
         return await Exchange(self.routes, "GET", path, headers=headers).run()
@@ -173,5 +182,5 @@ async def running_backend(
     admission = admit if executor is None else admit_unmeasured
     async with open_backend(
         given, tracing=tracing, open_executor=opener, admit=admission
-    ) as loaded:
-        yield Backend(make_routes(loaded.engine, given, tracing), loaded.engine, loaded.batchers)
+    ) as repository:
+        yield Backend(make_routes(repository, given, tracing), repository)

@@ -209,6 +209,16 @@ async def test_another_revision_has_answers_of_its_own(scene: Scene) -> None:
     assert sources(answer) == [_COMPUTED]
 
 
+async def test_a_text_goes_where_its_rows_are_known_whatever_its_key(scene: Scene) -> None:
+    await scene.ask("a", "b")
+    await scene.ask("a", tenant="t2")
+
+    first, second = scene.runner.works
+    affinities = [item.affinity for item in first.items]
+    assert len(set(affinities)) == 2
+    assert second.items[0].affinity == affinities[0]
+
+
 async def test_a_model_whose_answers_are_not_kept_is_computed_each_time(scene: Scene) -> None:
     scene.configure(cache_ttl=0)
     await scene.ask("a")

@@ -80,6 +80,15 @@ def test_rows_of_many_lengths_travel_together_where_padding_is_nearly_free() -> 
     assert sum(rows for _, rows in chosen.lengths) == 6
 
 
+def test_padding_is_bounded_by_what_it_costs() -> None:
+    """Rows of 10 beside one of 16: a third is padding, which costs a fifth of that or all of it."""
+    waiting = {16: 1, 10: 7}
+    gathered = CostModel(base=1e-3, token=0.12e-3, padded=0.025e-3, square=0.0)
+
+    assert len(choose_batch(16, waiting, LIMITS, gathered, time_left=30.0).lengths) == 2
+    assert len(choose_batch(16, waiting, LIMITS, COST, time_left=30.0).lengths) == 1
+
+
 @given(
     waiting=st.dictionaries(st.integers(2, 256), st.integers(1, 12), min_size=1, max_size=20),
     pick=st.integers(0, 19),

@@ -15,6 +15,7 @@ from backends.batching.shared import Caller, RowCache, SharedRows
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.executors.onnx import explain
 from backends.telemetry.spans import NoTracing
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
 from tests.support.gate import Gate
@@ -27,6 +28,24 @@ POISON = 666
 def encode(*ids: int) -> Encoding:
     array = np.array(ids, dtype=np.int32)
     return Encoding(ids=array, type_ids=None, key=array.tobytes())
+
+
+class Cramped(PacedExecutor):
+    """Runs out of memory as ONNX Runtime does beyond so many tokens."""
+
+    def __init__(self, gate: Gate, *, tokens: int) -> None:
+        super().__init__(gate)
+        self._tokens = tokens
+        self.refused: list[int] = []
+
+    @override
+    def run(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        if ids.size > self._tokens:
+            self.refused.append(ids.size)
+            raise explain(RuntimeError("BFCArena: Failed to allocate memory for requested buffer"))
+        return super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
 
 
 def caller(scope: str = "tenant") -> Caller:
@@ -134,7 +153,7 @@ async def test_an_executor_that_fails_on_a_row_it_could_run_is_dead() -> None:
         await until(lambda: batcher.failure is not None)
 
 
-async def test_a_full_queue_refuses_at_once_and_says_when_to_return() -> None:
+async def test_a_queue_that_stays_full_refuses_in_time_and_says_when_to_return() -> None:
     gate = Gate()
     limits = QueueLimits(rows=2, tokens=100)
     async with running(PacedExecutor(gate), limits) as (rows, batcher):
@@ -142,13 +161,108 @@ async def test_a_full_queue_refuses_at_once_and_says_when_to_return() -> None:
         await until(lambda: gate.arrived == 1)
         waiting = asyncio.create_task(ask(rows, encode(2), encode(3)))
         await until(batcher.is_full)
+        hurried = Caller(scope="tenant", deadline=time.monotonic() + 0.2, lane="bulk")
         with pytest.raises(Overloaded) as refused:
-            await ask(rows, encode(4))
+            await rows.ask([encode(4)], kind=OutputKind.POOLED, caller=hurried)
         gate.open()
         await asyncio.gather(running_row, waiting)
 
     assert refused.value.retry_after > 0
     assert batcher.statistics().refused_rows == 1
+
+
+async def test_items_with_more_rows_than_there_is_room_for_wait_and_are_answered() -> None:
+    gate = Gate()
+    limits = QueueLimits(rows=10, tokens=1000)
+    most = 0
+
+    def items() -> list[asyncio.Task[list[FloatArray]]]:
+        return [
+            asyncio.create_task(ask(rows, *(encode(8 * item + row + 1, 1) for row in range(8))))
+            for item in range(8)
+        ]
+
+    async with running(PacedExecutor(gate), limits) as (rows, batcher):
+        tasks = items()
+        await until(lambda: gate.arrived == 1)
+        full = batcher.is_full()
+        while not all(task.done() for task in tasks):
+            most = max(most, batcher.statistics().queued_rows)
+            gate.let_one_pass()
+            await asyncio.sleep(0)
+        answers = await asyncio.gather(*tasks)
+
+    assert full
+    assert [len(answer) for answer in answers] == [8] * 8
+    assert most <= limits.rows
+    assert batcher.statistics().refused_rows == 0
+
+
+async def test_an_item_larger_than_the_queue_enters_an_empty_one() -> None:
+    async with running(DummyExecutor(), QueueLimits(rows=2, tokens=100)) as (rows, _):
+        answers = await ask(rows, *(encode(row + 1) for row in range(9)))
+
+    assert len(answers) == 9
+
+
+async def test_rows_that_become_known_while_an_item_stands_in_line_are_not_run_again() -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate)
+    async with running(executor, QueueLimits(rows=4, tokens=100)) as (rows, batcher):
+        tasks = [
+            asyncio.create_task(ask(rows, encode(10 + n), *map(encode, range(1, 5))))
+            for n in range(4)
+        ]
+        await until(lambda: gate.arrived == 1)
+        gate.open()
+        await asyncio.gather(*tasks)
+
+    assert batcher.statistics().rows == 4 + 4
+
+
+async def test_who_leaves_the_line_lets_the_next_one_in() -> None:
+    gate = Gate()
+    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+        tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 3)]
+        gone = asyncio.create_task(ask(rows, encode(8)))
+        last = asyncio.create_task(ask(rows, encode(9)))
+        await until(lambda: gate.arrived == 1 and batcher.is_full())
+        gone.cancel()
+        gate.open()
+        await asyncio.gather(*tasks, last)
+
+    assert batcher.statistics().rows == 5
+
+
+async def test_who_stands_in_line_when_the_executor_dies_is_told() -> None:
+    gate = Gate()
+    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+        tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 6)]
+        await until(lambda: gate.arrived == 1 and batcher.is_full())
+        gate.failing = ExecutorDied("the device failed")
+        gate.open()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(isinstance(result, ExecutorDied) for result in results)
+
+
+async def test_a_batch_that_finds_no_memory_halves_the_budget_and_its_rows_succeed() -> None:
+    gate = Gate()
+    executor = Cramped(gate, tokens=8)
+    async with running(executor) as (rows, batcher):
+        first = asyncio.create_task(ask(rows, encode(1, 1)))
+        await until(lambda: gate.arrived == 1)
+        others = [asyncio.create_task(ask(rows, encode(n, n))) for n in range(2, 18)]
+        await until(lambda: batcher.statistics().queued_rows == 16)
+        gate.open()
+        answers = await asyncio.gather(first, *others)
+
+    # Sixteen tokens found no memory once; the budget stays at half of that.
+    assert executor.refused == [16]
+    assert max(rows * length for rows, length in executor.shapes) == 8
+    assert len(answers) == 17
+    assert batcher.failure is None
+    assert batcher.statistics().failed_rows == 0
 
 
 async def test_a_cancelled_asker_s_rows_never_run() -> None:

@@ -99,3 +99,35 @@ def test_the_busy_share_is_of_all_slots() -> None:
     with device.share().slot():
         clock.advance(100.0)
         assert round(device.busy_share(), 3) == 0.5
+
+
+def test_a_model_with_more_to_run_keeps_its_turn_for_a_moment() -> None:
+    clock = Clock()
+    device = Device(slots=1, clock=clock)
+    behind, other = device.share(), device.share()
+    other.clock = 5.0
+    with behind.slot() as use:
+        other.waiting = 1
+        use.seconds, use.more = 1.0, True
+
+    at_once = device._next()
+    clock.advance(0.1)
+
+    assert at_once is behind
+    assert device._next() is other
+
+
+def test_a_model_that_comes_back_at_once_is_still_behind() -> None:
+    device = Device(slots=1, clock=Clock())
+    behind, other = device.share(), device.share()
+    other.clock = 5.0
+    with other.slot():
+        pass
+    with behind.slot() as use:
+        use.more = True
+    behind.clock = 1.0
+
+    with behind.slot():
+        pass
+
+    assert behind.clock == 1.0

@@ -140,9 +140,11 @@ async def test_an_asker_with_time_left_does_not_join_a_row_given_up() -> None:
         await until(lambda: b.batcher.statistics().queued_rows == 1)
         b.gate.open()
 
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded) as late:
             await first
+        assert (late.value.retry_after or 0) > 0
         assert [await blocker, await other, await second] == [(1, 2)] * 3
+        assert b.batcher.statistics().late_rows == 0
 
 
 async def test_the_cache_stays_within_its_bytes_and_drops_what_was_used_longest_ago() -> None:

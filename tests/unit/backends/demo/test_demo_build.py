@@ -16,7 +16,17 @@ from backends.demo.build import MANIFEST, build_demo_models
 from backends.demo.errors import DemoModelsError
 from backends.demo.source import find_source
 
-NAMES = {"minilm", "sentiment", "banking-intents", "entities-demo", "topics", "reviewer"}
+NAMES = {
+    "minilm",
+    "minilm-l2",
+    "sentiment",
+    "sentiment-small",
+    "sentiment-cascade",
+    "banking-intents",
+    "entities-demo",
+    "topics",
+    "reviewer",
+}
 
 
 @pytest.fixture
@@ -52,7 +62,7 @@ def test_every_model_is_there_with_the_files_it_names(demo_models: Path) -> None
 
 def test_labels_are_unique_and_as_many_as_the_head_has_logits(demo_models: Path) -> None:
     """A head's last layer has a column per label."""
-    for name in ("sentiment", "banking-intents", "entities-demo"):
+    for name in ("sentiment", "sentiment-small", "banking-intents", "entities-demo"):
         folder = demo_models / name / "1"
         labels = yaml.safe_load((folder / "model.yaml").read_bytes())["labels"]
         with np.load(folder / "head.npz", allow_pickle=False) as head:

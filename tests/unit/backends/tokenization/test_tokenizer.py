@@ -94,18 +94,18 @@ async def test_places_count_characters_of_the_original(file: Path, pool: Recordi
     text = "👍🏽 the  Paris, good-film"
     tokenizer = Tokenizer(file, pool=pool)
 
-    (pieces,) = await tokenizer.pieces([text])
+    (segment,) = await tokenizer.segments([text])
 
-    words = [text[piece.start : piece.end] for piece in pieces.pieces if not piece.special]
+    words = [text[piece.start : piece.end] for piece in segment.pieces if not piece.special]
     assert words == ["👍🏽", "the", "Paris", ",", "good", "-", "film"]
 
 
 async def test_pieces_of_a_word_say_that_they_continue_it(file: Path, pool: RecordingPool) -> None:
     tokenizer = Tokenizer(file, pool=pool)
 
-    (pieces,) = await tokenizer.pieces(["goods 漢"])
+    (segment,) = await tokenizer.segments(["goods 漢"])
 
-    real = [piece for piece in pieces.pieces if not piece.special]
+    real = [piece for piece in segment.pieces if not piece.special]
     assert [piece.continues_word for piece in real] == [False, True, False]
 
 
@@ -118,9 +118,9 @@ async def test_what_a_unigram_model_does_not_know_begins_a_word(
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     unigram.save(str(path))
 
-    (pieces,) = await Tokenizer(path, pool=pool).pieces(["go漢o"])
+    (segment,) = await Tokenizer(path, pool=pool).segments(["go漢o"])
 
-    found = [(piece.start, piece.continues_word) for piece in pieces.pieces]
+    found = [(piece.start, piece.continues_word) for piece in segment.pieces]
     assert found[-2:] == [(2, False), (3, True)]
 
 

@@ -9,6 +9,7 @@ from gateway.api.answers import (
     encode_answer,
     failed_usage,
     first_failure,
+    row_lines,
 )
 from gateway.api.schemas import ClassifyBody, RerankBody
 from gateway.errors import (
@@ -56,6 +57,18 @@ def failed(status: int = 422, code: str = "empty_input", after: float | None = N
 
 def answer(*outcomes: ItemOutcome) -> Answer:
     return Answer(model=_MODEL, outcomes=list(outcomes))
+
+
+def test_rows_that_were_known_are_told_beside_those_that_were_not() -> None:
+    known = ItemOutcome(source=Source.COMPUTED, result=b"{}", rows=1, known_rows=20)
+
+    lines = row_lines(answer(known, computed(rows=2), hit()))
+
+    assert fields(lines) == {b"sluicegate-rows": b"computed=3, known=20"}
+
+
+def test_an_answer_without_rows_tells_of_none() -> None:
+    assert row_lines(answer(hit(), collapsed(), failed())) == b""
 
 
 def test_usage_counts_how_items_ended() -> None:

@@ -56,3 +56,16 @@ def test_failures_of_items_keep_their_meaning(
 
     assert (failure.status, failure.code) == expected
     assert failure.detail == "why"
+
+
+def test_a_backend_s_time_to_come_back_is_passed_on() -> None:
+    late = Failed(
+        index=0,
+        status=504,
+        code="deadline_exceeded",
+        detail="late",
+        retryable=False,
+        retry_after=2.5,
+    )
+
+    assert of_item(late).retry_after == 2.5

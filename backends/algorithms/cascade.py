@@ -1,0 +1,42 @@
+"""A small model answers what it is sure of; a large one answers the rest."""
+
+from typing_extensions import override
+
+from backends.algorithms.classify import Labeller
+from backends.algorithms.ensemble import reorder
+from backends.pipelines.ask import Ask
+from backends.pipelines.scores import Function
+from backends.types import FloatArray, Text
+
+
+class Cascade(Labeller):
+    """Asks the large model only where the small one is less sure than `threshold`.
+
+    Rejection by confidence is Chow 1970, cascades of classifiers are Viola and Jones 2001. The
+    threshold is of the small model's own scores, whatever function the caller asks for.
+    """
+
+    def __init__(self, *, small: Labeller, large: Labeller, threshold: float) -> None:
+        super().__init__(labels=large.labels)
+        self._small = small
+        self._large = large
+        self._threshold = threshold
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1 + self._small.version + self._large.version
+
+    @override
+    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+        scores = await self._small.scores(text, ask)
+        if self._small.confidence(scores) < self._threshold:
+            return await self._large.scores(text, ask, function)
+        if function is not None:
+            # The row is known by now.
+            scores = await self._small.scores(text, ask, function)
+        return reorder(scores, self._small.labels, self.labels)
+
+    @override
+    def confidence(self, scores: FloatArray) -> float:
+        return self._large.confidence(scores)

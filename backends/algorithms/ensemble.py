@@ -1,0 +1,83 @@
+"""Several models answer; their scores or their votes are counted together."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from typing_extensions import override
+
+from backends.algorithms.base import all_of
+from backends.algorithms.classify import Label, Labeller
+from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.pipelines.scores import Function, rounded
+from backends.types import FloatArray, Text
+
+Combination = Literal["mean", "weighted", "vote"]
+
+
+class Ensemble(Labeller):
+    """Asks every member at once (Dietterich 2000, "Ensemble Methods in Machine Learning").
+
+    The score of a label is the mean of the members' scores, their mean by `weights`, or with
+    `vote` the share of the members, by weight, that put it first; equal shares are ordered by the
+    mean.
+    """
+
+    def __init__(
+        self, *, members: Sequence[Labeller], combine: Combination, weights: Sequence[float]
+    ) -> None:
+        super().__init__(labels=members[0].labels)
+        self._members = members
+        self._combine = combine
+        self._weights = np.array([weight / sum(weights) for weight in weights], dtype=np.float32)
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1 + sum(member.version for member in self._members)
+
+    @override
+    async def rank(
+        self, text: Text, ask: Ask, *, top: int | None = None, function: Function | None = None
+    ) -> list[Label]:
+        mean, counted = await self._count(text, ask, function)
+        order = np.lexsort((-mean, -counted))[:top]
+        written = rounded(counted)
+        return [Label(label=self.labels[index], score=written[index]) for index in order]
+
+    @override
+    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+        return (await self._count(text, ask, function))[1]
+
+    async def _count(
+        self, text: Text, ask: Ask, function: Function | None
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the mean of the members, and what is answered: that mean or their votes."""
+        if self._combine == "vote" and function is not None:
+            raise ItemRefused("bad_function", "votes have no `function`; leave it out")
+        found = await all_of(member.scores(text, ask, function) for member in self._members)
+        lines = np.stack(
+            [
+                reorder(scores, member.labels, self.labels)
+                for scores, member in zip(found, self._members, strict=True)
+            ]
+        )
+        mean = np.asarray(self._weights @ lines, dtype=np.float32)
+        if self._combine != "vote":
+            return mean, mean
+        votes = np.zeros(len(self.labels), dtype=np.float32)
+        np.add.at(votes, lines.argmax(axis=1), self._weights)
+        return mean, votes
+
+    @override
+    def confidence(self, scores: FloatArray) -> float:
+        return float(scores.max())
+
+
+def reorder(scores: FloatArray, have: Sequence[str], want: Sequence[str]) -> FloatArray:
+    """Return the scores of the labels `have` in the order of `want`."""
+    if list(have) == list(want):
+        return scores
+    place = {label: index for index, label in enumerate(have)}
+    return scores[[place[label] for label in want]]

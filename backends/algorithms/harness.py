@@ -1,0 +1,117 @@
+"""Tests a model owner's algorithm without a server and without models.
+
+from backends.algorithms.harness import answer
+
+def test_angry_messages_are_urgent() -> None:
+    models = {"sentiment": lambda text: {"labels": [{"label": "negative", "score": 0.9}]}}
+    assert answer("triage.py", {"text": "Hello?!"}, models=models)["urgent"]
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.algorithms.custom import Budget, Custom
+from backends.algorithms.user_code import read_user_code
+from backends.batching.shared import Caller
+from backends.pipelines.ask import Ask, Pipeline, encode_result
+from backends.pipelines.windows import MAX_WINDOWS
+from backends.protocol import InferParameters, Task
+from backends.types import FloatArray, Piece, Text
+
+# From an item, or a text, to what the model says of it: an answer, or raw outputs.
+Fake = Callable[[Any], Any]
+
+
+def answer(
+    code: str | Path,
+    item: Any,
+    *,
+    models: Mapping[str, Fake],
+    parameters: Mapping[str, Any] | None = None,
+    time: float = 5.0,
+    rows: int = 256,
+) -> Any:
+    """Return what the algorithm answers to `item`, as a caller would get it.
+
+    `code` is what the `model.yaml` would say, a file relative to the working directory. A model is
+    a function: of the item of `ask.answer`, or of a text of `ask`. Call it outside of event loops.
+
+    Raises:
+        ValueError: the code is no algorithm.
+        ItemRefused: the item was refused or the algorithm failed.
+    """
+    path = Path(code)
+    is_file = path.suffix == ".py"
+    custom = Custom(
+        name="harness",
+        code=read_user_code(path.name if is_file else str(code), path.parent),
+        below={name: _AnyTask(fake) for name, fake in models.items()},
+        budget=Budget(time=time, rows=rows),
+    )
+    fakes: dict[str, Pipeline] = {name: _FakeRows(fake) for name, fake in models.items()}
+    ask = Ask(fakes, Caller(scope="harness", deadline=math.inf))
+    given = InferParameters(parameters=dict(parameters or {}))
+    return msgspec.json.decode(encode_result(asyncio.run(custom.run(item, given, ask))))
+
+
+class _AnyTask(dict[Task, Algorithm]):
+    """Answers every task with one function."""
+
+    def __init__(self, fake: Fake) -> None:
+        self._told = _Told(fake)
+        super().__init__({Task.INFER: self._told})
+
+    def __missing__(self, task: Task) -> Algorithm:
+        return self._told
+
+
+class _Told(Algorithm):
+    def __init__(self, fake: Fake) -> None:
+        self._fake = fake
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+        ask.spend(1)
+        return self._fake(item)
+
+
+class _FakeRows(Pipeline):
+    """A model whose raw outputs a function tells, one list of numbers per text."""
+
+    def __init__(self, fake: Fake) -> None:
+        self._fake = fake
+
+    @override
+    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+        caller.spend(len(texts))
+        caller.rows += len(texts)
+        return np.array([self._fake(text) for text in texts], dtype=np.float32)
+
+    @override
+    async def pairs(
+        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+    ) -> FloatArray:
+        return await self.vectors([(first, second) for second in seconds], caller)
+
+    @override
+    async def windows(
+        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+    ) -> FloatArray:
+        return await self.vectors([text], caller)
+
+    @override
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+        raise NotImplementedError

@@ -1,0 +1,139 @@
+"""Many labels as a tree: at each node only its children are asked for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from backends.algorithms.base import all_of
+from backends.algorithms.classify import Label, Labeller
+from backends.algorithms.questions import ZeroShotTask
+from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.pipelines.scores import Function
+from backends.types import FloatArray, Text
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A label and those below it; one without any is a leaf, which is what is answered."""
+
+    name: str
+    children: list["Node"] = []
+
+
+class LabelTree(Labeller):
+    """Walks a tree of labels down from its root, with a zero-shot model at every node.
+
+    Label trees are Bengio, Weston and Grangier 2010. A leaf's score is the product of the
+    probabilities on its path. `beam` nodes are walked on with at each depth (1: the best alone),
+    so that a few rows are asked for, not one per leaf; leaves not reached have no score.
+    """
+
+    def __init__(
+        self,
+        *,
+        judge: ZeroShotTask,
+        tree: Sequence[Node],
+        template: str,
+        beam: int,
+    ) -> None:
+        super().__init__(labels=[leaf.name for node in tree for leaf in _leaves(node)])
+        self._judge = judge
+        self._tree = tree
+        self._template = template
+        self._beam = beam
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1 + self._judge.version
+
+    @override
+    async def rank(
+        self, text: Text, ask: Ask, *, top: int | None = None, function: Function | None = None
+    ) -> list[Label]:
+        ranked = await super().rank(text, ask, top=top, function=function)
+        return [label for label in ranked if label.score > 0.0]
+
+    @override
+    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+        if function not in (None, "softmax"):
+            raise ItemRefused("bad_function", "a tree's scores are by `softmax`; leave it out")
+        if not isinstance(text, str):
+            raise ItemRefused("bad_item", "a label tree reads one text, not a pair")
+        reached = await self._walk(text, ask)
+        return np.array([reached.get(label, 0.0) for label in self.labels], dtype=np.float32)
+
+    @override
+    def confidence(self, scores: FloatArray) -> float:
+        return float(scores.max())
+
+    async def _walk(self, text: str, ask: Ask) -> dict[str, float]:
+        reached: dict[str, float] = {}
+        beam: list[tuple[float, Sequence[Node]]] = [(1.0, self._tree)]
+        while beam:
+            judged = await all_of(self._judge_children(text, nodes, ask) for _, nodes in beam)
+            found = [
+                (above * probability, node)
+                for (above, _), children in zip(beam, judged, strict=True)
+                for probability, node in children
+            ]
+            best = sorted(found, key=lambda entry: -entry[0])[: self._beam]
+            reached |= {node.name: score for score, node in best if not node.children}
+            beam = [(score, node.children) for score, node in best if node.children]
+        return reached
+
+    async def _judge_children(
+        self, text: str, nodes: Sequence[Node], ask: Ask
+    ) -> list[tuple[float, Node]]:
+        if len(nodes) == 1:
+            return [(1.0, nodes[0])]
+        by_name = {node.name: node for node in nodes}
+        ranked = await self._judge.rank(
+            text, ask, labels=list(by_name), template=self._template, multi_label=False
+        )
+        return [(label.score, by_name[label.label]) for label in ranked]
+
+
+def read_tree(written: Any) -> list[Node]:
+    """Read a tree as `options` write it: mappings of names to what is below, lists of leaves.
+
+    Raises:
+        ValueError: it is written otherwise, or a name is there twice.
+    """
+    nodes = _read(written)
+    names = [leaf.name for node in nodes for leaf in _leaves(node)]
+    if len(set(names)) != len(names):
+        raise ValueError("has a leaf twice in its `tree`")
+    return nodes
+
+
+def _read(written: Any) -> list[Node]:
+    nodes: list[Node] = []
+    if isinstance(written, Mapping):
+        nodes = [
+            Node(name=str(name), children=[] if below is None else _read(below))
+            for name, below in written.items()
+        ]
+    elif isinstance(written, list):
+        nodes = [node for entry in written for node in _read_entry(entry)]
+    names = [node.name for node in nodes]
+    if not nodes or len(set(names)) != len(names) or not all(map(str.strip, names)):
+        raise ValueError(
+            "needs a `tree`: mappings of names to what is below, or lists of leaves, without "
+            "empty or equal names below one node"
+        )
+    return nodes
+
+
+def _read_entry(entry: Any) -> list[Node]:
+    return _read(entry) if isinstance(entry, Mapping) else [Node(name=str(entry))]
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    if not node.children:
+        yield node
+    for child in node.children:
+        yield from _leaves(child)

@@ -1,0 +1,109 @@
+"""Answers by a model that reads pairs of texts: entailment, choices, relevance.
+
+Each equals its reference on the same weights: the pipeline `zero-shot-classification` and
+`AutoModelForMultipleChoice` of `transformers`, and `CrossEncoder` of `sentence-transformers`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.algorithms.classify import Label, rank
+from backends.algorithms.questions import (
+    ZeroShotTask,
+    check_choices,
+    check_labels,
+    fill_template,
+)
+from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.pipelines.scores import best_first, rounded, sigmoid, softmax
+from backends.protocol import ChooseItem, ChooseParameters, RerankParameters
+
+_ENTAILMENT = "entail"
+
+
+class EntailmentZeroShot(ZeroShotTask):
+    """Scores the caller's labels by whether the text entails the filled template.
+
+    Yin, Hay and Roth 2019 (arXiv:1909.00161). One row per label; the text is tokenized once.
+    Several labels compete by their logits of entailment; a label alone, or with `multi_label`,
+    is judged by entailment against contradiction.
+    """
+
+    def __init__(self, *, model: str, labels: Sequence[str]) -> None:
+        """`labels` are the model's own, of which one begins with `entail`.
+
+        Raises:
+            ValueError: none does; the message says so.
+        """
+        self._model = model
+        found = [i for i, label in enumerate(labels) if label.lower().startswith(_ENTAILMENT)]
+        if not found:
+            raise ValueError(f"none of the labels {', '.join(labels)} begins with `entail`")
+        self._entailment = found[0]
+        # As the pipeline takes it: the other end of the labels.
+        self._contradiction = -1 if self._entailment == 0 else 0
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def rank(
+        self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
+    ) -> list[Label]:
+        check_labels(labels)
+        filled = fill_template(template, labels)
+        if not text.strip():
+            raise ItemRefused("empty_input", "the text is empty; send some")
+        logits = await ask.pairs(self._model, text, filled, cut_first_only=True)
+        entailed = logits[:, self._entailment]
+        if multi_label or len(labels) == 1:
+            against = np.stack([logits[:, self._contradiction], entailed], axis=-1)
+            return rank(labels, softmax(against)[:, 1])
+        return rank(labels, softmax(entailed))
+
+
+class MultipleChoice(Algorithm):
+    """Picks the choice whose row with the prompt has the highest logit (Devlin et al. 2019)."""
+
+    def __init__(self, *, model: str) -> None:
+        self._model = model
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def run(self, item: ChooseItem, parameters: ChooseParameters, ask: Ask) -> Any:
+        check_choices(item.choices)
+        logits = await ask.pairs(self._model, item.prompt, item.choices)
+        scores = softmax(logits[:, 0])
+        return {"choice": best_first(scores, 1)[0], "scores": rounded(scores)}
+
+
+class CrossEncode(Algorithm):
+    """How well a document answers a query: a model reads both (Nogueira and Cho 2019).
+
+    The score of one logit is its sigmoid; of several labels, the probability of the last.
+    """
+
+    def __init__(self, *, model: str) -> None:
+        self._model = model
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1
+
+    @override
+    async def run(self, item: str, parameters: RerankParameters, ask: Ask) -> Any:
+        logits = await ask(self._model, [(parameters.query, item)])
+        scores = sigmoid(logits[0]) if logits.shape[1] == 1 else softmax(logits[0])
+        return {"score": rounded(scores)[-1]}

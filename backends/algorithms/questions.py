@@ -1,0 +1,72 @@
+"""What callers bring with them: labels, templates, choices; checked before anything is asked."""
+
+from abc import abstractmethod
+from typing import Any
+
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.algorithms.classify import Label
+from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.protocol import ZeroShotParameters
+
+MAX_LABELS = 256
+_SLOT = "{}"
+
+
+class ZeroShotTask(Algorithm):
+    """Scores labels of the caller's for a text; algorithms build on it."""
+
+    @abstractmethod
+    async def rank(
+        self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
+    ) -> list[Label]:
+        """Return the labels, best first.
+
+        With `multi_label` each is judged by itself, else their scores add up to 1.
+        """
+
+    @override
+    async def run(self, item: str, parameters: ZeroShotParameters, ask: Ask) -> Any:
+        ranked = await self.rank(
+            item,
+            ask,
+            labels=parameters.labels,
+            template=parameters.hypothesis_template,
+            multi_label=parameters.multi_label,
+        )
+        return {"labels": [label.as_json() for label in ranked]}
+
+
+def check_labels(labels: list[str]) -> None:
+    """Refuse labels that cannot be told apart, or are none, or too many."""
+    if not labels:
+        raise ItemRefused("no_labels", "`labels` is empty; send at least one")
+    if len(labels) > MAX_LABELS:
+        raise ItemRefused("too_many_labels", f"`labels` holds more than {MAX_LABELS}")
+    if len(set(labels)) != len(labels):
+        raise ItemRefused("duplicate_labels", "`labels` holds one of them twice")
+    if not all(label.strip() for label in labels):
+        raise ItemRefused("empty_label", "`labels` holds an empty one")
+
+
+def check_choices(choices: list[str]) -> None:
+    """Refuse no choices, or too many; equal ones are answered alike."""
+    if not choices:
+        raise ItemRefused("no_choices", "`choices` is empty; send what to choose from")
+    if len(choices) > MAX_LABELS:
+        raise ItemRefused("too_many_choices", f"`choices` holds more than {MAX_LABELS}")
+
+
+def fill_template(template: str, labels: list[str]) -> list[str]:
+    """Return the template with each label in the place of its `{}`.
+
+    Raises:
+        ItemRefused: it does not hold `{}` exactly once.
+    """
+    if template.count(_SLOT) != 1:
+        raise ItemRefused(
+            "bad_template", "`hypothesis_template` must hold `{}` once, for the label"
+        )
+    return [template.replace(_SLOT, label) for label in labels]

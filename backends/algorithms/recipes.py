@@ -1,0 +1,228 @@
+"""How each algorithm that a `model.yaml` may name is made of the models it uses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from backends.algorithms import ensemble, long_document
+from backends.algorithms.base import Algorithm, Endpoint
+from backends.algorithms.cascade import Cascade
+from backends.algorithms.classify import Classify, Labeller
+from backends.algorithms.custom import Budget, Custom
+from backends.algorithms.embedding import Embed
+from backends.algorithms.ensemble import Ensemble
+from backends.algorithms.label_tree import LabelTree, read_tree
+from backends.algorithms.long_document import LongClassify, LongEmbed
+from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
+from backends.algorithms.questions import ZeroShotTask
+from backends.algorithms.reviewer import Reviewer
+from backends.algorithms.tournament import Tournament
+from backends.algorithms.user_code import read_user_code
+from backends.algorithms.zero_shot import Choose, ZeroShot
+from backends.protocol import Task
+from backends.repository.catalogue import Model
+
+Algorithms = dict[Task, Algorithm]
+# Raises `ValueError` with what the algorithm needs; the message goes on after its name.
+Recipe = Callable[[Model, Sequence[Endpoint]], Algorithms]
+Kind = TypeVar("Kind", bound=Algorithm)
+Options = TypeVar("Options")
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+_CLASSIFIER = "a classifier that is no algorithm itself"
+
+
+class _Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    threshold: Share
+
+
+class _Ensemble(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    combine: ensemble.Combination = "mean"
+    weights: list[Annotated[float, msgspec.Meta(gt=0.0)]] = []
+
+
+class _LongDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    combine: long_document.Combination = "mean"
+    overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
+
+
+class _LabelTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tree: Any
+    template: str = "This text is about {}."
+    beam: Count = 1
+
+
+class _Tournament(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    better: str
+    both_ways: bool = True
+
+
+class _NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+def _zero_shot(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    _options(model, _NoOptions)
+    if len(below) != 1 or below[0].info.algorithm != "embedding":
+        raise ValueError("needs one `encoder`")
+    name = below[0].info.name
+    return {Task.ZERO_SHOT: ZeroShot(model=name), Task.CHOOSE: Choose(model=name)}
+
+
+def _entailment(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    _options(model, _NoOptions)
+    judge = _only(below, Classify, _CLASSIFIER)
+    try:
+        return {Task.ZERO_SHOT: EntailmentZeroShot(model=judge.model, labels=judge.labels)}
+    except ValueError as error:
+        raise ValueError(f"cannot use `{judge.model}`: {error}") from None
+
+
+def _multiple_choice(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    _options(model, _NoOptions)
+    return {Task.CHOOSE: MultipleChoice(model=_only(below, Classify, _CLASSIFIER).model)}
+
+
+def _cross_encoder(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    _options(model, _NoOptions)
+    return {Task.RERANK: CrossEncode(model=_only(below, Classify, _CLASSIFIER).model)}
+
+
+def _cascade(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    options = _options(model, _Cascade)
+    found = _labellers(below)
+    if len(found) != 2:  # noqa: PLR2004 - a small and a large one
+        raise ValueError("needs `uses` of two models: the small one, then the large one")
+    small, large = found
+    return {Task.CLASSIFY: Cascade(small=small, large=large, threshold=options.threshold)}
+
+
+def _ensemble(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    options = _options(model, _Ensemble)
+    members = _labellers(below)
+    if options.combine == "weighted" and not options.weights:
+        raise ValueError("needs `weights`, one for each model it uses")
+    if options.combine == "mean" and options.weights:
+        raise ValueError("uses `weights` only where `combine` is `weighted` or `vote`")
+    weights = options.weights or [1.0] * len(members)
+    if len(weights) != len(members):
+        raise ValueError(f"has {len(weights)} `weights` for the {len(members)} models it uses")
+    return {
+        Task.CLASSIFY: Ensemble(members=members, combine=options.combine, weights=weights),
+    }
+
+
+def _long_document(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    options = _options(model, _LongDocument)
+    if options.overlap > below[0].info.max_tokens // 2:
+        raise ValueError("has an `overlap` of more than half of what its model reads")
+    combine, overlap = options.combine, options.overlap
+    if (classify := _find(below, Classify)) is not None:
+        return {Task.CLASSIFY: LongClassify(below=classify, combine=combine, overlap=overlap)}
+    embed = _only(below, Embed, "an encoder that embeds")
+    return {Task.EMBED: LongEmbed(below=embed, combine=combine, overlap=overlap)}
+
+
+def _label_tree(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    options = _options(model, _LabelTree)
+    if options.template.count("{}") != 1:
+        raise ValueError("needs a `template` that holds `{}` once")
+    judge = _only(below, ZeroShotTask, "one that answers `zero-shot`")  # type: ignore[type-abstract]
+    tree = read_tree(options.tree)
+    return {
+        Task.CLASSIFY: LabelTree(
+            judge=judge, tree=tree, template=options.template, beam=options.beam
+        )
+    }
+
+
+def _tournament(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    options = _options(model, _Tournament)
+    (judge, *others) = _labellers(below)
+    if others or options.better not in judge.labels:
+        raise ValueError("needs one model whose labels hold `better`")
+    return {Task.INFER: Tournament(judge=judge, better=options.better, both_ways=options.both_ways)}
+
+
+def _custom(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    budget = _options(model, Budget)
+    code: str | None = getattr(model.manifest, "code", None)
+    if code is None:
+        raise ValueError("needs `code`: a file beside the `model.yaml`, or `package.module:run`")
+    return {
+        Task.INFER: Custom(
+            name=model.name,
+            code=read_user_code(code, model.folder),
+            below={endpoint.info.name: endpoint.algorithms for endpoint in below},
+            budget=budget,
+        )
+    }
+
+
+def _reviewer(model: Model, below: Sequence[Endpoint]) -> Algorithms:
+    _options(model, _NoOptions)
+    match [algorithm for endpoint in below for algorithm in endpoint.algorithms.values()]:
+        case [Labeller() as mood, ZeroShotTask() as topics, *_, Labeller() as intent]:
+            return {Task.INFER: Reviewer(mood=mood, topics=topics, intent=intent)}
+        case _:
+            raise ValueError(
+                "needs `uses` of a model for the mood, one for topics (zero-shot) and one for "
+                "intents, in this order"
+            )
+
+
+def _options(model: Model, kind: type[Options]) -> Options:
+    options = getattr(model.manifest, "options", {})
+    try:
+        return msgspec.convert(options, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"cannot read its `options`: {error}") from None
+
+
+def _find(below: Sequence[Endpoint], kind: type[Kind]) -> Kind | None:
+    """Return the algorithm of this kind of the one model below."""
+    if len(below) != 1:
+        return None
+    found = (known for known in below[0].algorithms.values() if isinstance(known, kind))
+    return next(found, None)
+
+
+def _only(below: Sequence[Endpoint], kind: type[Kind], what: str) -> Kind:
+    found = _find(below, kind)
+    if found is None:
+        raise ValueError(f"needs `uses` of one model: {what}")
+    return found
+
+
+def _labellers(below: Sequence[Endpoint]) -> list[Labeller]:
+    """Return what classifies of each model below; all of them have the same labels."""
+    found = [
+        known
+        for endpoint in below
+        for known in endpoint.algorithms.values()
+        if isinstance(known, Labeller)
+    ]
+    if not found or len(found) != len(below):
+        raise ValueError("needs `uses` of models that classify")
+    if any(set(known.labels) != set(found[0].labels) for known in found):
+        raise ValueError("needs `uses` of models with the same labels")
+    return found
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "zero-shot-embedding": _zero_shot,
+        "zero-shot-entailment": _entailment,
+        "multiple-choice": _multiple_choice,
+        "cross-encoder": _cross_encoder,
+        "long-document": _long_document,
+        "cascade": _cascade,
+        "ensemble": _ensemble,
+        "label-tree": _label_tree,
+        "tournament": _tournament,
+        "reviewer": _reviewer,
+        "custom": _custom,
+    }
+)

@@ -1,0 +1,65 @@
+"""Shares the items of a model between its revisions."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.pipelines.ask import Ask
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers a share of the items."""
+
+    algorithm: Algorithm
+    weight: int
+
+
+class Split(Algorithm):
+    """Passes each item to one of its arms, equal items of a tenant always to the same.
+
+    The choice hashes scope and item alone: where an arm's share grows, the items it had stay.
+    """
+
+    def __init__(self, arms: Sequence[Arm]) -> None:
+        self._arms = arms
+        self._total = sum(arm.weight for arm in arms)
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1 + sum(arm.algorithm.version for arm in self._arms)
+
+    @override
+    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+        return await self.choose(ask.scope, item).run(item, parameters, ask)
+
+    def choose(self, scope: str, item: Any) -> Algorithm:
+        """Return what answers an item of a scope."""
+        content = msgspec.msgpack.encode((scope, item))
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        place = int.from_bytes(digest, "little") * self._total >> 64
+        for arm in self._arms:
+            place -= arm.weight
+            if place < 0:
+                return arm.algorithm
+        return self._arms[-1].algorithm
+
+
+def split_tasks(
+    tasks: Sequence[Mapping[Any, Algorithm]], weights: Sequence[int]
+) -> dict[Any, Algorithm]:
+    """Return the tasks that every arm answers, each shared by `weights`."""
+    common = [task for task in tasks[0] if all(task in arm for arm in tasks)]
+    return {
+        task: Split(
+            [
+                Arm(algorithm=arm[task], weight=weight)
+                for arm, weight in zip(tasks, weights, strict=True)
+            ]
+        )
+        for task in common
+    }

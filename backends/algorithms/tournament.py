@@ -1,0 +1,136 @@
+"""Documents ranked by comparing two at a time, with far fewer comparisons than there are pairs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm, all_of
+from backends.algorithms.classify import Labeller
+from backends.errors import ItemRefused
+from backends.pipelines.ask import Ask
+from backends.protocol import InferParameters
+
+MAX_DOCUMENTS = 256
+
+
+class _Contest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    documents: list[str]
+    query: str = ""
+
+
+class _Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    top_n: int | None = None
+
+
+class Tournament(Algorithm):
+    """Ranks by a model that says which of two texts is the better one.
+
+    Tree selection (Knuth, The Art of Computer Programming 3, 5.2.3): a knockout finds the best of
+    `n` documents in `n - 1` comparisons, each further place replays one path, at most
+    `ceil(log2 n)` more. No two documents are compared twice, so there are never more comparisons
+    than pairs. Pairs of one round are asked at once. For comparing language models see Qin et al.
+    2023 (arXiv:2306.17563).
+    """
+
+    def __init__(self, *, judge: Labeller, better: str, both_ways: bool) -> None:
+        """`better` is the judge's label for a pair whose first text is the better one."""
+        self._judge = judge
+        self._better = judge.labels.index(better)
+        self._both_ways = both_ways
+
+    @property
+    @override
+    def version(self) -> int:
+        return 1 + self._judge.version
+
+    @override
+    async def run(self, item: Any, parameters: InferParameters, ask: Ask) -> Any:
+        contest, top = _read(item, parameters)
+        bracket = _Bracket(self, contest, ask)
+        ranking = await bracket.rank(top)
+        return {
+            "ranking": [{"index": index} for index in ranking],
+            "comparisons": bracket.comparisons,
+        }
+
+    async def compare(self, query: str, first: str, second: str, ask: Ask) -> bool:
+        """Return whether the first document is at least as good an answer as the second."""
+        if not self._both_ways:
+            return await self._likelihood(query, first, second, ask) >= 0.5  # noqa: PLR2004
+        ahead, behind = await all_of(
+            [
+                self._likelihood(query, first, second, ask),
+                self._likelihood(query, second, first, ask),
+            ]
+        )
+        return bool(ahead >= behind)
+
+    async def _likelihood(self, query: str, first: str, second: str, ask: Ask) -> float:
+        pair = (f"{query} {first}" if query else first, second)
+        return float((await self._judge.scores(pair, ask, "softmax"))[self._better])
+
+
+class _Bracket:
+    """A knockout over the documents of one item, and what was compared so far."""
+
+    def __init__(self, tournament: Tournament, contest: _Contest, ask: Ask) -> None:
+        self._tournament = tournament
+        self._contest = contest
+        self._ask = ask
+        self._known: dict[tuple[int, int], int] = {}
+
+    @property
+    def comparisons(self) -> int:
+        """How many pairs were compared."""
+        return len(self._known)
+
+    async def rank(self, top: int) -> list[int]:
+        """Return the indexes of the best `top` documents, best first."""
+        left = list(range(len(self._contest.documents)))
+        ranking: list[int] = []
+        while len(ranking) < top:
+            best = await self._best(left)
+            ranking.append(best)
+            left[left.index(best)] = -1
+        return ranking
+
+    async def _best(self, players: Sequence[int]) -> int:
+        """Play the whole tree; what is known from the last time costs nothing."""
+        while len(players) > 1:
+            pairs = [players[at : at + 2] for at in range(0, len(players), 2)]
+            players = await all_of(self._winner(pair) for pair in pairs)
+        return players[0]
+
+    async def _winner(self, pair: Sequence[int]) -> int:
+        present = [player for player in pair if player >= 0]
+        if len(present) < 2:  # noqa: PLR2004 - a pair
+            return present[0] if present else -1
+        first, second = present
+        known = self._known.get((first, second))
+        if known is None:
+            documents = self._contest.documents
+            is_first = await self._tournament.compare(
+                self._contest.query, documents[first], documents[second], self._ask
+            )
+            known = self._known[first, second] = first if is_first else second
+        return known
+
+
+def _read(item: Any, parameters: InferParameters) -> tuple[_Contest, int]:
+    try:
+        contest = msgspec.convert(item, _Contest)
+    except msgspec.ValidationError as error:
+        raise ItemRefused("bad_item", f"an item is {{documents, query}}: {error}") from None
+    try:
+        top = msgspec.convert(parameters.parameters, _Parameters).top_n
+    except msgspec.ValidationError as error:
+        raise ItemRefused("bad_parameter", f"the parameter is `top_n`: {error}") from None
+    if not contest.documents:
+        raise ItemRefused("bad_item", "`documents` is empty; send what to rank")
+    if len(contest.documents) > MAX_DOCUMENTS:
+        raise ItemRefused("bad_item", f"`documents` holds more than {MAX_DOCUMENTS}")
+    if top is not None and top < 1:
+        raise ItemRefused("bad_parameter", "`top_n` must be at least 1; leave it out for all")
+    return contest, min(len(contest.documents), top or MAX_DOCUMENTS)

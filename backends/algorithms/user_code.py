@@ -1,0 +1,119 @@
+"""Reads a model owner's algorithm: finds `run`, and what it takes and returns."""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import sys
+import traceback
+import typing
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+from typing_extensions import Buffer, override
+
+_FUNCTION = "run"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class UserCode(msgspec.Struct, frozen=True, kw_only=True):
+    """`run(item, ask, **parameters)` and the types of its item, its parameters and its result."""
+
+    run: Callable[..., Awaitable[Any]]
+    item: Any
+    result: Any
+    parameters: Any
+
+
+class _Uncached(importlib.machinery.SourceFileLoader):
+    """Leaves no byte code beside the file: a model's folder is what its revision digests."""
+
+    @override
+    def set_data(self, path: str, data: Buffer, *, _mode: int = 0o666) -> None:
+        pass
+
+
+def read_user_code(code: str, folder: Path) -> UserCode:
+    """Read `FILE.py` of a model's folder, or an entry point `package.module:function`.
+
+    Raises:
+        ValueError: there is no such code, it cannot be imported, or its `run` is no algorithm; the
+            message says where.
+    """
+    if code.endswith(".py"):
+        module, name = _import_file(folder / Path(code).name), _FUNCTION
+    else:
+        path, _, name = code.partition(":")
+        module, name = _import_module(path), name or _FUNCTION
+    run = getattr(module, name, None)
+    if not inspect.iscoroutinefunction(run):
+        raise ValueError(f"found no `async def {name}(item, ask)` in `{code}`")
+    try:
+        return _read_types(run)
+    except (TypeError, NameError) as error:
+        raise ValueError(f"cannot use the types of `{name}` in `{code}`: {error}") from None
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"names a file that is missing: {path}")
+    # Two revisions of one algorithm may be loaded at a time.
+    name = f"_sluicegate_{path.stem}_{abs(hash(path.resolve())):x}"
+    loader = _Uncached(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    if spec is None:
+        raise ValueError(f"names a file that is no Python: {path}")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their own module up by its name.
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
+        del sys.modules[name]
+        raise ValueError(f"cannot import {place_of(error, path.name)}: {error}") from None
+    return module
+
+
+def _import_module(path: str) -> ModuleType:
+    try:
+        return importlib.import_module(path)
+    except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
+        raise ValueError(f"cannot import `{path}`: {type(error).__name__}: {error}") from None
+
+
+def _read_types(run: Callable[..., Awaitable[Any]]) -> UserCode:
+    hints = typing.get_type_hints(run, include_extras=True)
+    taken = list(inspect.signature(run).parameters.values())
+    if len(taken) < 2 or any(p.kind not in _POSITIONAL for p in taken[:2]):  # noqa: PLR2004
+        raise TypeError("it takes `item` and `ask` first")
+    fields: list[Any] = []
+    for parameter in taken[2:]:
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            raise TypeError(f"`{parameter.name}` must come after a `*`, as parameters do")
+        kind = hints.get(parameter.name, Any)
+        has_default = parameter.default is not inspect.Parameter.empty
+        fields.append(
+            (parameter.name, kind, parameter.default) if has_default else (parameter.name, kind)
+        )
+    found = UserCode(
+        run=run,
+        item=hints.get(taken[0].name, Any),
+        result=hints.get("return", Any),
+        parameters=msgspec.defstruct(
+            "Parameters", fields, kw_only=True, forbid_unknown_fields=True
+        ),
+    )
+    for kind in (found.item, found.result, found.parameters):
+        msgspec.json.Decoder(kind)  # raises for a type that no JSON fits
+    return found
+
+
+def place_of(error: BaseException, file: str) -> str:
+    """Return where in `file` an error was raised; never its message, which may hold input."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).name == file]
+    where = f"{file}, line {lines[-1]}" if lines else file
+    return f"`{type(error).__name__}` in {where}"

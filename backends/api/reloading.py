@@ -1,0 +1,129 @@
+"""Keeps the models of a repository served, and takes up its changes while calls are answered."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backends.api.engine import Engine, Identity, Retired, RunningEncoder, Served, Variant
+from backends.api.loading import Tools, load_models, make_shared
+from backends.errors import StartProblem
+from backends.repository.catalogue import Catalogue, read_catalogue
+
+_log = logging.getLogger(__name__)
+
+
+class Repository:
+    """An async context manager: the engine over a models directory, and the threads below it.
+
+    A reload opens what is new before anything of before is let go: new calls are answered by the
+    new revisions from the moment all of them are warm, calls that name an old one by the old, for
+    `retire_after` seconds more.
+    """
+
+    def __init__(self, *, root: Path, tools: Tools, retire_after: float) -> None:
+        """Read the directory and load its models.
+
+        Raises:
+            StartProblem: there is no such directory.
+        """
+        self._root = root
+        self._tools = tools
+        self._retire_after = retire_after
+        self._shared = make_shared(tools)
+        served = self._load(read_catalogue(root), ())
+        settings = tools.settings
+        self.engine = Engine(
+            identity=Identity(backend_id=settings.backend_id, region=settings.region),
+            served=served,
+            clock=tools.clock,
+            device=self._shared.device,
+        )
+        self.served = served
+        self._started: dict[int, RunningEncoder] = {}
+        self._waiting: asyncio.Future[None] | None = None
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._start(self.served.encoders)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stop(list(self._started.values()))
+
+    async def reload(self) -> None:
+        """Serve what the directory holds now; returns when that answers calls.
+
+        Who asks while another's reload works shares the next one with all who ask meanwhile: each
+        is answered by a look at the directory that began after it asked.
+
+        Raises:
+            StartProblem: the directory is gone; what was served is served on.
+        """
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(self._reload_next(self._waiting))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(self._waiting)
+
+    async def _reload_next(self, asked: "asyncio.Future[None]") -> None:
+        async with self._lock:
+            self._waiting = None
+            try:
+                await self._reload()
+            except StartProblem as error:
+                asked.set_exception(error)
+            except BaseException:
+                # Whatever ends this, nobody may go on waiting for it.
+                asked.cancel()
+                raise
+            else:
+                asked.set_result(None)
+
+    async def _reload(self) -> None:
+        catalogue = await asyncio.to_thread(read_catalogue, self._root)
+        running = self.engine.running()
+        served = await asyncio.to_thread(self._load, catalogue, running)
+        await self._start(served.encoders)
+        self.served = served
+        retired = self.engine.replace(served)
+        for name, reason in served.problems.items():
+            _log.error("a model is not served", extra={"model": name, "reason": reason})
+        _log.info("the models were read again", extra={"replaced": len(retired)})
+        task = asyncio.create_task(self._retire(retired))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _load(self, catalogue: Catalogue, running: Sequence[RunningEncoder]) -> Served:
+        return load_models(catalogue, self._tools, self._shared, running)
+
+    async def _retire(self, retired: Mapping[Variant, Retired]) -> None:
+        """Give gateways the time to hear of the change, then let go of what nobody needs."""
+        await asyncio.sleep(self._retire_after)
+        self.engine.forget(retired)
+        needed = {id(encoder.batcher) for encoder in self.engine.running()}
+        idle = [e for place, e in self._started.items() if place not in needed]
+        await self._stop(idle)
+
+    async def _start(self, encoders: Sequence[RunningEncoder]) -> None:
+        for encoder in encoders:
+            if id(encoder.batcher) not in self._started:
+                await encoder.batcher.__aenter__()
+                self._started[id(encoder.batcher)] = encoder
+
+    async def _stop(self, encoders: Sequence[RunningEncoder]) -> None:
+        for encoder in encoders:
+            self._started.pop(id(encoder.batcher), None)
+            await encoder.batcher.__aexit__(None, None, None)

@@ -1,0 +1,49 @@
+"""What is told of a model to who looks after it: what it is, and which file said so."""
+
+from typing import Any
+
+import msgspec
+
+from backends.protocol import ModelInfo
+from backends.repository.catalogue import Model
+
+_WIDTH = 22
+_MOST_LABELS = 8
+
+
+def describe_model(info: ModelInfo, model: Model) -> list[str]:
+    """Return lines of a model; with what was inferred stands what it was inferred from."""
+    told: dict[str, str] = {
+        "revision": f"{info.revision} in {info.profile}",
+        "tasks": ", ".join(info.tasks) or "(only below others)",
+        "max_tokens": str(info.max_tokens),
+    }
+    if info.labels is not None:
+        told["labels"] = _labels(info.labels)
+    if info.dimensions is not None:
+        told["dimensions"] = str(info.dimensions)
+    written: dict[str, Any] = msgspec.to_builtins(model.manifest)
+    for field in ("outputs", "output", "function", "pooling", "truncate"):
+        if written.get(field) is not None:
+            told[field] = _value(written[field])
+    if "pairs" in model.inferred:
+        told["pairs"] = "as the tokenizer joins them"
+    return [_line(field, value, model.inferred.get(field)) for field, value in told.items()]
+
+
+def _value(written: Any) -> str:
+    if isinstance(written, bool):
+        return "yes" if written else "no"
+    if isinstance(written, dict):
+        return ", ".join(f"{kind}: {name}" for kind, name in written.items() if name is not None)
+    return str(written)
+
+
+def _labels(labels: list[str]) -> str:
+    shown = ", ".join(labels[:_MOST_LABELS])
+    rest = len(labels) - _MOST_LABELS
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _line(field: str, value: str, source: str | None) -> str:
+    return f"{field:{_WIDTH}} {value} ({source})" if source else f"{field:{_WIDTH}} {value}"

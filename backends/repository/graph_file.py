@@ -1,0 +1,144 @@
+"""Reads the inputs and outputs that an ONNX file declares, without a runtime and without weights.
+
+An ONNX file is a protocol buffer (`onnx.proto`); of its fields only those few are walked that lead
+to names, element types and sizes. Weights are stepped over.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from backends.errors import ModelProblem
+
+# Field numbers of `onnx.proto`.
+_MODEL_GRAPH = 7
+_GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 5, 11, 12
+_TENSOR_NAME = 8
+_VALUE_NAME, _VALUE_TYPE = 1, 2
+_TYPE_TENSOR = 1
+_TENSOR_SHAPE = 2
+_SHAPE_DIMENSION = 1
+_DIMENSION_VALUE = 1
+# Wire types of protocol buffers.
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+_CONTINUES = 0x80
+
+
+class GraphValue(msgspec.Struct, frozen=True, kw_only=True):
+    """An input or output; a size is `None` where it changes from batch to batch."""
+
+    name: str
+    shape: list[int | None]
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions it has."""
+        return len(self.shape)
+
+
+class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a graph takes and gives."""
+
+    inputs: list[GraphValue]
+    outputs: list[GraphValue]
+
+
+def read_graph_file(path: Path) -> GraphFile:
+    """Return what the graph in `path` declares.
+
+    Raises:
+        ModelProblem: the file cannot be read or is no ONNX file.
+    """
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_,
+        ):
+            return _read(bytes_)
+    except OSError as error:
+        raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
+    except (ValueError, IndexError, UnicodeDecodeError):
+        raise ModelProblem(f"{path}: it is no ONNX file") from None
+
+
+def _read(content: mmap.mmap) -> GraphFile:
+    whole = _Span(content, 0, len(content))
+    graphs = [field for number, field in whole if number == _MODEL_GRAPH]
+    if not graphs:
+        raise ValueError("no graph")
+    inputs: list[GraphValue] = []
+    outputs: list[GraphValue] = []
+    weights: set[str] = set()
+    for number, field in graphs[0]:
+        if number == _GRAPH_INPUT:
+            inputs.append(_value(field))
+        elif number == _GRAPH_OUTPUT:
+            outputs.append(_value(field))
+        elif number == _GRAPH_INITIALIZER:
+            weights.update(part.text() for n, part in field if n == _TENSOR_NAME)
+    # Old exporters list their weights among the inputs.
+    return GraphFile(inputs=[i for i in inputs if i.name not in weights], outputs=outputs)
+
+
+class _Span:
+    """A message, or a scalar, inside the file."""
+
+    def __init__(self, content: mmap.mmap, start: int, end: int, number: int = 0) -> None:
+        if end > len(content):
+            raise ValueError("cut short")
+        self._content, self._start, self._end = content, start, end
+        self.number = number
+
+    def __iter__(self) -> Iterator[tuple[int, "_Span"]]:
+        """Yield the fields of a message with their numbers."""
+        at = self._start
+        while at < self._end:
+            key, at = self._varint(at)
+            kind = key & 7
+            number, length = 0, 0
+            if kind == _VARINT:
+                number, at = self._varint(at)
+            elif kind == _BYTES:
+                length, at = self._varint(at)
+            elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+                length = 8 if kind == _EIGHT_BYTES else 4
+            else:
+                raise ValueError("no protocol buffer")
+            yield key >> 3, _Span(self._content, at, at + length, number)
+            at += length
+
+    def text(self) -> str:
+        return self._content[self._start : self._end].decode()
+
+    def _varint(self, at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            byte = self._content[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < _CONTINUES:
+                return value, at
+
+
+def _value(span: _Span) -> GraphValue:
+    name = ""
+    shape: list[int | None] = []
+    for number, field in span:
+        if number == _VALUE_NAME:
+            name = field.text()
+        elif number == _VALUE_TYPE:
+            shape = [size for n, tensor in field if n == _TYPE_TENSOR for size in _shape(tensor)]
+    return GraphValue(name=name, shape=shape)
+
+
+def _shape(tensor: _Span) -> list[int | None]:
+    sizes: list[int | None] = []
+    for number, shape in tensor:
+        if number == _TENSOR_SHAPE:
+            for _, dimension in ((n, d) for n, d in shape if n == _SHAPE_DIMENSION):
+                known = [d.number for n, d in dimension if n == _DIMENSION_VALUE]
+                sizes.append(known[0] if known and known[0] > 0 else None)
+    return sizes

@@ -1,0 +1,40 @@
+"""Which revisions of a model are served: its `serving.yaml`, or else the newest."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import yaml
+
+from backends.errors import ModelProblem
+
+FILE = "serving.yaml"
+Revision = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
+Weight = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The revisions that answer, each with its share of the items; others that are kept warm.
+
+    Revisions that share and those in `preload` are also models of their own, `name@revision`.
+    """
+
+    revisions: Annotated[dict[Revision, Weight], msgspec.Meta(min_length=1)] | None = None
+    preload: list[Revision] = []
+
+
+def read_serving(folder: Path) -> Serving:
+    """Return what a model's folder says.
+
+    Raises:
+        ModelProblem: the file cannot be read, or says what it may not.
+    """
+    path = folder / FILE
+    try:
+        # Numbers are names here: `1: 90` is what one writes.
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506 - makes texts only
+        return msgspec.convert(document or {}, Serving, strict=False)
+    except FileNotFoundError:
+        return Serving()
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+        raise ModelProblem(f"{path}: {' '.join(str(error).split())}") from None

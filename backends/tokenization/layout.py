@@ -1,0 +1,106 @@
+"""What a tokenizer puts around texts, learned once: rows are then assembled from ids.
+
+A text that is one side of many rows (the premise of a zero-shot question, the windows of a long
+document) is tokenized once. `tests/unit/backends/tokenization/test_layout.py` holds every row so
+made to the one that the tokenizer makes of the texts.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import tokenizers
+
+from backends.types import Encoding, IntArray
+
+# Texts that hardly any tokenizer leaves nothing of; else words of its own.
+_PROBES, _MOST_PROBES = ("a", "0", "."), 100
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A run of a row: fixed ids, or those of text number `text`; their type."""
+
+    ids: IntArray
+    types: IntArray
+    text: int | None = None
+
+
+class Layout:
+    """The order of special tokens and texts in a row of one text and in a row of two."""
+
+    def __init__(self, single: Sequence[_Part], pair: Sequence[_Part]) -> None:
+        self._single = single
+        self._pair = pair
+        self.before = _fixed(single[: [part.text for part in single].index(0)])
+        self.added = _fixed(single)
+        self.added_to_pair = _fixed(pair)
+
+    def single(self, ids: IntArray) -> Encoding:
+        """Return the row of one text."""
+        parts = [part.ids if part.text is None else ids for part in self._single]
+        joined = np.concatenate(parts)
+        return Encoding(ids=joined, type_ids=None, key=joined.tobytes())
+
+    def pair(self, first: IntArray, second: IntArray) -> Encoding:
+        """Return the row of two texts."""
+        ids: list[IntArray] = []
+        types: list[IntArray] = []
+        for part in self._pair:
+            if part.text is None:
+                ids.append(part.ids)
+                types.append(part.types)
+                continue
+            side = first if part.text == 0 else second
+            ids.append(side)
+            types.append(np.full(len(side), part.types[0], dtype=np.int32))
+        joined, kinds = np.concatenate(ids), np.concatenate(types)
+        return Encoding(ids=joined, type_ids=kinds, key=joined.tobytes() + b"|" + kinds.tobytes())
+
+
+def cut_first(first: IntArray, second: IntArray, room: int) -> tuple[IntArray, IntArray]:
+    """Cut the first text until both fit `room` tokens (`only_first` of Hugging Face)."""
+    return first[: max(0, room - len(second))], second
+
+
+def cut_longest(first: IntArray, second: IntArray, room: int) -> tuple[IntArray, IntArray]:
+    """Cut the longer text, then both alike, until both fit (`longest_first`)."""
+    if len(first) + len(second) <= room:
+        return first, second
+    short, long = sorted((len(first), len(second)))
+    long = max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = short + room % 2
+    kept = (long, short) if len(first) > len(second) else (short, long)
+    return first[: kept[0]], second[: kept[1]]
+
+
+def learn_layout(tokenizer: tokenizers.Tokenizer) -> Layout:
+    """Return the layout of a tokenizer that cuts nothing.
+
+    Raises:
+        ValueError: its rows do not hold one text, or two in their order, between special tokens.
+    """
+    for probe in (*_PROBES, *itertools.islice(tokenizer.get_vocab(), _MOST_PROBES)):
+        parts = _parts(tokenizer.encode(probe)), _parts(tokenizer.encode(probe, probe))
+        texts = [[part.text for part in found if part.text is not None] for found in parts]
+        if texts == [[0], [0, 1]]:
+            return Layout(*parts)
+    raise ValueError("its rows are none of a text, or a pair, between special tokens")
+
+
+def _parts(encoding: tokenizers.Encoding) -> list[_Part]:
+    parts: list[_Part] = []
+    previous: int | None = -1
+    columns = zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
+    for number, kind, text in columns:
+        ids, types = np.array([number], dtype=np.int32), np.array([kind], dtype=np.int32)
+        if text is None or text != previous:
+            parts.append(_Part(ids=ids, types=types, text=text))
+        previous = text
+    return parts
+
+
+def _fixed(parts: Sequence[_Part]) -> int:
+    return sum(len(part.ids) for part in parts if part.text is None)

@@ -1,0 +1,52 @@
+"""Has every backend read its model repository again, and the fleet know what came of it."""
+
+import asyncio
+from typing import Protocol
+
+from backends.protocol import BackendState
+from gateway.dispatch.prober import Prober
+from gateway.errors import UpstreamFailed
+from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint
+from gateway.upstream.base import CallFailed
+
+# Opening a model takes seconds; digesting the files of a large one may take longer.
+_PATIENCE = 300.0
+
+
+class ReloadClient(Protocol):
+    """Asks a backend to read its repository; raises `CallFailed` where it does not."""
+
+    async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        """Return the state of the backend once what it read is served."""
+        ...
+
+
+class ModelReloader:
+    """Reloads backends. Asking twice is harmless: what did not change stays as it is."""
+
+    def __init__(self, *, fleet: Fleet, client: ReloadClient, prober: Prober) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._prober = prober
+
+    async def reload(self) -> None:
+        """Return when each backend serves what its repository holds and the fleet knows it.
+
+        Raises:
+            UpstreamFailed: a backend did not; the message names it. The others did.
+        """
+        endpoints = tuple(self._fleet.endpoints)
+        problems = await asyncio.gather(*map(self._reload, endpoints))
+        # A probe that began earlier may bring old news; only one that begins now is the last word.
+        await self._prober.probe_all()
+        failed = [problem for problem in problems if problem is not None]
+        if failed:
+            raise UpstreamFailed("; ".join(failed))
+
+    async def _reload(self, endpoint: Endpoint) -> str | None:
+        try:
+            await self._client.reload(endpoint, patience=_PATIENCE)
+        except CallFailed as error:
+            return f"`{endpoint.backend}`: {error.detail}"
+        return None

@@ -1,0 +1,63 @@
+"""Takes up changes of the models, apart from the configuration: opening a model may take long."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from gateway.errors import DependencyUnavailable, GatewayError
+from gateway.runtime.control import Control, Topic
+
+_log = logging.getLogger(__name__)
+
+
+class ModelsFollower:
+    """Has models read again when told of a newer version, and acknowledges it afterwards."""
+
+    def __init__(
+        self, *, control: Control, worker: str, reload: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._control = control
+        self._worker = worker
+        self._reload = reload
+        self._wanted: int | None = None
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def newest(self, version: int) -> None:
+        """Hear of the newest version; the first is what the worker began with."""
+        if self._wanted is not None and version != self._wanted:
+            self._news.set()
+        self._wanted = version
+
+    async def _follow(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            version, outcome = self._wanted or 0, "ok"
+            try:
+                await self._reload()
+            except GatewayError as error:
+                outcome = error.detail
+            except Exception as error:  # noqa: BLE001 - later changes must still be taken up
+                _log.exception("the models were not read again")
+                outcome = f"the worker failed to take them: {type(error).__name__}"
+            # Who waits for it finds the worker pending.
+            with contextlib.suppress(DependencyUnavailable):
+                await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)

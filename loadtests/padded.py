@@ -1,0 +1,18 @@
+"""The demo encoder as a common exporter writes it: a graph that computes padding as well."""
+
+import json
+from pathlib import Path
+
+from backends.demo.source import find_source
+from backends.graphs.bert import build_bert
+from backends.graphs.shapes import BertShape
+from backends.graphs.weights import read_safetensors
+
+
+def write_padded(path: Path) -> Path:
+    """Write the graph to `path`, and return that."""
+    source = find_source()
+    shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
+    model = build_bert(shape, read_safetensors(source / "model.safetensors"))
+    path.write_bytes(model.SerializeToString())
+    return path

@@ -1,0 +1,26 @@
+"""`sentiment` for Triton's Python backend."""
+
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as triton
+
+from loadtests.peers.model import Sentiment
+from loadtests.peers.way import Way
+
+
+class TritonPythonModel:
+    """One instance; each has a process of its own."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Open the model."""
+        self._model = Sentiment(Way.read().threads)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Run all requests that Triton gathered as one batch, a text each."""
+        texts = [
+            triton.get_input_tensor_by_name(request, "text").as_numpy().item().decode()
+            for request in requests
+        ]
+        rows = np.array(self._model.scores(texts), np.float32)
+        return [triton.InferenceResponse([triton.Tensor("scores", row[None])]) for row in rows]

@@ -1,0 +1,119 @@
+"""Two models of equal cost beyond what the device can do: who gets its time, and how soon."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from backends.demo.build import build_demo_models
+from loadtests.backend import RunningBackend, backend, calls, run_closed
+from loadtests.machine import pin, this_machine
+from loadtests.open_loop import open_loop
+from loadtests.workload import sentences
+
+_BACKEND, _GENERATOR = 1, 0
+_BUSY = 10  # calls of the busy model to one of the other
+_FOLLOW = 10.0  # seconds after which shares must have followed
+_ENCODERS = ("minilm", "minilm-twin")
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """Device seconds that each encoder had used by `at`, in seconds of the clock."""
+
+    at: float
+    used: tuple[float, ...]
+
+
+def measure(*, phase: float, overload: float, deadline: float) -> None:
+    """Send ten to one for `phase` seconds, then one to ten; print the device's seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder)
+        build_demo_models(models, print)
+        _add_twin(models)
+        with backend(models, threads="1") as running:
+            pin([running.pid], _BACKEND)
+            pin([os.getpid()], _GENERATOR)
+            first, second = (
+                calls(iter(sentences(150_000, seed=seed)), running.model(name), remaining=deadline)
+                for seed, name in ((7, "sentiment"), (8, "sentiment-twin"))
+            )
+            able = run_closed(running, mixed(first, second), connections=32, duration=5.0).rate
+            samples = asyncio.run(
+                _sampled(
+                    running,
+                    swapped(first, second, round(overload * able * phase)),
+                    rate=overload * able,
+                    duration=2 * phase,
+                )
+            )
+    start = samples[0].at
+    swap = start + phase
+    print(f"offered {overload * able:.0f}/s, {overload:.1f} times {able:.0f}/s, ten to one")
+    for begin in range(0, round(2 * phase), 2):
+        print(f"{begin:4} s  {ratio(samples, start + begin, start + begin + 2):6.2f} : 1")
+    before = ratio(samples, start + _FOLLOW / 2, swap)
+    after = ratio(samples, swap + _FOLLOW, start + 2 * phase)
+    print(f"before the swap {before:.2f} : 1; {_FOLLOW:.0f} s after it 1 : {1 / after:.2f}")
+    print(this_machine())
+
+
+def mixed(busy: Iterator[bytes], other: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield ten of `busy` to one of `other`."""
+    while True:
+        for _ in range(_BUSY):
+            yield next(busy)
+        yield next(other)
+
+
+def swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iterator[bytes]:
+    """Yield `count` calls, ten of `first` to one of `second`, from then on the other way."""
+    before = mixed(first, second)
+    for _ in range(count):
+        yield next(before)
+    yield from mixed(second, first)
+
+
+def ratio(samples: list[Sample], begin: float, end: float) -> float:
+    """Return the first encoder's device seconds over the second's, between two times."""
+    inside = [sample for sample in samples if begin <= sample.at <= end]
+    first, second = (
+        last - earlier for earlier, last in zip(inside[0].used, inside[-1].used, strict=True)
+    )
+    return first / second if second else float("inf")
+
+
+async def _sampled(
+    running: RunningBackend, bodies: Iterator[bytes], *, rate: float, duration: float
+) -> list[Sample]:
+    """Run an open loop and read the device's seconds meanwhile."""
+    load = asyncio.create_task(open_loop(running.target, bodies, rate=rate, duration=duration))
+    samples: list[Sample] = []
+    while not load.done():
+        samples.append(await asyncio.to_thread(_sample, running))
+        await asyncio.wait([load], timeout=0.4)
+    answers = await load
+    statuses: dict[int, int] = {}
+    for answer in answers:
+        statuses[answer.status] = statuses.get(answer.status, 0) + 1
+    print(f"{len(answers) / duration:.0f}/s answered or refused: {statuses}")
+    return samples
+
+
+def _sample(running: RunningBackend) -> Sample:
+    used = tuple(running.counter("busy_seconds_total", encoder) for encoder in _ENCODERS)
+    return Sample(at=time.perf_counter(), used=used)
+
+
+def _add_twin(models: Path) -> None:
+    """Copy the encoder and a head over it under other names, so that two encoders compete."""
+    encoder, twin = _ENCODERS
+    shutil.copytree(models / encoder, models / twin)
+    shutil.copytree(models / "sentiment", models / "sentiment-twin")
+    for manifest in (models / "sentiment-twin").rglob("model.yaml"):
+        text = manifest.read_text().replace(f"encoder: {encoder}\n", f"encoder: {twin}\n")
+        manifest.write_text(text)

@@ -1,0 +1,117 @@
+"""A model swapped to a new revision under load: nothing fails, and nothing old is served as new."""
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.support.system import System, pretty
+
+pytestmark = pytest.mark.e2e
+MODEL = "sentiment"
+# Asked again and again, so that the old answers are in every cache when the swap comes.
+KNOWN = [f"a film of {number} good moments" for number in range(20)]
+ASKERS = 8
+_AT_LEAST = 200
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer; `acknowledged` when it was asked for after the swap was."""
+
+    acknowledged: bool
+    text: str
+    revision: str
+    positive: float
+
+
+@pytest.fixture
+def models(demo_models: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(demo_models, tmp_path / "models"))
+
+
+@pytest.fixture
+def system(models: Path, tmp_path: Path) -> Iterator[System]:
+    with System(tmp_path / "data", models=models, workers=2) as running:
+        yield running
+
+
+def write_opposite(models: Path) -> None:
+    """Write a revision whose head says the opposite."""
+    draft = Path(shutil.copytree(models / MODEL / "1", models / MODEL / ".draft"))
+    with np.load(draft / "head.npz") as head:
+        layers = {name: head[name] for name in head.files}
+    last = len(layers) // 2 - 1
+    for name in (f"w{last}", f"b{last}"):
+        layers[name] = -layers[name]
+    np.savez(draft / "head.npz", **layers)
+    draft.rename(models / MODEL / "2")
+
+
+class Load:
+    """Askers of known and of new texts, until they are stopped."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self.answers: list[Answer] = []
+        self.failures: list[str] = []
+        self.acknowledged = False
+        self.enough = asyncio.Event()
+        self._numbers = itertools.count()
+
+    async def ask(self) -> None:
+        async with self._system.async_client() as client:
+            while not (self.acknowledged and self.enough.is_set()):
+                number = next(self._numbers)
+                text = KNOWN[number // 2 % len(KNOWN)] if number % 2 else f"a new film, {number}"
+                after = self.acknowledged
+                response = await client.post("/v1/classify", json={"model": MODEL, "input": text})
+                if response.status_code != 200:
+                    self.failures.append(pretty(response))
+                    continue
+                self._note(after, text, response.json())
+
+    def _note(self, after: bool, text: str, body: dict[str, object]) -> None:  # noqa: FBT001
+        (result,) = msgspec.convert(body["results"], list[dict[str, list[dict[str, object]]]])
+        scores = {label["label"]: label["score"] for label in result["labels"]}
+        self.answers.append(
+            Answer(
+                acknowledged=after,
+                text=text,
+                revision=str(body["revision"]),
+                positive=msgspec.convert(scores["positive"], float),
+            )
+        )
+        if len([a for a in self.answers if a.acknowledged == self.acknowledged]) >= _AT_LEAST:
+            self.enough.set()
+
+
+@pytest.mark.anyio
+async def test_a_model_is_swapped_under_load(system: System, models: Path) -> None:
+    with system.client() as client:
+        before = client.get(f"/v1/models/{MODEL}").json()["revision"]
+    load = Load(system)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(ASKERS):
+            group.create_task(load.ask())
+        await load.enough.wait()
+        write_opposite(models)
+        with system.admin() as admin:
+            swapped = await asyncio.to_thread(admin.post, "/admin/models/reload", timeout=60)
+        load.enough.clear()
+        load.acknowledged = True
+
+    assert swapped.status_code == 200, pretty(swapped)
+    assert load.failures == []
+    old = {a.text: a.positive for a in load.answers if a.revision == before}
+    new = [a for a in load.answers if a.revision != before]
+    assert {a.revision for a in load.answers if a.acknowledged}.isdisjoint({before})
+    assert len({a.revision for a in new}) == 1
+    both = [a for a in new if a.text in old]
+    assert {a.text for a in both} == set(KNOWN)
+    assert all(a.positive == pytest.approx(1 - old[a.text], abs=1e-5) for a in both)

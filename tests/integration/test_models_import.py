@@ -1,0 +1,136 @@
+"""`models import` as an operator calls it: a folder in, a served model out, or one clear line."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from backends.cli import main
+from backends.importing.convert import convert
+from backends.protocol import Task
+from tests.parity.checkpoints import FAMILIES, Checkpoint, Family, write_checkpoint
+from tests.support.backend_calls import running_backend
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "Source")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["models", *map(str, arguments)])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_folder_of_weights_becomes_a_model_that_answers(
+    tmp_path: Path, family: Family
+) -> None:
+    checkpoint = Checkpoint(family=family, purpose="text")
+    folder = write_checkpoint(checkpoint, tmp_path / "source")
+
+    result = await asyncio.to_thread(
+        run, "import", folder, "--models", tmp_path / "m", "--name", "nli"
+    )
+
+    assert result.exit_code == 0, result.output
+    assert "contradiction, neutral, entailment (config.json)" in result.output
+    async with running_backend(tmp_path / "m", threads=1) as backend:
+        answer = await backend.answer("nli", Task.CLASSIFY, ("A man sleeps.", "He rests."))
+    assert {label["label"] for label in answer["labels"]} == set(checkpoint.labels)
+
+
+def test_the_graph_of_a_folder_that_has_one_is_taken(source: Path, tmp_path: Path) -> None:
+    (source / "onnx").mkdir()
+    convert(source, tmp_path / "other")
+    graph = (tmp_path / "other" / "model.onnx").read_bytes()
+    (source / "onnx" / "model.onnx").write_bytes(graph)
+    (source / "model.safetensors").unlink()
+
+    result = run("import", source, "--models", tmp_path / "m")
+
+    assert "made of                the graph `onnx/model.onnx`" in result.output
+    assert (tmp_path / "m" / "source" / "1" / "model.onnx").read_bytes() == graph
+
+
+def test_an_import_is_the_next_revision(source: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("import", source, "--models", tmp_path / "m").exit_code == 0
+
+    found = sorted(path.name for path in (tmp_path / "m" / "source").iterdir())
+    assert found == ["1", "2"]
+    assert not (tmp_path / "m" / ".importing").exists()
+
+
+def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
+    result = run("import", source, "--models", tmp_path / "m", "--dry-run")
+
+    assert result.exit_code == 0
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "it is no Hugging Face model"),
+        ("tokenizer.json", None, "save it with"),
+        ("model.safetensors", None, "holds neither `model.onnx` nor `model.safetensors`"),
+        ("model.safetensors", b"none", "as safetensors"),
+        ("config.json", b"{", "cannot read"),
+        ("tokenizer.json", b"{}", "it is no tokenizer file"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused_in_one_line(
+    source: Path, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    (source / name).unlink()
+    if content is not None:
+        (source / name).write_bytes(content)
+
+    result = run("import", source, "--models", tmp_path / "m")
+
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.splitlines()) == 1
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("model_type", "gpt2", "no graph can be built of `gpt2` weights"),
+        ("hidden_act", "relu", "`hidden_act` must be `gelu`"),
+        ("architectures", ["BertForQuestionAnswering"], "a head that no graph computes"),
+        ("num_hidden_layers", 3, "is missing"),
+        ("is_decoder", True, "a decoder is no encoder"),
+    ],
+)
+def test_a_model_that_cannot_be_built_says_why(
+    source: Path, tmp_path: Path, field: str, value: object, message: str
+) -> None:
+    config = json.loads((source / "config.json").read_bytes()) | {field: value}
+    (source / "config.json").write_text(json.dumps(config))
+
+    result = run("import", source, "--models", tmp_path / "m")
+
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_name_that_no_call_could_use_is_refused(source: Path, tmp_path: Path) -> None:
+    result = run("import", source, "--models", tmp_path / "m", "--name", "../up")
+
+    assert result.exit_code == 2
+    assert "is no name" in result.output
+
+
+def test_check_shows_what_was_inferred_and_from_what(source: Path, tmp_path: Path) -> None:
+    run("import", source, "--models", tmp_path / "m", "--name", "nli")
+
+    lines = run("check", "--models", tmp_path / "m")
+    document = json.loads(run("check", "--models", tmp_path / "m", "--json").stdout)
+
+    assert "max_tokens             64 (config.json)" in lines.output
+    assert document["inferred"]["nli"]["labels"] == "config.json"

@@ -1,0 +1,65 @@
+"""Holds served answers against references."""
+
+import msgspec
+import numpy as np
+
+from tests.parity.references import Entity, Numbers, References
+
+TOLERANCE = 1e-4
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the answers to one task are apart; labels and places are equal or not."""
+
+    task: str
+    answers: int
+    largest: float
+    mismatches: int
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether they are the same answers."""
+        return self.mismatches == 0 and self.largest <= TOLERANCE
+
+
+def compare(served: References, expected: References) -> list[Difference]:
+    """Return a line for every task of a checkpoint."""
+    assert served.scores.keys() == expected.scores.keys()
+    assert served.entities.keys() == expected.entities.keys()
+    return [
+        *(_scores(task, served.scores[task], right) for task, right in expected.scores.items()),
+        *(
+            _entities(name, served.entities[name], right)
+            for name, right in expected.entities.items()
+        ),
+    ]
+
+
+def _scores(task: str, served: Numbers, expected: Numbers) -> Difference:
+    """Compare numbers; the best of a line is its label, unless two are as good."""
+    apart = float(np.abs(served - expected).max())
+    mismatches = 0
+    if expected.ndim > 1:
+        best = expected.argmax(axis=1)
+        lines = np.arange(len(expected))
+        given_up = expected.max(axis=1) - expected[lines, served.argmax(axis=1)]
+        mismatches = int(((served.argmax(axis=1) != best) & (given_up > TOLERANCE)).sum())
+    return Difference(task=task, answers=len(expected), largest=apart, mismatches=mismatches)
+
+
+def _entities(name: str, served: list[Entity], expected: list[Entity]) -> Difference:
+    places = [(e.text, e.label, e.start, e.end) for e in expected]
+    found = [(e.text, e.label, e.start, e.end) for e in served]
+    mismatches = sum(one != other for one, other in zip(places, found, strict=False))
+    mismatches += abs(len(places) - len(found))
+    apart = [
+        abs(entity.score - right.score)
+        for entity, right in zip(served, expected, strict=False)
+        if not mismatches
+    ]
+    return Difference(
+        task=f"entities ({name})",
+        answers=len(expected),
+        largest=max(apart, default=0.0),
+        mismatches=mismatches,
+    )

@@ -1,0 +1,66 @@
+"""Ways to serve a model almost rightly: each must show as broken parity."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from backends.executors.base import ModelExecutor
+from backends.executors.pooling import PoolingExecutor
+from backends.types import FloatArray, IntArray, OutputKind
+
+
+def wrong_token_types(entry: Path) -> None:
+    """Give the second text of a pair the type of the first."""
+    _edit(entry, lambda processor: _set_types(processor["pair"]))
+
+
+def dropped_template(entry: Path) -> None:
+    """Leave out the tokens that begin and end a text."""
+    path = entry / "tokenizer.json"
+    tokenizer = json.loads(path.read_bytes())
+    tokenizer["post_processor"] = None
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+
+
+class LeftPadding(PoolingExecutor):
+    """Runs batches padded on the left, as a tokenizer of a decoder would pad them."""
+
+    def __init__(self, inner: ModelExecutor) -> None:
+        super().__init__(inner, "mean")
+
+    @override
+    def run(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        left = [
+            np.stack([np.roll(row, -n) for row, n in zip(a, mask.sum(1), strict=True)])
+            for a in (ids, mask, type_ids)
+        ]
+        result = self._inner.run(ids=left[0], mask=left[1], type_ids=left[2], output=output)
+        if output is OutputKind.POOLED:
+            return result
+        rows = zip(result, mask.sum(1), strict=True)
+        return np.stack([np.roll(row, n, axis=0) for row, n in rows])
+
+    @override
+    def run_wide(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+
+
+def _set_types(template: list[dict[str, Any]]) -> None:
+    for part in template:
+        for body in part.values():
+            body["type_id"] = 0
+
+
+def _edit(entry: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = entry / "tokenizer.json"
+    tokenizer = json.loads(path.read_bytes())
+    change(tokenizer["post_processor"])
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")

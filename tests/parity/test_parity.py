@@ -1,0 +1,155 @@
+"""Served answers equal those of the reference libraries; each deliberate fault shows.
+
+The references are recorded (`make parity` makes them anew), so that torch is not needed here.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from backends.admission.admit import admit_unmeasured
+from backends.app import make_routes, open_backend
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NoTracing
+from backends.tokenization.tokenizer import Tokenizer
+from tests.parity import faults
+from tests.parity.checkpoints import FAMILIES, PURPOSES, Checkpoint, Family, Purpose
+from tests.parity.comparison import Difference, compare
+from tests.parity.references import References, read_references, reference_file
+from tests.parity.served import MINILM, Served, serving, write_models
+from tests.parity.texts import pairs, read_texts
+from tests.support.backend_calls import Backend
+
+pytestmark = pytest.mark.anyio
+
+BERT_PAIRS = Checkpoint(family="bert", purpose="many")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return read_texts()
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    models = write_models(tmp_path_factory.mktemp("parity") / "models")
+    async with serving(models) as running:
+        yield running
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_answers_are_those_of_the_reference(
+    served: Served, texts: list[str], family: Family, purpose: Purpose
+) -> None:
+    checkpoint = Checkpoint(family=family, purpose=purpose)
+
+    differences = compare(
+        await served.answer(checkpoint, texts), read_references(reference_file(checkpoint.name))
+    )
+
+    assert differences
+    assert [line for line in differences if not line.is_equal] == []
+
+
+async def test_minilm_embeds_as_sentence_transformers_do(served: Served, texts: list[str]) -> None:
+    found = References()
+    found.scores["embedding"] = await served.embeddings(MINILM, texts)
+
+    (line,) = compare(found, read_references(reference_file(MINILM)))
+
+    assert line.is_equal, line
+
+
+@pytest.mark.parametrize("purpose", [p for p in PURPOSES if not p.startswith("embed")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_spread_so_that_parity_says_something(family: Family, purpose: Purpose) -> None:
+    checkpoint = Checkpoint(family=family, purpose=purpose)
+
+    assert read_references(reference_file(checkpoint.name)).spread >= 1.0
+
+
+# Deliberate faults
+
+
+async def differences_on_pairs(models: Path, texts: list[str]) -> dict[str, Difference]:
+    async with serving(models) as running:
+        found = await running.answer(BERT_PAIRS, texts)
+    return by_task(found)
+
+
+def by_task(found: References) -> dict[str, Difference]:
+    expected = read_references(reference_file(BERT_PAIRS.name))
+    return {line.task: line for line in compare(found, expected)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "breaks_single"),
+    [
+        (faults.wrong_token_types, False),
+        (faults.dropped_template, True),
+    ],
+)
+async def test_a_fault_in_the_tokenizer_breaks_parity(
+    tmp_path: Path, texts: list[str], fault: Callable[[Path], None], *, breaks_single: bool
+) -> None:
+    models = write_models(tmp_path, [BERT_PAIRS])
+    fault(models / BERT_PAIRS.name / "1")
+
+    lines = await differences_on_pairs(models, texts)
+
+    assert not lines["pair"].is_equal
+    assert lines["single"].is_equal is not breaks_single
+
+
+async def test_a_swapped_pair_breaks_parity(served: Served, texts: list[str]) -> None:
+    swapped = [(second, first) for first, second in pairs(texts)]
+    found = References()
+    found.scores["pair"] = await served.labels(BERT_PAIRS.name, swapped, BERT_PAIRS.labels)
+    expected = read_references(reference_file(BERT_PAIRS.name))
+    found.scores["single"] = expected.scores["single"]
+
+    assert not by_task(found)["pair"].is_equal
+
+
+async def test_cutting_the_beginning_of_long_texts_breaks_parity(
+    tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = write_models(tmp_path, [BERT_PAIRS])
+    whole = Tokenizer._copy
+
+    def cut_left(self: Tokenizer) -> tokenizers.Tokenizer:
+        copy = whole(self)
+        if copy.truncation is not None:
+            copy.enable_truncation(copy.truncation["max_length"], direction="left")
+        return copy
+
+    monkeypatch.setattr(Tokenizer, "_copy", cut_left)
+
+    assert not (await differences_on_pairs(models, texts))["single"].is_equal
+
+
+async def test_padding_on_the_left_breaks_parity(tmp_path: Path, texts: list[str]) -> None:
+    models = write_models(tmp_path, [BERT_PAIRS])
+    settings = BackendSettings(models=models, threads=1)
+
+    def open_executor(source: GraphSource) -> faults.LeftPadding:
+        return faults.LeftPadding(OnnxExecutor(source, lanes=1))
+
+    async with open_backend(
+        settings, tracing=NoTracing(), open_executor=open_executor, admit=admit_unmeasured
+    ) as repository:
+        routes = make_routes(repository, settings, NoTracing())
+        running = Served(Backend(routes, repository))
+        found = await running.answer(BERT_PAIRS, texts)
+
+    assert not by_task(found)["single"].is_equal

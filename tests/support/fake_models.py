@@ -1,0 +1,46 @@
+"""Models whose outputs a function tells, for tests of algorithms."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from backends.batching.shared import Caller
+from backends.pipelines.ask import Ask
+from backends.pipelines.windows import MAX_WINDOWS
+from backends.types import FloatArray, Piece, Text
+
+
+class FakeModel:
+    """A pipeline: a line of numbers per text. Notes what it was asked, question by question."""
+
+    def __init__(self, outputs: Callable[[Text], Sequence[float]]) -> None:
+        self._outputs = outputs
+        self.questions: list[list[Text]] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows were asked."""
+        return sum(map(len, self.questions))
+
+    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+        self.questions.append(list(texts))
+        return np.array([self._outputs(text) for text in texts], dtype=np.float32)
+
+    async def pairs(
+        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+    ) -> FloatArray:
+        return await self.vectors([(first, second) for second in seconds], caller)
+
+    async def windows(
+        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+    ) -> FloatArray:
+        return await self.vectors(text.split("|")[:most], caller)
+
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+        raise NotImplementedError
+
+
+def asking(**models: FakeModel) -> Ask:
+    """Return what asks these models for one item."""
+    return Ask(models, Caller(scope="tenant", deadline=math.inf))

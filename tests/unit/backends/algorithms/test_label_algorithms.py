@@ -1,0 +1,162 @@
+"""Cascades, ensembles, label trees and long documents over models whose scores are told."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from backends.algorithms.cascade import Cascade
+from backends.algorithms.classify import Classify, Label
+from backends.algorithms.embedding import Embed
+from backends.algorithms.ensemble import Combination, Ensemble
+from backends.algorithms.label_tree import LabelTree, read_tree
+from backends.algorithms.long_document import LongClassify, LongEmbed
+from backends.algorithms.zero_shot import ZeroShot
+from backends.errors import ItemRefused
+from backends.protocol import ClassifyParameters, EmbedParameters
+from tests.support.fake_models import FakeModel, asking
+
+pytestmark = pytest.mark.anyio
+
+
+def classify(model: str, labels: Sequence[str] = ("no", "yes")) -> Classify:
+    """Return a classifier whose logits are its scores."""
+    return Classify(model=model, labels=labels, function="none")
+
+
+def told(**by_text: list[float]) -> FakeModel:
+    return FakeModel(lambda text: by_text[str(text)])
+
+
+async def test_a_cascade_asks_the_large_model_only_below_the_threshold() -> None:
+    small = told(easy=[0.1, 0.9], hard=[0.6, 0.4])
+    large = told(hard=[0.2, 0.8])
+    cascade = Cascade(small=classify("s"), large=classify("l"), threshold=0.7)
+    ask = asking(s=small, l=large)
+
+    easy, hard = [(await cascade.rank(text, ask))[0] for text in ("easy", "hard")]
+
+    assert easy == Label(label="yes", score=0.9)
+    assert hard == Label(label="yes", score=0.8)
+    assert (small.rows, large.rows) == (2, 1)
+
+
+async def test_a_cascade_s_labels_are_in_one_order_whoever_answers() -> None:
+    small = Classify(model="s", labels=["yes", "no"], function="none")
+    cascade = Cascade(small=small, large=classify("l"), threshold=0.0)
+
+    scores = await cascade.scores("a", asking(s=told(a=[0.9, 0.1]), l=told()))
+
+    assert scores.tolist() == pytest.approx([0.1, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("combine", "weights", "expected"),
+    [
+        ("mean", [1.0, 1.0, 1.0], [0.5, 0.5]),
+        ("weighted", [2.0, 1.0, 1.0], [0.4, 0.6]),
+        ("vote", [1.0, 1.0, 1.0], [2 / 3, 1 / 3]),
+    ],
+)
+async def test_an_ensemble_counts_scores_or_votes(
+    combine: Combination, weights: list[float], expected: list[float]
+) -> None:
+    scores = {"a": [0.1, 0.9], "b": [0.8, 0.2], "c": [0.6, 0.4]}
+    models = {name: told(x=line) for name, line in scores.items()}
+    ensemble = Ensemble(members=list(map(classify, models)), combine=combine, weights=weights)
+
+    found = await ensemble.scores("x", asking(**models))
+
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    assert [model.rows for model in models.values()] == [1, 1, 1]
+
+
+async def test_equal_votes_are_ordered_by_the_mean() -> None:
+    models = {"a": told(x=[0.6, 0.4]), "b": told(x=[0.1, 0.9])}
+    ensemble = Ensemble(members=list(map(classify, models)), combine="vote", weights=[1.0, 1.0])
+
+    best, _ = await ensemble.rank("x", asking(**models))
+
+    assert best == Label(label="yes", score=0.5)
+
+
+# An embedding of a label is one axis; a text lies between some of them.
+AXES = ["animal", "food", "cat", "dog", "pear", "bread"]
+VECTORS = {name: [float(place == i) for i in range(6)] for place, name in enumerate(AXES)}
+VECTORS["kitten"] = [0.5, 0.3, 0.8, 0.2, 0.0, 0.0]
+VECTORS["hot dog"] = [0.42, 0.4, 0.0, 0.2, 0.1, 0.6]
+
+
+def tree(beam: int) -> tuple[LabelTree, FakeModel]:
+    model = FakeModel(lambda text: VECTORS[str(text)])
+    nodes = read_tree({"animal": ["cat", "dog"], "food": ["pear", "bread"]})
+    judge = ZeroShot(model="m")
+    return LabelTree(judge=judge, tree=nodes, template="{}", beam=beam), model
+
+
+async def test_a_tree_is_walked_down_its_best_branch() -> None:
+    walk, model = tree(beam=1)
+
+    found = await walk.rank("kitten", asking(m=model))
+
+    assert [label.label for label in found] == ["cat"]
+    assert found[0].score == pytest.approx(0.98, abs=0.02)
+    assert ["pear" in question for question in model.questions] == [False, False]
+
+
+async def test_a_beam_finds_what_lies_below_the_second_best_branch() -> None:
+    greedy, model = tree(beam=1)
+    wide, _ = tree(beam=2)
+
+    (first,) = await greedy.rank("hot dog", asking(m=model))
+    best, second = await wide.rank("hot dog", asking(m=model))
+
+    assert first.label == "dog"
+    assert {best.label, second.label} == {"dog", "bread"}
+    assert second.score < best.score <= 1.0
+
+
+@pytest.mark.parametrize(
+    "written", [None, "a", [], {}, {"a": []}, ["a", "a"], {"a": ["x"], "b": ["x"]}, [" "]]
+)
+def test_a_tree_that_cannot_be_walked_is_refused(written: object) -> None:
+    with pytest.raises(ValueError, match="tree"):
+        read_tree(written)
+
+
+def test_a_tree_may_be_of_any_depth() -> None:
+    nodes = read_tree({"a": {"b": ["c", {"d": ["e"]}]}, "f": None})
+
+    walk = LabelTree(judge=ZeroShot(model="m"), tree=nodes, template="{}", beam=1)
+
+    assert walk.labels == ["c", "e", "f"]
+
+
+async def test_a_tree_s_scores_are_by_softmax_alone() -> None:
+    walk, model = tree(beam=1)
+
+    with pytest.raises(ItemRefused) as caught:
+        await walk.run("kitten", ClassifyParameters(function="none"), asking(m=model))
+
+    assert caught.value.code == "bad_function"
+
+
+@pytest.mark.parametrize(
+    ("combine", "expected"), [("mean", [0.5, 0.5]), ("max", [0.8, 0.7]), ("first", [0.3, 0.7])]
+)
+async def test_windows_become_one_answer(combine: str, expected: list[float]) -> None:
+    model = told(a=[0.3, 0.7], b=[0.8, 0.2], c=[0.4, 0.6])
+    long = LongClassify(below=classify("m"), combine=combine, overlap=0)  # type: ignore[arg-type]
+
+    found = await long.scores("a|b|c", asking(m=model))
+
+    assert found.tolist() == pytest.approx(expected)
+    assert model.rows == (1 if combine == "first" else 3)
+
+
+async def test_the_vector_of_a_long_text_is_shortened_before_it_is_normalised() -> None:
+    model = told(a=[3.0, 0.0, 9.0], b=[3.0, 8.0, 9.0])
+    long = LongEmbed(below=Embed(model="m", dimensions=3), combine="mean", overlap=0)
+
+    found = await long.run("a|b", EmbedParameters(dimensions=2), asking(m=model))
+
+    assert found["embedding"].tolist() == pytest.approx([0.6, 0.8])
