@@ -6,7 +6,6 @@ which one it is: that keeps them small, and the metrics library must find its fo
 
 import asyncio
 import importlib
-import os
 import signal
 import sys
 from typing import Protocol
@@ -34,16 +33,12 @@ ENTRIES = {
     "run-request-log": ("gateway.workers.request_log", "run_request_log"),
 }
 BOOTSTRAP = "run-bootstrap"
-# Nobody waits for these: on a machine that is full, answering comes first. What they carry is on
-# the disk already.
-_LATER = {"run-shipper": 5, "run-billing": 5, "run-request-log": 5}
 
 
 def run_entry(entry: str, settings: Settings) -> None:
     """Run one of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
     import uvloop  # noqa: PLC0415 - the bootstrap does without
 
-    os.nice(_LATER.get(entry, 0))
     export_metrics_dir(settings)
     module, function = ENTRIES[entry]
     run: Run = getattr(importlib.import_module(module), function)

@@ -25,13 +25,6 @@ class CorkedTransport(asyncio.Transport):
             self._loop.call_soon(self._flush)
         self._parts.append(data)
 
-    def write_at_once(self, data: bytes) -> None:
-        """Write what is complete: unless something waits before it, without gathering."""
-        if self._parts:
-            self._parts.append(data)
-        else:
-            self._transport.write(data)
-
     @override
     def close(self) -> None:
         self._flush()
@@ -73,8 +66,7 @@ class CorkedProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.corked = CorkedTransport(transport, self.loop)
-        super().connection_made(self.corked)
+        super().connection_made(CorkedTransport(transport, self.loop))
 
     @override
     def send_400_response(self, msg: str) -> None:

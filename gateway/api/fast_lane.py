@@ -136,7 +136,7 @@ class FastLaneProtocol(CorkedProtocol):
     def _send(self, answers: list[bytes]) -> None:
         if not answers:
             return
-        self.corked.write_at_once(answers[0] if len(answers) == 1 else b"".join(answers))
+        self.transport.write(answers[0] if len(answers) == 1 else b"".join(answers))
         self.server_state.total_requests += len(answers)
         self._answered_at = self.loop.time()
         if self.timeout_keep_alive_task is None:
