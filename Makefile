@@ -14,7 +14,8 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows bench-peers parity clean
+	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows \
+	bench-peers parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +47,9 @@ types: install-dev ## Check types
 
 imports: install-dev ## Check the directions of imports
 	$(BIN)/lint-imports --no-logo
+
+fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare every byte
+	$(BIN)/python -m pytest tests/unit/gateway/api/test_two_doors.py --door-requests 100000
 
 bench-hit: install-dev ## Measure requests a second answered from the cache
 	$(BIN)/python -m loadtests hit $(ARGS)

@@ -57,8 +57,27 @@ class CorkedTransport(asyncio.Transport):
 
 
 class CorkedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over a corked transport."""
+    """uvicorn's protocol over a corked transport, whose refusals wait for their turn.
+
+    uvicorn refuses what is no HTTP at once, and closes: requests sent before it went unanswered.
+    """
+
+    _refusal = ""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(CorkedTransport(transport, self.loop))
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            super().send_400_response(msg)
+        else:
+            self._refusal = msg
+            self.flow.pause_reading()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal and self.cycle.response_complete and not self.transport.is_closing():
+            super().send_400_response(self._refusal)

@@ -1,6 +1,7 @@
 """The use case: answer the items of a request from the cache, from work in flight, or by work.
 
-`Inference.infer` is the whole of it. Each miss is computed by a task that belongs to the gateway
+`Inference.prepare` decides what a request needs, `from_memory` answers what takes no waiting, and
+`infer` all the rest. Each miss is computed by a task that belongs to the gateway
 and not to the request, so that a caller who leaves harms nobody who joined.
 """
 
@@ -14,69 +15,32 @@ import msgspec
 from backends.protocol import Task
 from gateway.cache.coalescing import Flights
 from gateway.cache.entry import Entry
-from gateway.cache.key import CacheKey, KeyMaker
+from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
 from gateway.dispatch.work import Work, WorkItem
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
+from gateway.outcomes import LOST, flight_outcome, hit_outcome
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import Span, Tracer
 from gateway.types import (
+    Answer,
+    CacheDirectives,
+    Caller,
     InferenceRequest,
-    ItemFailure,
     ItemOutcome,
     Principal,
     ServedModel,
-    Source,
 )
 
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
 _DEFAULT_ENTRY = ModelEntry()
-_LATE = ItemOutcome(
-    source=Source.FAILED,
-    failure=ItemFailure(
-        status=504,
-        code="deadline_exceeded",
-        detail="The request's time ran out; send fewer items, or ask for more with"
-        " `X-Request-Timeout`.",
-    ),
-)
-_LOST = ItemOutcome(
-    source=Source.FAILED,
-    failure=ItemFailure(
-        status=500, code="internal_error", detail="The gateway failed; its log says why."
-    ),
-)
+# Few models and parameters make up most requests; what is long is rarely seen again.
+_LONGEST_REMEMBERED = 1024
+_MOST_REMEMBERED = 1024
 # Failures of a leader that say nothing about whoever joined it.
 _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled"})
-
-
-class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller's `Cache-Control` asks for; `max_age` in seconds."""
-
-    no_cache: bool = False
-    no_store: bool = False
-    only_if_cached: bool = False
-    max_age: float | None = None
-
-
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, until when (loop time), and how the cache may be used."""
-
-    principal: Principal
-    deadline: float
-    directives: CacheDirectives = CacheDirectives()
-    traceparent: str = ""
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """An outcome for each item of the request, in its order."""
-
-    model: ServedModel
-    outcomes: list[ItemOutcome]
-    is_cacheable: bool = True
-    """Whether the configuration lets answers of the model be kept."""
 
 
 class ResultStore(Protocol):
@@ -130,16 +94,32 @@ class TaskStarter(Protocol):
         ...
 
 
-class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with all that was decided about it at its start."""
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided about a model, a tenant and parameters, under one runtime."""
+
+    runtime: Runtime
+    model: ServedModel
+    scope: str
+    prefix: Prefix
+    entry: ModelEntry
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with all that was decided about it, whoever asks and until when."""
 
     request: InferenceRequest
-    caller: Caller
-    model: ServedModel
+    plan: _Plan
     keys: list[CacheKey]
-    scope: str
-    entry: ModelEntry
-    refusal_ttl: float
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that answers."""
+        return self.plan.model
+
+    @property
+    def entry(self) -> ModelEntry:
+        """What the document says of the model."""
+        return self.plan.entry
 
 
 class Inference:
@@ -165,26 +145,73 @@ class Inference:
         self._tasks = tasks
         self._tracer = tracer
         self._wall = wall
+        self._plans: dict[tuple[str, Task, str, bytes], _Plan] = {}
 
-    async def infer(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> Answer:
-        """Answer every item, as a result or a failure of its own, by the caller's deadline.
+    def prepare(self, request: InferenceRequest, principal: Principal, runtime: Runtime) -> Job:
+        """Return the request with everything decided about it.
 
         Raises:
             ModelNotFound: no backend serves the model, or the document switched it off.
             UpstreamUnavailable: no backend has been reached since the start.
             TaskNotSupported: the model answers other tasks.
+        """
+        name = (request.model, request.task, principal.tenant, request.parameters)
+        plan = self._plans.get(name)
+        if plan is None or not self._holds(plan, runtime):
+            plan = self._plan(request, principal, runtime)
+            if len(request.parameters) <= _LONGEST_REMEMBERED:
+                if len(self._plans) >= _MOST_REMEMBERED:
+                    self._plans.clear()
+                self._plans[name] = plan
+        keys = plan.prefix.keys(request.items)
+        return Job(request=request, plan=plan, keys=keys)
+
+    def holds(self, job: Job, runtime: Runtime) -> bool:
+        """Tell whether `job` would be prepared in the same way under `runtime`."""
+        return self._holds(job.plan, runtime)
+
+    def peek(self, job: Job, directives: CacheDirectives) -> tuple[Entry | None, float]:
+        """Return the entry that answers a job of one item, if memory has it, and its age."""
+        if directives.no_cache or job.plan.entry.cache_ttl <= 0:
+            return None, 0.0
+        now = self._wall()
+        entry = self._cache.peek(job.keys[0], now)
+        if entry is None:
+            return None, 0.0
+        age = now - entry.stored_at
+        if directives.max_age is not None and age > directives.max_age:
+            return None, 0.0
+        return entry, max(0.0, age)
+
+    def from_memory(self, job: Job, directives: CacheDirectives) -> Answer | None:
+        """Return the answer if this worker's memory has all of it."""
+        if not _may_read(job, directives):
+            return None
+        now = self._wall()
+        outcomes = []
+        for key in job.keys:
+            entry = self._cache.peek(key, now)
+            hit = hit_outcome(entry, "memory", now, directives.max_age) if entry else None
+            if hit is None:
+                return None
+            outcomes.append(hit)
+        return Answer(model=job.plan.model, outcomes=outcomes)
+
+    async def infer(self, job: Job, caller: Caller) -> Answer:
+        """Answer every item, as a result or a failure of its own, by the caller's deadline.
+
+        Raises:
             NotCached: the caller wanted cached answers only and one is missing.
         """
-        job = self._prepare(request, caller, runtime)
-        outcomes = await self._look_up(job)
+        outcomes = await self._look_up(job, caller)
         missing = [index for index, outcome in enumerate(outcomes) if outcome is None]
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         while missing:
-            waiting = self._join_or_lead(job, missing)
+            waiting = self._join_or_lead(job, caller, missing)
             await _settled([future for future, _ in waiting.values()], caller.deadline)
             for index, (future, leads) in waiting.items():
-                outcomes[index] = _outcome(future, leads=leads)
+                outcomes[index] = flight_outcome(future, leads=leads)
             missing = self._still_open(missing, outcomes, waiting, caller.deadline)
         return Answer(
             model=job.model,
@@ -192,7 +219,10 @@ class Inference:
             is_cacheable=job.entry.cache_ttl > 0,
         )
 
-    def _prepare(self, request: InferenceRequest, caller: Caller, runtime: Runtime) -> _Job:
+    def _holds(self, plan: _Plan, runtime: Runtime) -> bool:
+        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
+
+    def _plan(self, request: InferenceRequest, principal: Principal, runtime: Runtime) -> _Plan:
         entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
         model = self._models.model(request.model) if entry.enabled else None
         if model is None:
@@ -208,13 +238,11 @@ class Inference:
             raise TaskNotSupported(
                 f"`{request.model}` answers {_routes(info.tasks)}, not `{request.task}`."
             )
-        tenant = caller.principal.tenant
-        scope = "shared" if entry.scope == "shared" else f"tenant:{tenant}"
+        scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
         epochs = runtime.epochs
-        epoch = f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}"
-        keys = self._keys.keys(
+        prefix = self._keys.prefix(
             scope=scope,
-            epoch=epoch,
+            epoch=f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
             revision=info.revision,
             profile=info.profile,
             algorithm=info.algorithm,
@@ -222,45 +250,32 @@ class Inference:
             model=info.name,
             task=request.task,
             parameters=request.parameters,
-            items=request.items,
         )
-        return _Job(
-            request=request,
-            caller=caller,
-            model=model,
-            keys=keys,
-            scope=scope,
-            entry=entry,
-            refusal_ttl=runtime.document.cache.refusal_ttl,
-        )
+        return _Plan(runtime=runtime, model=model, scope=scope, prefix=prefix, entry=entry)
 
-    async def _look_up(self, job: _Job) -> list[ItemOutcome | None]:
-        directives = job.caller.directives
-        if not _may_read(job):
+    async def _look_up(self, job: Job, caller: Caller) -> list[ItemOutcome | None]:
+        directives = caller.directives
+        if not _may_read(job, directives):
             return [None] * len(job.keys)
-        if len(job.keys) == 1:  # the commonest request: one text, in memory
-            outcome = self._from_memory(job, job.keys[0])
-            if outcome is not None:
-                return [outcome]
         now = self._wall()
-        with self._tracer.span("cache lookup", parent=job.caller.traceparent) as span:
+        with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
             found = await self._cache.lookup(job.keys)
             outcomes = [
-                _hit(f.entry, f.tier, now, directives.max_age) if f is not None else None
+                hit_outcome(f.entry, f.tier, now, directives.max_age) if f is not None else None
                 for f in found
             ]
             _note_lookup(span, outcomes)
         return outcomes
 
-    def _from_memory(self, job: _Job, key: CacheKey) -> ItemOutcome | None:
-        if not _may_read(job):
+    def _landed(self, job: Job, caller: Caller, key: CacheKey) -> ItemOutcome | None:
+        if not _may_read(job, caller.directives):
             return None
         now = self._wall()
         entry = self._cache.peek(key, now)
-        return _hit(entry, "memory", now, job.caller.directives.max_age) if entry else None
+        return hit_outcome(entry, "memory", now, caller.directives.max_age) if entry else None
 
     def _join_or_lead(
-        self, job: _Job, missing: Sequence[int]
+        self, job: Job, caller: Caller, missing: Sequence[int]
     ) -> dict[int, tuple[asyncio.Future[ItemOutcome], bool]]:
         waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]] = {}
         led: list[int] = []
@@ -271,16 +286,16 @@ class Inference:
             if not leads:
                 continue
             # Its flight may have landed while Redis was asked.
-            landed = self._from_memory(job, key)
+            landed = self._landed(job, caller, key)
             if landed is not None:
                 self._flights.settle(key, landed)
             else:
                 led.append(index)
         if led:
-            self._tasks.start(self._compute(job, led))
+            self._tasks.start(self._compute(job, caller, led))
         return waiting
 
-    async def _compute(self, job: _Job, led: Sequence[int]) -> None:
+    async def _compute(self, job: Job, caller: Caller, led: Sequence[int]) -> None:
         work = Work(
             model=job.model,
             task=job.request.task,
@@ -289,7 +304,7 @@ class Inference:
                 WorkItem(
                     index=index,
                     body=job.request.items[index],
-                    scope=job.scope,
+                    scope=job.plan.scope,
                     # Not the whole key: the same text with other labels shares its rows.
                     affinity=job.request.items[index],
                 )
@@ -300,30 +315,32 @@ class Inference:
         unsettled = set(led)
 
         def settle(index: int, outcome: ItemOutcome) -> None:
-            self._keep(job, index, outcome)
+            self._keep(job, caller, index, outcome)
             unsettled.discard(index)
             self._flights.settle(job.keys[index], outcome)
 
         try:
             with self._tracer.span(
-                "dispatch", parent=job.caller.traceparent, attributes={"sluicegate.items": len(led)}
+                "dispatch", parent=caller.traceparent, attributes={"sluicegate.items": len(led)}
             ) as span:
                 await self._runner.run(
-                    work, deadline=job.caller.deadline, settle=settle, traceparent=span.traceparent
+                    work, deadline=caller.deadline, settle=settle, traceparent=span.traceparent
                 )
         finally:
             for index in unsettled:  # only a bug leaves any; none may be waited for without end
-                self._flights.settle(job.keys[index], _LOST)
+                self._flights.settle(job.keys[index], LOST)
 
-    def _keep(self, job: _Job, index: int, outcome: ItemOutcome) -> None:
+    def _keep(self, job: Job, caller: Caller, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""
-        if job.caller.directives.no_store or job.entry.cache_ttl <= 0:
+        if caller.directives.no_store or job.entry.cache_ttl <= 0:
             return
         failure = outcome.failure
         if failure is not None and (failure.status != 422 or failure.retryable):  # noqa: PLR2004
             return
         now = self._wall()
-        ttl = job.entry.cache_ttl if failure is None else job.refusal_ttl
+        ttl = (
+            job.entry.cache_ttl if failure is None else job.plan.runtime.document.cache.refusal_ttl
+        )
         if ttl <= 0:
             return
         self._cache.store(
@@ -360,29 +377,8 @@ class Inference:
         ]
 
 
-def _may_read(job: _Job) -> bool:
-    return not job.caller.directives.no_cache and job.entry.cache_ttl > 0
-
-
-def _hit(entry: Entry, tier: str, now: float, max_age: float | None) -> ItemOutcome | None:
-    """Return a stored answer as an outcome, unless it is older than the caller accepts."""
-    age = max(0.0, now - entry.stored_at)
-    if max_age is not None and age > max_age:
-        return None
-    if entry.status != 200:  # noqa: PLR2004
-        failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
-        return ItemOutcome(source=Source.FAILED, failure=failure, age=age, tier=tier)
-    return ItemOutcome(source=Source.HIT, result=entry.payload, age=age, tier=tier)
-
-
-def _outcome(future: asyncio.Future[ItemOutcome], *, leads: bool) -> ItemOutcome:
-    """Return what a flight ended with; to those who joined it cost nothing."""
-    if not future.done():
-        return _LATE
-    outcome = future.result()
-    if leads or outcome.failure is not None:
-        return outcome
-    return ItemOutcome(source=Source.COLLAPSED, result=outcome.result)
+def _may_read(job: Job, directives: CacheDirectives) -> bool:
+    return not directives.no_cache and job.entry.cache_ttl > 0
 
 
 def _settled(futures: list[asyncio.Future[ItemOutcome]], deadline: float) -> Awaitable[object]:

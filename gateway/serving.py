@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -25,7 +25,12 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, *, drain: float, stop: asyncio.Event
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    drain: float,
+    stop: asyncio.Event,
+    protocol: Callable[..., asyncio.Protocol] = CorkedProtocol,
 ) -> None:
     """Serve `app` on `listener`; after `stop` is set, wait up to `drain` for open requests.
 
@@ -34,7 +39,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="none",
-        http=CorkedProtocol,
+        http=protocol,  # type: ignore[arg-type]  # anything that makes one,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -41,6 +41,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of this worker among those of the data directory."""
     listen_fd: int | None = None
     """An inherited listening socket; `None` binds `host` and `port`."""
+    fast_lane: bool = True
+    """Whether a worker answers what waits for nobody in its HTTP protocol, before the application.
+    """
     drain: float = 10.0
     """Seconds that requests in flight are given at shutdown."""
     log_level: str = "INFO"

@@ -105,6 +105,33 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """`memory` or `redis` for a hit."""
 
 
+class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caller's `Cache-Control` asks for; `max_age` in seconds."""
+
+    no_cache: bool = False
+    no_store: bool = False
+    only_if_cached: bool = False
+    max_age: float | None = None
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, until when (loop time), and how the cache may be used."""
+
+    principal: Principal
+    deadline: float
+    directives: CacheDirectives = CacheDirectives()
+    traceparent: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An outcome for each item of the request, in its order."""
+
+    model: ServedModel
+    outcomes: list[ItemOutcome]
+    is_cacheable: bool = True
+    """Whether the configuration lets answers of the model be kept."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request used, as answered and as billed."""
 

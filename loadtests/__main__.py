@@ -16,11 +16,9 @@ def main() -> None:
 @main.command("hit")
 @click.option("--connections", default=32, show_default=True)
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
-@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 def hit_command(connections: int, duration: float, rounds: int) -> None:
-    """Answers from the cache: the memory tier, and Redis with the memory tier off."""
-    # Each measurement needs packages that another may do without.
-
+    """Answers from the cache by tier and door, and rivals doing the like."""
     hit.measure(connections=connections, duration=duration, rounds=rounds)
 
 

@@ -1,72 +1,158 @@
-"""How many answers a worker gives from the cache, beside a server that does nothing at all."""
+"""How many answers a worker gives from the cache, beside rivals and a server that does nothing.
 
-import asyncio
+One server at a time is asked, in turns; it has a core, and everything else the other one.
+"""
+
 import contextlib
-import itertools
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import msgspec
 
-from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.machine import pin, resident_mib, this_machine
-from loadtests.report import rows, show
-from loadtests.workload import cycle, sentences
+from loadtests import wrk
+from loadtests.generator import Target
+from loadtests.machine import busy_seconds, pin, resident_mib, this_machine
+from loadtests.report import Row, show
+from loadtests.rivals import nginx
+from loadtests.workload import sentences
 from tests.support.system import System, free_port, until
 
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
 _SERVER, _OTHERS = 0, 1
+_PATH = "/v1/classify"
+_LATER = ("shipper", "billing", "request-log")
+_MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
 
 
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure memory hits and Redis hits in turns with the bare server, and print the table."""
-    bodies = [
-        msgspec.json.encode({"model": "sentiment", "input": text})
-        for text in sentences(_TEXTS, seed=1)
-    ]
-    measured: dict[str, list[Outcome]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    """Measure hits by tier and door in turns with their rivals, and print the table."""
+    if not wrk.is_installed():
+        sys.exit("`wrk` is needed; `make install-system` installs it")
+    texts = sentences(_TEXTS, seed=1)
+    bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
+    measured: dict[str, list[wrk.Sent]] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
-        without_memory = _without_memory_tier(root)
-        with (
-            System(root / "memory", models=root / "models") as memory,
-            System(root / "redis", models=root / "models", config=without_memory) as redis,
-            _bare_server(length=330) as bare,
-        ):
-            targets = {"bare uvicorn": Target(host="127.0.0.1", port=bare, path="/")}
-            targets |= {"memory hit": _target(memory), "Redis hit": _target(redis)}
-            for system in (memory, redis):
-                _fill(system, bodies)
-                pin((p.pid for p in system.processes() if p.role != "gateway"), _OTHERS)
-                pin((p.pid for p in system.processes("gateway")), _SERVER)
-            pin([os.getpid()], _OTHERS)
-            for _, (what, target) in itertools.product(range(rounds), targets.items()):
-                run = closed_loop(target, cycle(bodies), connections=connections, duration=duration)
-                measured.setdefault(what, []).append(asyncio.run(run))
-            used = {
-                f"{process.role} {process.region or process.index}": resident_mib(process.pid)
-                for process in memory.processes()
-            }
-    show("Hits: one worker on one core", rows(measured), used, this_machine())
+        systems = _systems(stack, root, bodies)
+        targets = {"bare uvicorn, which does nothing": _bare_server(stack, length=330)}
+        targets |= {what: _target(system) for what, system in systems.items()}
+        if nginx.is_installed():
+            targets |= _rivals(stack, root, texts, answer=_answer(systems, bodies[0]))
+        for _ in range(rounds):
+            for what, target in targets.items():
+                sent = wrk.send(
+                    target,
+                    bodies,
+                    connections=connections,
+                    duration=duration,
+                    core=_OTHERS,
+                    folder=root,
+                )
+                measured.setdefault(what, []).append(sent)
+                _settle(systems.values())
+        used = {
+            f"{process.role} {process.region or process.index}": resident_mib(process.pid)
+            for process in next(iter(systems.values())).processes()
+        }
+    table = _rows(measured)
+    if not nginx.is_installed():
+        table += [Row(what=f"nginx + Lua, {_MISSING}", rate=0, ratio=0)]
+    show("Hits: one worker on one core", table, used, this_machine())
+
+
+def _systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[str, System]:
+    """Start the product once for each way to a hit, filled and pinned."""
+    models = root / "models"
+    without_memory = _without_memory_tier(root)
+    off = {"SLUICEGATE_FAST_LANE": "false"}
+    systems = {
+        "memory hit, fast lane": System(root / "lane", models=models),
+        "memory hit, application": System(root / "application", models=models, environment=off),
+        "Redis hit (memory tier off)": System(root / "redis", models=models, config=without_memory),
+    }
+    for system in systems.values():
+        stack.enter_context(system)
+        _fill(system, bodies)
+        pin((p.pid for p in system.processes() if p.role != "gateway"), _OTHERS)
+        pin((p.pid for p in system.processes("gateway")), _SERVER)
+    return systems
+
+
+def _settle(systems: Iterable[System]) -> None:
+    """Wait until what the last run left to ship and to bill is done: the next has a core to use."""
+    processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
+    seen = [sum(map(busy_seconds, processes))]
+
+    def is_quiet() -> bool:
+        used = sum(map(busy_seconds, processes))
+        rests = used - seen[0] < 0.03
+        seen[0] = used
+        time.sleep(0.5)
+        return rests
+
+    time.sleep(0.5)
+    until(is_quiet, within=60, what="events are billed")
+
+
+def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Target]:
+    redis_port, redis = stack.enter_context(nginx.filled_valkey(texts, answer=answer))
+    pin([redis], _OTHERS)
+    targets = {}
+    for kind in ("redis", "memory"):
+        port, process = stack.enter_context(
+            nginx.nginx(kind, root / f"nginx-{kind}", texts, answer=answer, redis_port=redis_port)
+        )
+        pin([process], _SERVER)
+        headers = (("authorization", f"Bearer {nginx.KEY}"),)
+        target = Target(host="127.0.0.1", port=port, path=_PATH, headers=headers)
+        targets[f"nginx + Lua, cache in {kind.replace('redis', 'Redis')}"] = target
+    return targets
+
+
+def _rows(measured: dict[str, list[wrk.Sent]]) -> list[Row]:
+    """Return the median run of each; ratios are to the first."""
+    medians = {
+        what: sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
+        for what, runs in measured.items()
+    }
+    baseline = next(iter(medians.values())).rate
+    return [
+        Row(
+            what=what,
+            rate=round(run.rate, 1),
+            ratio=round(run.rate / baseline, 3),
+            p50=round(run.p50 * 1000, 2),
+            p99=round(run.p99 * 1000, 2),
+            statuses={200: run.requests - run.refused, 0: run.refused + run.broken},
+        )
+        for what, run in medians.items()
+    ]
 
 
 def _target(system: System) -> Target:
     headers = (("authorization", f"Bearer {system.key}"),)
-    return Target(host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers)
+    return Target(host="127.0.0.1", port=system.port, path=_PATH, headers=headers)
 
 
 def _fill(system: System, bodies: list[bytes]) -> None:
     """Ask everything twice, so that what is asked later is in the cache."""
     with system.client() as client:
         for body in [*bodies, *bodies]:
-            client.post("/v1/classify", content=body).raise_for_status()
+            client.post(_PATH, content=body).raise_for_status()
+
+
+def _answer(systems: dict[str, System], body: bytes) -> str:
+    """Return an answer as the product gives it, for rivals to send the like."""
+    with next(iter(systems.values())).client() as client:
+        return client.post(_PATH, content=body).text
 
 
 def _without_memory_tier(root: Path) -> Path:
@@ -77,8 +163,13 @@ def _without_memory_tier(root: Path) -> Path:
     return config
 
 
+def _bare_server(stack: ExitStack, *, length: int) -> Target:
+    port = stack.enter_context(_bare(length))
+    return Target(host="127.0.0.1", port=port, path="/")
+
+
 @contextlib.contextmanager
-def _bare_server(*, length: int) -> Iterator[int]:
+def _bare(length: int) -> Iterator[int]:
     port = free_port()
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
     child = subprocess.Popen(command, cwd=_ROOT)

@@ -50,6 +50,12 @@ def pin(pids: Iterable[int], core: int) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
+def busy_seconds(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def resident_mib(pid: int) -> float:
     """Return a process's memory, shared pages counted in part (PSS)."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

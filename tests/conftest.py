@@ -9,6 +9,11 @@ from backends.demo.build import build_demo_models
 from tests.support.valkey import Valkey
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the comparison of both doors be as long as wanted."""
+    parser.addoption("--door-requests", type=int, default=3000, help="requests to both doors")
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Async tests run on asyncio, as the product does."""

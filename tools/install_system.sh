@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Installs the programs that tests marked `system` use and that no wheel carries.
+# Installs the programs that tests marked `system` and `make bench-hit` use and no wheel carries.
 set -euo pipefail
 
 # program:package
-wanted=(chromium:chromium)
+wanted=(chromium:chromium wrk:wrk nginx:nginx-light)
 
 missing=()
 for entry in "${wanted[@]}"; do
     command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
+done
+# What the rival in loadtests/rivals needs beside nginx; modules are no programs.
+for package in libnginx-mod-http-lua lua-nginx-redis lua-cjson; do
+    dpkg-query --show "$package" >/dev/null 2>&1 || missing+=("$package")
 done
 if [ ${#missing[@]} -eq 0 ]; then
     echo "system programs: all present"

@@ -16,8 +16,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.inference import Answer, CacheDirectives
-from gateway.types import ItemFailure, ItemOutcome, Source, Usage
+from gateway.types import Answer, CacheDirectives, ItemFailure, ItemOutcome, Source, Usage
 
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
@@ -81,7 +80,7 @@ def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | 
     return _error(*failures[0])
 
 
-def encode_answer(body: Body, answer: Answer, usage: Usage) -> bytes:
+def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
     """Return the JSON body of an answer."""
     info = answer.model.info
     results = (
@@ -97,17 +96,17 @@ def encode_answer(body: Body, answer: Answer, usage: Usage) -> bytes:
     )
 
 
-def cache_headers(answer: Answer, directives: CacheDirectives) -> list[tuple[bytes, bytes]]:
-    """Return `Cache-Status` (RFC 9211) over all items, and `Age` when all were hits."""
+def cache_lines(answer: Answer, directives: CacheDirectives) -> bytes:
+    """Return `Cache-Status` (RFC 9211) over all items, and `Age` when all were hits, as lines."""
     outcomes = answer.outcomes
     ages = [outcome.age for outcome in outcomes if outcome.tier]
     if len(ages) == len(outcomes):
         tiers = {outcome.tier for outcome in outcomes}
         tier = tiers.pop() if len(tiers) == 1 else "mixed"
-        return [
-            (b"cache-status", b"sluicegate; hit; detail=" + tier.encode()),
-            (b"age", str(int(max(ages))).encode()),
-        ]
+        return b"cache-status: sluicegate; hit; detail=%b\r\nage: %d\r\n" % (
+            tier.encode(),
+            int(max(ages)),
+        )
     if not answer.is_cacheable:
         status = b"sluicegate; fwd=bypass"
     elif directives.no_cache:
@@ -121,18 +120,18 @@ def cache_headers(answer: Answer, directives: CacheDirectives) -> list[tuple[byt
             status += b"; stored"
     elif any(outcome.source is Source.COLLAPSED for outcome in outcomes):
         status += b"; collapsed"
-    return [(b"cache-status", status)]
+    return b"cache-status: %b\r\n" % status
 
 
-def row_headers(answer: Answer) -> list[tuple[bytes, bytes]]:
+def row_lines(answer: Answer) -> bytes:
     """Return how many rows of the computed items the models ran, and how many were known."""
     computed = known = 0
     for outcome in answer.outcomes:
         computed += outcome.rows
         known += outcome.known_rows
     if not computed and not known:
-        return []
-    return [(b"sluicegate-rows", b"computed=%d, known=%d" % (computed, known))]
+        return b""
+    return b"sluicegate-rows: computed=%d, known=%d\r\n" % (computed, known)
 
 
 def _result(outcome: ItemOutcome) -> bytes:

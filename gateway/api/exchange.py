@@ -4,11 +4,49 @@ import itertools
 import secrets
 from collections.abc import Callable
 
+import msgspec
+
+from backends.protocol import Task
+from gateway.api.request_headers import NOTHING_ASKED
+from gateway.api.schemas import Body
+from gateway.cache.entry import Entry
 from gateway.errors import GatewayError
-from gateway.rate_limit.base import Decision
-from gateway.types import Principal, RequestEvent, RequestId, Usage
+from gateway.events.template import EventTemplate
+from gateway.inference import Job
+from gateway.rate_limit.base import Charge, Decision
+from gateway.runtime.runtime import Runtime
+from gateway.types import InferenceRequest, Principal, RequestEvent, RequestId, Usage
 
 _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
+
+
+class Repeat(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request of one item that was a memory hit: the next hit repeats it.
+
+    `entry` is what was found; where another is found, nothing here holds.
+    """
+
+    entry: Entry
+    model: str
+    revision: str
+    usage: Usage
+    body: bytes
+    event: EventTemplate
+
+
+class Reading(msgspec.Struct, kw_only=True):
+    """What the body of a request says. Shared by requests of one caller that say the same.
+
+    `job` and `repeat` come later, and are left out again when they hold no more.
+    """
+
+    body: Body
+    request: InferenceRequest
+    charges: tuple[Charge, ...]
+    failed: Usage
+    """The usage where the request fails as a whole."""
+    job: Job | None = None
+    repeat: Repeat | None = None
 
 
 class RequestIds:
@@ -24,38 +62,45 @@ class RequestIds:
 
 
 class Exchange:
-    """A request's identity and progress. Filled in as it goes; read for the event and headers."""
+    """A request's identity and progress. Filled in as it goes; read for the event and headers.
 
-    __slots__ = (
-        "admitted",
-        "code",
-        "decision",
-        "id",
-        "is_body_due",
-        "model",
-        "principal",
-        "revision",
-        "started",
-        "status",
-        "task",
-        "traceparent",
-        "usage",
-    )
+    What is not known yet is as the class says: most of a memory hit's is never written.
+    """
 
-    def __init__(self, request_id: RequestId, *, task: str, started: float) -> None:
+    principal: Principal | None = None
+    asked = NOTHING_ASKED
+    expects = False
+    """The caller waits for `100 Continue` before it sends the body."""
+    wants_timing = False
+    is_body_due = True
+    traceparent = ""
+    reading: Reading | None = None
+    decision: Decision | None = None
+    model = ""
+    revision = ""
+    status = 200
+    code = ""
+    usage = _NOTHING
+    lines = b""
+
+    def __init__(
+        self, request_id: RequestId, *, task: Task, runtime: Runtime, started: float
+    ) -> None:
         self.id = request_id
         self.task = task
-        self.started = started
-        self.admitted = started
-        self.is_body_due = True
-        self.principal: Principal | None = None
-        self.decision: Decision | None = None
-        self.model = ""
-        self.revision = ""
-        self.traceparent = ""
-        self.status = 200
-        self.code = ""
-        self.usage = _NOTHING
+        self.runtime = runtime
+        self.started = self.admitted = self.deadline = started
+
+    def body_is_read(self) -> None:
+        """Note that the head was understood: its deadline holds, and the body is asked for."""
+        self.is_body_due = False
+        self.deadline = self.started + self.asked.allowed
+
+    def known(self) -> tuple[Principal, Reading]:
+        """Return who asks and for what, once both are known."""
+        if self.principal is None or self.reading is None:
+            raise RuntimeError("the request has not been read yet")
+        return self.principal, self.reading
 
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""

@@ -1,6 +1,6 @@
 """The raw ASGI side of an inference route: header look-up, a bounded body, one answer."""
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
 from litestar.types import Receive, Send
 
@@ -13,22 +13,18 @@ class ClientDisconnected(Exception):
     """The caller left before its body had arrived."""
 
 
-def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
-    """Return the value of the header `name` (lower case), empty when absent."""
-    for key, value in headers:
-        if key == name:
-            return value
-    return b""
+def by_name(headers: Headers) -> dict[bytes, bytes]:
+    """Return the first value of each header; names must be in lower case."""
+    return dict(reversed(headers))
 
 
-def check_length(headers: Headers, *, limit: int) -> None:
-    """Refuse a body that says it will be longer than `limit` bytes.
+def check_length(declared: bytes, *, limit: int) -> None:
+    """Refuse a body whose `declared` length, if any, is more than `limit` bytes.
 
     Raises:
-        PayloadTooLarge: it says so.
+        PayloadTooLarge: it is.
         InvalidRequest: its length is no number.
     """
-    declared = header(headers, b"content-length")
     if declared:
         if not declared.isdigit():
             raise InvalidRequest("`Content-Length` must be a number of bytes.")
@@ -59,11 +55,23 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
     raise ClientDisconnected
 
 
-async def respond(send: Send, status: int, headers: Headers, body: bytes) -> None:
+class Reply(NamedTuple):
+    """A complete answer; `lines` are its headers but for its length, each ended by CRLF."""
+
+    status: int
+    lines: bytes
+    body: bytes
+
+
+async def respond(send: Send, reply: Reply) -> None:
     """Send one complete answer."""
-    headers.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    headers: Headers = []
+    for line in reply.lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b": ")
+        headers.append((name, value))
+    headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
 
 def _bounded(body: bytes, limit: int) -> bytes:

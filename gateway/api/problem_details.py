@@ -5,7 +5,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import AuthenticationFailed, ConfigurationError, GatewayError, InvalidItem
+from gateway.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    GatewayError,
+    InvalidItem,
+    MethodNotAllowed,
+    RequestTimeout,
+)
 
 MEDIA_TYPE: Final = b"application/problem+json"
 Headers = list[tuple[bytes, bytes]]
@@ -56,6 +63,17 @@ def problem_headers(error: GatewayError) -> Headers:
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b'Bearer realm="sluicegate"'))
     return headers
+
+
+def problem_lines(error: GatewayError) -> bytes:
+    """Return the header lines of an inference route's answer that says `error`."""
+    headers = [(b"content-type", MEDIA_TYPE), *problem_headers(error)]
+    headers.append((b"cache-status", b"sluicegate; fwd=bypass"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", b"POST"))
+    if isinstance(error, RequestTimeout):
+        headers.append((b"connection", b"close"))  # the rest of the body is no request
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def encode_problem(error: GatewayError, request_id: str) -> bytes:

@@ -1,13 +1,38 @@
 """What a caller asks for in headers: a deadline, how the cache may be used, timings."""
 
 import math
+from collections.abc import Mapping
+
+import msgspec
 
 from gateway.config.document import DeadlineEntry
 from gateway.errors import InvalidRequest
-from gateway.inference import CacheDirectives
+from gateway.types import CacheDirectives
 
 _NO_DIRECTIVES = CacheDirectives()
 _BEARER = b"bearer "
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a request's headers ask for; `allowed` is the seconds it may take."""
+
+    allowed: float = 0.0
+    directives: CacheDirectives = CacheDirectives()
+
+
+NOTHING_ASKED = Asked()
+
+
+def read_headers(headers: Mapping[bytes, bytes], deadline: DeadlineEntry) -> Asked:
+    """Return what `headers`, by their names in lower case, ask for.
+
+    Raises:
+        InvalidRequest: one of them cannot be understood.
+    """
+    return Asked(
+        allowed=time_allowed(headers.get(b"x-request-timeout", b""), deadline),
+        directives=cache_directives(headers.get(b"cache-control", b"")),
+    )
 
 
 def bearer_token(value: bytes) -> bytes:

@@ -14,7 +14,10 @@ Source = Callable[[], msgspec.Struct]
 
 
 class Figures:
-    """Reads `sources` (a part's name and its `statistics`) each `interval` seconds."""
+    """Reads `sources` (a part's name and its `statistics`) each `interval` seconds.
+
+    Flushes the metrics as often, and once more at the end.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Figures:
         self._stopping.set()
         if self._task is not None:
             await self._task
+        self._metrics.flush()
 
     def report(self) -> bytes:
         """Return everything as JSON, for the admin listener."""
@@ -53,6 +57,7 @@ class Figures:
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
+            self._metrics.flush()
             for part, source in self._sources.items():
                 self._metrics.statistics(part, numbers(source()))
             with contextlib.suppress(TimeoutError):

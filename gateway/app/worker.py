@@ -5,17 +5,22 @@ import gc
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
+from typing import NamedTuple
 
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY, CollectorRegistry
 from redis.asyncio import Redis
 
 from gateway.api.exchange import RequestIds
+from gateway.api.fast_lane import FastLane, FastLaneProtocol
 from gateway.api.inference import InferenceDoor
+from gateway.api.known_heads import KnownHeads
 from gateway.api.routes import build_api
+from gateway.api.rules import InferenceRules
 from gateway.api.shortcut import Shortcut
 from gateway.app.call_spans import CallSpans
 from gateway.app.figures import Figures
@@ -26,6 +31,7 @@ from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
 from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
+from gateway.corked import CorkedProtocol
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
@@ -46,12 +52,19 @@ from gateway.settings import Settings, process_environment
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
-from gateway.telemetry.tracing import tracer_from
+from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
 
 _STATE_TIMEOUT = 1.0
 # Work that no request waits for any more: those had their time while the server drained.
 _LEFT_BEHIND = 0.5
+
+
+class Doors(NamedTuple):
+    """The ways into a worker: its application, and the protocol that runs before it."""
+
+    app: ASGIApp
+    protocol: Callable[..., asyncio.Protocol]
 
 
 async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
@@ -65,9 +78,9 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
     ask_for_the_process_once()
-    async with build_worker(settings) as app:
+    async with build_worker(settings) as (app, protocol):
         _calm_the_collector()
-        await serve(app, listener, drain=settings.drain, stop=stop)
+        await serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
 
 
 def _calm_the_collector() -> None:
@@ -81,7 +94,7 @@ def _calm_the_collector() -> None:
 @asynccontextmanager
 async def build_worker(
     settings: Settings, *, registry: CollectorRegistry = REGISTRY
-) -> AsyncIterator[ASGIApp]:
+) -> AsyncIterator[Doors]:
     """Make a worker and enter its parts, each before those that use it."""
     async with AsyncExitStack() as stack:
         state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
@@ -154,8 +167,8 @@ class _Worker:
         self.fleet.configure(runtime.endpoints, runtime.document.routing)
         self.client.configure(runtime.endpoints, runtime.document.routing)
 
-    async def enter(self, stack: AsyncExitStack) -> ASGIApp:
-        """Start every part, and return the application once backends were asked for their state."""
+    async def enter(self, stack: AsyncExitStack) -> Doors:
+        """Start every part, and return the doors once backends were asked for their state."""
         figures = self._figures()
         follower = RuntimeFollower(
             store=self.runtimes,
@@ -174,7 +187,7 @@ class _Worker:
         for part in parts:
             await stack.enter_async_context(part)
         await self.prober.first_round()
-        return self._api()
+        return self._doors()
 
     def _figures(self) -> Figures:
         return Figures(
@@ -189,7 +202,7 @@ class _Worker:
             details={"fleet": self.fleet.statistics},
         )
 
-    def _api(self) -> ASGIApp:
+    def _doors(self) -> Doors:
         ids = RequestIds()
         inference = Inference(
             models=self.fleet,
@@ -200,17 +213,17 @@ class _Worker:
             tasks=self.tasks,
             tracer=self.tracer,
         )
-        door = InferenceDoor(
+        rules = InferenceRules(
             runtimes=self.runtimes,
             keys=self.keys,
             limiter=self.limiter,
             inference=inference,
             events=self.events,
             metrics=self.metrics,
-            tracer=self.tracer,
             ids=ids,
             loop_time=self.loop_time,
         )
+        door = InferenceDoor(rules=rules, tracer=self.tracer)
         api = build_api(
             version=version("sluicegate"),
             door=door,
@@ -223,4 +236,9 @@ class _Worker:
             usage=LedgerUsage(self.ledger, self.runtimes),
             health=WorkerReadiness(principals=self.principals, fleet=self.fleet),
         )
-        return Shortcut(api, door)
+        app = Shortcut(api, door)
+        if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
+            return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
+        heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
+        lane = FastLane(rules=rules, heads=heads)
+        return Doors(app, partial(FastLaneProtocol, lane=lane))

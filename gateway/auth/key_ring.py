@@ -11,11 +11,13 @@ class KeyRing:
 
     A look-up hashes what was sent (0.4 µs) and asks a dictionary for the digest, so that its time
     says nothing about a stored key, and no key is held in memory. An unknown key is refused; when
-    the store of keys is down, what was put here last stays.
+    the store of keys is down, what was put here last stays. `generation` is another whenever what
+    is known may be.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
         self._principals: dict[bytes, Principal] = {}
+        self.generation = 0
         self.replace(principals or {})
 
     def __len__(self) -> int:
@@ -34,6 +36,7 @@ class KeyRing:
             ValueError: a hash is not hexadecimal; what was known stays.
         """
         self._principals = {bytes.fromhex(hash_): one for hash_, one in principals.items()}
+        self.generation += 1
 
     def drop_expired(self, now: int) -> None:
         """Forget the keys that expired by `now` (nanoseconds since the epoch)."""
@@ -42,3 +45,4 @@ class KeyRing:
             for digest, one in self._principals.items()
             if one.expires is None or one.expires > now
         }
+        self.generation += 1

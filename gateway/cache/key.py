@@ -14,8 +14,6 @@ KEY_VERSION = 1
 
 _LENGTH = struct.Struct("<Q")
 _TAG_BYTES = 16
-_LONGEST_REMEMBERED = 1024
-_MOST_REMEMBERED = 1024
 
 
 class CacheKey(NamedTuple):
@@ -35,11 +33,23 @@ class _Hash(Protocol):
     def digest(self) -> bytes: ...
 
 
-class _Prefix(NamedTuple):
+class Prefix(NamedTuple):
     """Both hashes, having read what the items of a request share."""
 
     address: _Hash
     tag: _Hash
+
+    def keys(self, items: Sequence[bytes]) -> list[CacheKey]:
+        """Return the key of every item of `items`, in their order; each must be canonical."""
+        copy_address, copy_tag = self.address.copy, self.tag.copy
+        keys = []
+        for item in items:
+            tail = _LENGTH.pack(len(item)) + item
+            address, tag = copy_address(), copy_tag()
+            address.update(tail)
+            tag.update(tail)
+            keys.append(CacheKey(address.digest(), tag.digest()))
+        return keys
 
 
 class KeyMaker:
@@ -48,9 +58,8 @@ class KeyMaker:
     def __init__(self, *, secret: bytes) -> None:
         # BLAKE2b takes 64 bytes of key; a secret of any length is brought to that.
         self._secret = blake2b(secret, person=b"sluicegate.tag").digest()
-        self._prefixes: dict[tuple[object, ...], _Prefix] = {}
 
-    def keys(
+    def prefix(
         self,
         *,
         scope: str,
@@ -62,52 +71,23 @@ class KeyMaker:
         model: str,
         task: Task,
         parameters: bytes,
-        items: Sequence[bytes],
-    ) -> list[CacheKey]:
-        """Return the key of every item of `items`, in their order.
+    ) -> Prefix:
+        """Return what makes the keys of items that share all of this.
 
         Each field is written after its length, so that no two requests can be spelled alike.
-        `parameters` and `items` must be canonical: equal meaning, equal bytes.
+        `parameters`, and the items, must be canonical: equal meaning, equal bytes.
         """
         shared = (
-            scope,
-            epoch,
-            model,
-            revision,
-            profile,
-            algorithm,
-            algorithm_version,
-            task,
-            parameters,
+            *(KEY_VERSION, scope, epoch, model, revision, profile, algorithm),
+            *(algorithm_version, task, parameters),
         )
-        prefix = self._prefixes.get(shared)
-        if prefix is None:
-            prefix = self._prefix(shared)
-        copy_address, copy_tag = prefix.address.copy, prefix.tag.copy
-        keys = []
-        for item in items:
-            tail = _LENGTH.pack(len(item)) + item
-            address, tag = copy_address(), copy_tag()
-            address.update(tail)
-            tag.update(tail)
-            keys.append(CacheKey(address.digest(), tag.digest()))
-        return keys
-
-    def _prefix(self, shared: tuple[object, ...]) -> _Prefix:
-        encoded = bytearray(_field(str(KEY_VERSION).encode()))
-        for value in shared:
-            encoded += _field(value if isinstance(value, bytes) else str(value).encode())
-        head = bytes(encoded)
-        prefix = _Prefix(
+        head = b"".join(
+            [_field(value if isinstance(value, bytes) else str(value).encode()) for value in shared]
+        )
+        return Prefix(
             address=xxh3_128(head),
             tag=blake2b(head, key=self._secret, digest_size=_TAG_BYTES),
         )
-        # Few models and parameters make up most requests; what is long is rarely seen again.
-        if len(head) <= _LONGEST_REMEMBERED:
-            if len(self._prefixes) >= _MOST_REMEMBERED:
-                self._prefixes.clear()
-            self._prefixes[shared] = prefix
-        return prefix
 
 
 def _field(value: bytes) -> bytes:

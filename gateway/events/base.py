@@ -15,3 +15,11 @@ class EventPublisher(Protocol):
             EventLogUnavailable: the event is not kept, so the answer must not be given.
         """
         ...
+
+    def publish_encoded(self, payload: bytes) -> None:
+        """Keep an event that is msgpack already; see `gateway.events.template`.
+
+        Raises:
+            EventLogUnavailable: as above.
+        """
+        ...

@@ -81,6 +81,20 @@ class EventLog:
         self._position = end
         self._sequence = sequence
 
+    def publish_encoded(self, payload: bytes) -> None:
+        """Keep an event that is encoded; see `EventPublisher`."""
+        size = len(payload)
+        begin = self._position
+        end = begin + segment.RECORD.size + size
+        if end > self._limit or size > segment.MAX_PAYLOAD_BYTES:
+            end = self._make_room(segment.RECORD.size + size)
+            begin = self._position
+        sequence = self._sequence + 1
+        checksum = segment.checksum(size, sequence, payload)
+        self._map[begin:end] = segment.RECORD.pack(size, checksum, sequence) + payload
+        self._position = end
+        self._sequence = sequence
+
     def statistics(self) -> LogStatistics:
         """Return the counts so far."""
         return LogStatistics(

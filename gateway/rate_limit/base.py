@@ -17,7 +17,7 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     amount: int
 
 
-class PolicyState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class PolicyState(msgspec.Struct, frozen=True, gc=False):
     """How a rule stands, as far as this worker knows.
 
     `reset` is the seconds until its bucket is full or, where the rule refused, until it would not.

@@ -12,7 +12,29 @@ from gateway.rate_limit.base import Decision, PolicyState
 from gateway.types import Rule
 
 _LONGEST_WAIT = 120.0
+_MILLISECONDS = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
 Headers = list[tuple[bytes, bytes]]
+
+
+def rate_limit_lines(decision: Decision) -> bytes:
+    """Return the fields of an answer that `decision` let through, or refused, as header lines."""
+    policies = decision.policies
+    template = _template(tuple([state.rule for state in policies])) if decision.allowed else b""
+    if not template:
+        return b"".join([b"%b: %b\r\n" % field for field in rate_limit_headers(decision)])
+    if len(policies) == 2:  # noqa: PLR2004 - the commonest: requests and items
+        one, two = policies
+        first, second = one.reset, two.reset
+        return template % (
+            *(one.remaining, ceil(first), two.remaining, ceil(second)),
+            *(one.remaining, go_duration(first), two.remaining, go_duration(second)),
+        )
+    short: list[bytes | int] = []
+    long: list[bytes | int] = []
+    for state in policies:
+        short += (state.remaining, ceil(state.reset))
+        long += (state.remaining, go_duration(state.reset))
+    return template % (*short, *long)
 
 
 def rate_limit_headers(decision: Decision) -> Headers:
@@ -45,7 +67,7 @@ def go_duration(seconds: float) -> bytes:
     """Return `seconds` as Go writes them, rounded up to milliseconds: `250ms`, `6.4s`, `6m0s`."""
     milliseconds = ceil(seconds * 1000)
     if milliseconds < 1000:  # noqa: PLR2004 - a second
-        return b"%dms" % milliseconds if milliseconds else b"0s"
+        return _MILLISECONDS[milliseconds] if milliseconds > 0 else b"0s"
     whole, fraction = divmod(milliseconds, 1000)
     tail = f".{fraction:03d}".rstrip("0") if fraction else ""
     minutes, rest = divmod(whole, 60)
@@ -66,6 +88,24 @@ def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
         if known is None or state.remaining < known.remaining:
             least[unit] = state
     return list(least.values())
+
+
+@lru_cache(maxsize=4096)
+def _template(rules: tuple[Rule, ...]) -> bytes:
+    """Return the lines for `rules`, numbers to be filled in; empty where units have rivals.
+
+    Where each unit has one policy, that is its tightest, and only the numbers differ.
+    """
+    if not rules or len({rule.unit for rule in rules}) < len(rules):
+        return b""
+    shown = ", ".join(f'"{rule.name}";r=%d;t=%d' for rule in rules)
+    lines = [b"ratelimit-policy: %b\r\n" % _policy_field(rules)]
+    lines.append(b"ratelimit: %b\r\n" % shown.encode())
+    for rule in rules:
+        limit, remaining, reset = _names(rule.unit)
+        lines.append(b"%b: %d\r\n" % (limit, rule.capacity))
+        lines.append(b"%b: %%d\r\n%b: %%b\r\n" % (remaining, reset))
+    return b"".join(lines)
 
 
 @lru_cache(maxsize=4096)

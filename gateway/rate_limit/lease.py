@@ -70,15 +70,15 @@ class Lease(msgspec.Struct, gc=False):
         rule = self.rule
         capacity = rule.capacity
         level = self.level + (now - self.at) * self.refill
-        level = min(level, capacity)
-        if self.usable_until > now:
-            level += self.available
-        level = min(level, capacity)
-        return PolicyState(
-            rule=rule,
-            remaining=int(level) if level > 0.0 else 0,
-            reset=(capacity - level) / self.refill,
-        )
+        if level < capacity:
+            if self.usable_until > now:
+                level += self.available
+                if level > capacity:
+                    return PolicyState(rule, capacity, 0.0)
+            return PolicyState(
+                rule, int(level) if level > 0.0 else 0, (capacity - level) / self.refill
+            )
+        return PolicyState(rule, capacity, 0.0)
 
     def wanted(self, amount: int, now: float) -> int:
         """Return how many units a lease should have beside the `amount` taken now."""

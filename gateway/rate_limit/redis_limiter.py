@@ -89,10 +89,12 @@ class RedisRateLimiter:
         running_low = False
         policies = []
         for charge, lease in zip(charges, leases, strict=True):
-            lease.available -= charge.amount
-            lease.spent += charge.amount
+            amount = charge.amount
+            lease.available -= amount
+            lease.spent += amount
             lease.used_at = now
-            running_low = running_low or lease.available < lease.low
+            if lease.available < lease.low:
+                running_low = True
             policies.append(lease.state(now))
         if running_low:
             self._renew(charges, leases, now)

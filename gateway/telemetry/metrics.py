@@ -2,10 +2,15 @@
 
 Labels come from closed sets (task, status, model as served, source, region), never from a tenant, a
 key or an input. Workers write to files in `PROMETHEUS_MULTIPROC_DIR`; the admin listener adds up.
+
+The request path only adds to numbers of Python's; `flush` brings them to the instruments, each of
+whose increments costs as much as looking up an answer.
 """
 
 import os
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 
@@ -24,8 +29,39 @@ def ask_for_the_process_once() -> None:
     )
 
 
+class TalliedHistogram(Histogram):
+    """A histogram that takes many observations at once."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add observations: how many fell into each bucket, and their sum."""
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._sum.inc(total)
+
+
+class _Durations:
+    """Observations that wait for the next flush."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_SECONDS) + 1)
+        self.total = 0.0
+
+    def take(self) -> tuple[list[int], float]:
+        """Return what was observed since the last time."""
+        seen = self.counts, self.total
+        self.counts, self.total = [0] * len(self.counts), 0.0
+        return seen
+
+
 class GatewayMetrics:
-    """Counters and histograms; each method is one line of the request path."""
+    """Counters and histograms; each method is one line of the request path.
+
+    `flush` is to be called about once a second and at the end; an end without it (`kill -9`) loses
+    what was counted since.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -34,7 +70,7 @@ class GatewayMetrics:
             ("task", "status"),
             registry=registry,
         )
-        self._duration = Histogram(
+        self._duration = TalliedHistogram(
             "sluicegate_request_duration_seconds",
             "Time from the request's body to its answer, by task.",
             ("task",),
@@ -72,38 +108,41 @@ class GatewayMetrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
-        self._request_children: dict[tuple[str, int], Counter] = {}
-        self._duration_children: dict[str, Histogram] = {}
-        self._item_children: dict[tuple[str, str], Counter] = {}
-        self._work_children: dict[str, tuple[Counter, Counter]] = {}
+        self._durations: dict[tuple[str, int], _Durations] = {}
+        self._item_counts: Tally[tuple[str, str]] = Tally()
+        self._row_counts: Tally[str] = Tally()
+        self._token_counts: Tally[str] = Tally()
 
     def request(self, task: str, status: int, duration: float) -> None:
         """Count an answered request that took `duration` seconds."""
-        counter = self._request_children.get((task, status))
-        if counter is None:
-            counter = self._requests.labels(task, str(status))
-            self._request_children[task, status] = counter
-        counter.inc()
-        histogram = self._duration_children.get(task)
-        if histogram is None:
-            histogram = self._duration_children[task] = self._duration.labels(task)
-        histogram.observe(duration)
+        durations = self._durations.get((task, status))
+        if durations is None:
+            durations = self._durations[task, status] = _Durations()
+        durations.counts[bisect_left(_SECONDS, duration)] += 1
+        durations.total += duration
 
     def items(self, model: str, source: str, count: int) -> None:
         """Count `count` items of `model` that ended as `source`."""
-        counter = self._item_children.get((model, source))
-        if counter is None:
-            counter = self._item_children[model, source] = self._items.labels(model, source)
-        counter.inc(count)
+        self._item_counts[model, source] += count
 
     def work(self, model: str, *, rows: int, tokens: int) -> None:
         """Count what backends computed for a request."""
-        counters = self._work_children.get(model)
-        if counters is None:
-            counters = self._rows.labels(model), self._tokens.labels(model)
-            self._work_children[model] = counters
-        counters[0].inc(rows)
-        counters[1].inc(tokens)
+        self._row_counts[model] += rows
+        self._token_counts[model] += tokens
+
+    def flush(self) -> None:
+        """Bring what was counted since the last time to the instruments."""
+        for (task, status), durations in self._durations.items():
+            counts, total = durations.take()
+            self._requests.labels(task, str(status)).inc(sum(counts))
+            self._duration.labels(task).add(counts, total)
+        for (model, source), count in self._item_counts.items():
+            self._items.labels(model, source).inc(count)
+        for model, rows in self._row_counts.items():
+            self._rows.labels(model).inc(rows)
+            self._tokens.labels(model).inc(self._token_counts[model])
+        for tally in (self._item_counts, self._row_counts, self._token_counts):
+            tally.clear()
 
     def rate_limited(self, policy: str) -> None:
         """Count a request that the limit `policy` refused."""

@@ -15,6 +15,7 @@ from gateway.api.health import Readiness
 from gateway.api.inference import InferenceDoor
 from gateway.api.metadata import UsageLine
 from gateway.api.routes import build_api
+from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsEntry
@@ -74,10 +75,12 @@ class Api:
         self.scene = Scene()
         self.events = RecordedEvents()
         self.registry = CollectorRegistry()
+        self.metrics = GatewayMetrics(self.registry)
         self.usage = AskedUsage()
         self.ready = Readiness(ready=True, missing=[])
         self.runtimes = RuntimeStore(compile_runtime(Document(), 1, NO_EPOCHS))
-        self._keys = KeyRing(
+        self.clock = Clock()
+        self.keys = KeyRing(
             {
                 hash_key(KEY): Principal(tenant=TenantId("acme"), key=KeyId("key_1")),
                 hash_key(NARROW_KEY): Principal(
@@ -88,25 +91,25 @@ class Api:
         self.application = self._build()
 
     def _build(self) -> Litestar:
-        clock, ids = Clock(), RequestIds()
-        limiter = MemoryRateLimiter(monotonic=clock)
-        door = InferenceDoor(
+        ids = RequestIds()
+        limiter = MemoryRateLimiter(monotonic=self.clock)
+        self.rules = rules = InferenceRules(
             runtimes=self.runtimes,
-            keys=self._keys,
+            keys=self.keys,
             limiter=limiter,
             inference=self.scene.inference,
             events=self.events,
-            metrics=GatewayMetrics(self.registry),
-            tracer=NullTracer(),
+            metrics=self.metrics,
             ids=ids,
             loop_time=self.scene.loop_time,
             wall=lambda: 7,
         )
+        self.door = door = InferenceDoor(rules=rules, tracer=NullTracer())
         return build_api(
             version="1.2.3",
             door=door,
             admission=AdmissionMiddleware(
-                keys=self._keys, limiter=limiter, runtimes=self.runtimes, ids=ids
+                keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
             ),
             ids=ids,
             models=Catalog(INFO, msgspec.structs.replace(INFO, name="other", labels=["a"])),
@@ -134,6 +137,7 @@ class Api:
 
     def count(self, status: int, task: str = "classify") -> float | None:
         """Return how many requests of a task were counted with this status."""
+        self.metrics.flush()
         labels = {"task": task, "status": str(status)}
         return self.registry.get_sample_value("sluicegate_requests_total", labels)
 

@@ -1,5 +1,7 @@
 """Events to publish, and a publisher that keeps them."""
 
+import msgspec
+
 from gateway.errors import EventLogUnavailable
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 
@@ -65,3 +67,7 @@ class RecordedEvents:
         if self.failing:
             raise EventLogUnavailable("the event log is made to fail")
         self.events.append(event)
+
+    def publish_encoded(self, payload: bytes) -> None:
+        """Keep the event that `payload` is."""
+        self.publish(msgspec.msgpack.decode(payload, type=RequestEvent))

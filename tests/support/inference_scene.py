@@ -12,10 +12,13 @@ from gateway.cache.entry import Entry, Found
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.config.document import Document, ModelEntry
 from gateway.dispatch.work import Work
-from gateway.inference import Answer, CacheDirectives, Caller, Inference
+from gateway.inference import Inference
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
+    Answer,
+    CacheDirectives,
+    Caller,
     InferenceRequest,
     ItemFailure,
     ItemOutcome,
@@ -206,7 +209,9 @@ class Scene:
             endpoints=(),
             epochs=MappingProxyType(self.epochs),
         )
-        return await self.inference.infer(request, caller, runtime)
+        job = self.inference.prepare(request, caller.principal, runtime)
+        answer = self.inference.from_memory(job, caller.directives)
+        return answer or await self.inference.infer(job, caller)
 
 
 def sources(answer: Answer) -> list[Source]:

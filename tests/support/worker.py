@@ -132,9 +132,11 @@ async def running_worker(
         ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     registry = CollectorRegistry()
     stop = asyncio.Event()
-    async with build_worker(settings, registry=registry) as app:
+    async with build_worker(settings, registry=registry) as (app, protocol):
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
-        serving = asyncio.create_task(serve(app, listener, drain=settings.drain, stop=stop))
+        serving = asyncio.create_task(
+            serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+        )
         listener.listen()
         try:
             yield RunningWorker(listener.getsockname()[1], settings, registry)

@@ -7,8 +7,7 @@ import pytest
 
 from backends.protocol import Task
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.inference import CacheDirectives
-from gateway.types import ItemFailure, Source
+from gateway.types import CacheDirectives, ItemFailure, Source
 from tests.support.inference_scene import INFO, Scene, sources
 from tests.support.waiting import until
 

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from gateway.api.answers import (
-    cache_headers,
+    cache_lines,
     count_usage,
     encode_answer,
     failed_usage,
     first_failure,
-    row_headers,
+    row_lines,
 )
 from gateway.api.schemas import ClassifyBody, RerankBody
 from gateway.errors import (
@@ -23,8 +23,15 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.inference import Answer, CacheDirectives
-from gateway.types import ItemFailure, ItemOutcome, RegionName, ServedModel, Source
+from gateway.types import (
+    Answer,
+    CacheDirectives,
+    ItemFailure,
+    ItemOutcome,
+    RegionName,
+    ServedModel,
+    Source,
+)
 from tests.support.inference_scene import INFO
 
 _MODEL = ServedModel(info=INFO, regions=(RegionName("eu"),))
@@ -55,13 +62,13 @@ def answer(*outcomes: ItemOutcome) -> Answer:
 def test_rows_that_were_known_are_told_beside_those_that_were_not() -> None:
     known = ItemOutcome(source=Source.COMPUTED, result=b"{}", rows=1, known_rows=20)
 
-    assert row_headers(answer(known, computed(rows=2), hit())) == [
-        (b"sluicegate-rows", b"computed=3, known=20")
-    ]
+    lines = row_lines(answer(known, computed(rows=2), hit()))
+
+    assert fields(lines) == {b"sluicegate-rows": b"computed=3, known=20"}
 
 
 def test_an_answer_without_rows_tells_of_none() -> None:
-    assert row_headers(answer(hit(), collapsed(), failed())) == []
+    assert row_lines(answer(hit(), collapsed(), failed())) == b""
 
 
 def test_usage_counts_how_items_ended() -> None:
@@ -124,6 +131,12 @@ def test_documents_that_failed_come_last() -> None:
     assert "error" in found[1]
 
 
+def fields(lines: bytes) -> dict[bytes, bytes]:
+    """Return header lines as a dictionary."""
+    pairs = (line.split(b": ", 1) for line in lines.split(b"\r\n")[:-1])
+    return dict(pairs)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "directives", "expected"),
     [
@@ -140,14 +153,13 @@ def test_documents_that_failed_come_last() -> None:
 def test_cache_status_says_what_happened(
     outcomes: list[ItemOutcome], directives: CacheDirectives, expected: bytes
 ) -> None:
-    assert (
-        dict(cache_headers(Answer(model=_MODEL, outcomes=outcomes), directives))[b"cache-status"]
-        == expected
-    )
+    lines = cache_lines(Answer(model=_MODEL, outcomes=outcomes), directives)
+
+    assert fields(lines)[b"cache-status"] == expected
 
 
 def test_age_is_that_of_the_oldest_hit() -> None:
-    headers = dict(cache_headers(answer(hit(age=3.0), hit(age=9.9)), _PLAIN))
+    headers = fields(cache_lines(answer(hit(age=3.0), hit(age=9.9)), _PLAIN))
 
     assert headers[b"age"] == b"9"
 
@@ -155,7 +167,7 @@ def test_age_is_that_of_the_oldest_hit() -> None:
 def test_answers_that_are_not_kept_do_not_say_they_are_stored() -> None:
     uncached = Answer(model=_MODEL, outcomes=[computed()], is_cacheable=False)
 
-    assert dict(cache_headers(uncached, _PLAIN)) == {b"cache-status": b"sluicegate; fwd=bypass"}
+    assert fields(cache_lines(uncached, _PLAIN)) == {b"cache-status": b"sluicegate; fwd=bypass"}
 
 
 @pytest.mark.parametrize(

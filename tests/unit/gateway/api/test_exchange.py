@@ -1,14 +1,18 @@
 """Ids of requests, and the event that a request leaves."""
 
+from backends.protocol import Task
 from gateway.api.exchange import Exchange, RequestIds
+from gateway.config.document import Document
 from gateway.errors import Overloaded
+from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
 from gateway.types import KeyId, Principal, RequestId, TenantId, Usage
 
+_RUNTIME = compile_runtime(Document(), 1, NO_EPOCHS)
 _USAGE = Usage(items=2, hit=1, collapsed=0, computed=1, failed=0, rows=1, tokens=5)
 
 
 def exchange() -> Exchange:
-    made = Exchange(RequestId("req_1"), task="classify", started=100.0)
+    made = Exchange(RequestId("req_1"), task=Task.CLASSIFY, runtime=_RUNTIME, started=100.0)
     made.principal = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
     made.model, made.revision, made.usage = "sentiment", "aaaaaaaaaaaa", _USAGE
     return made
@@ -43,6 +47,6 @@ def test_a_failed_request_leaves_the_errors_status_and_code() -> None:
 
 
 def test_a_request_of_nobody_leaves_no_event() -> None:
-    nobody = Exchange(RequestId("req_1"), task="classify", started=100.0)
+    nobody = Exchange(RequestId("req_1"), task=Task.CLASSIFY, runtime=_RUNTIME, started=100.0)
 
     assert nobody.event(wall=lambda: 7, now=100.0) is None

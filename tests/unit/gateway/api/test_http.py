@@ -3,7 +3,7 @@
 import pytest
 from litestar.types import HTTPReceiveMessage, Message, Receive
 
-from gateway.api.http import ClientDisconnected, check_length, header, read_body, respond
+from gateway.api.http import ClientDisconnected, Reply, by_name, check_length, read_body, respond
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ async def test_a_caller_who_leaves_has_sent_no_body(parts: tuple[bytes, ...]) ->
 
 @pytest.mark.parametrize("value", [b"", b"0", b"10"])
 def test_a_length_within_the_limit_is_let_through(value: bytes) -> None:
-    check_length([(b"content-length", value)], limit=10)
+    check_length(value, limit=10)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_a_length_over_the_limit_or_that_is_none_is_refused(
     value: bytes, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
-        check_length([(b"content-length", value)], limit=10)
+        check_length(value, limit=10)
 
 
 def test_the_first_header_of_a_name_counts() -> None:
     headers = [(b"a", b"1"), (b"b", b"2"), (b"b", b"3")]
 
-    assert (header(headers, b"b"), header(headers, b"c")) == (b"2", b"")
+    assert by_name(headers) == {b"a": b"1", b"b": b"2"}
 
 
 async def test_an_answer_gives_its_length() -> None:
@@ -71,7 +71,7 @@ async def test_an_answer_gives_its_length() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await respond(send, 200, [(b"a", b"b")], b"body")
+    await respond(send, Reply(200, b"a: b\r\n", b"body"))
 
     start, body = sent
     assert start == {

@@ -5,7 +5,7 @@ import pytest
 from gateway.api.request_headers import bearer_token, cache_directives, time_allowed
 from gateway.config.document import DeadlineEntry
 from gateway.errors import InvalidRequest
-from gateway.inference import CacheDirectives
+from gateway.types import CacheDirectives
 
 _DEADLINE = DeadlineEntry(default=10.0, maximum=60.0)
 

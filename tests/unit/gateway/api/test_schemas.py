@@ -52,7 +52,7 @@ def decode(body: type[TaskBody], fields: dict[str, Any]) -> TaskBody:
 
 
 def keys(request: InferenceRequest) -> list[CacheKey]:
-    return KeyMaker(secret=b"s").keys(
+    prefix = KeyMaker(secret=b"s").prefix(
         scope="t",
         epoch="0",
         revision="r",
@@ -62,8 +62,8 @@ def keys(request: InferenceRequest) -> list[CacheKey]:
         model=request.model,
         task=request.task,
         parameters=request.parameters,
-        items=request.items,
     )
+    return prefix.keys(request.items)
 
 
 _FIELDS = [(body, field) for body in TASK_BODIES for field in body.__struct_fields__]

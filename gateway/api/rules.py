@@ -1,0 +1,373 @@
+"""What becomes of a request to an inference route, whichever door it came through.
+
+A door reads bytes and sends bytes. In between it asks the rules: `read_head`, then `reply_now` with
+the body, and `reply_later` where that has to wait for somebody. What is decided, charged, counted,
+kept as an event and said in headers is decided here, once for all doors.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from backends.protocol import Task
+from gateway.api.answers import (
+    cache_lines,
+    count_usage,
+    encode_answer,
+    failed_usage,
+    first_failure,
+    row_lines,
+)
+from gateway.api.exchange import Exchange, Reading, Repeat, RequestIds
+from gateway.api.http import Reply, check_length
+from gateway.api.problem_details import encode_problem, problem_lines
+from gateway.api.request_headers import bearer_token, read_headers
+from gateway.api.schemas import TASK_BODIES, Body, InferBody
+from gateway.auth.key_ring import KeyRing
+from gateway.errors import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    PermissionDenied,
+    RateLimited,
+    UpstreamUnavailable,
+)
+from gateway.events.base import EventPublisher
+from gateway.events.template import EventTemplate
+from gateway.inference import Inference, Job
+from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.charges import charges_for
+from gateway.rate_limit.headers import rate_limit_lines
+from gateway.runtime.runtime import Runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.types import Answer, Caller, InferenceRequest, Principal, Source, Usage
+
+_log = logging.getLogger(__name__)
+_JSON = b"content-type: application/json\r\n"
+_HIT = _JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: %d\r\n"
+_LONGEST_REMEMBERED = 1024
+_MOST_REMEMBERED = 4096
+_PRIVATE = b"\r\ncache-control: private, no-store\r\n"
+_CLOSE = b"connection: close\r\n"
+
+
+class Limiter(Protocol):
+    """Decides whether a request is within its limits; see `gateway.rate_limit.base`."""
+
+    def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
+        """Decide from what is held locally, `None` when that is not enough."""
+        ...
+
+    async def admit(self, charges: Sequence[Charge]) -> Decision:
+        """Decide, asking the shared state when needed."""
+        ...
+
+
+class InferenceRules:
+    """What the inference routes share. One per worker."""
+
+    def __init__(
+        self,
+        *,
+        runtimes: RuntimeStore,
+        keys: KeyRing,
+        limiter: Limiter,
+        inference: Inference,
+        events: EventPublisher,
+        metrics: GatewayMetrics,
+        ids: RequestIds,
+        loop_time: Callable[[], float],
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._runtimes = runtimes
+        self._keys = keys
+        self._limiter = limiter
+        self._inference = inference
+        self._events = events
+        self._metrics = metrics
+        self._ids = ids
+        self._now = loop_time
+        self._wall = wall
+        self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
+        self._infer_decoder = msgspec.json.Decoder(InferBody)
+        self._runtime: Runtime | None = None
+        self._readings: dict[tuple[Principal | None, Task, str, bytes], Reading] = {}
+
+    def exchange(self, task: Task) -> Exchange:
+        """Return a new exchange, under the current runtime and an id of its own."""
+        return Exchange(
+            self._ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
+        )
+
+    def read_head(self, exchange: Exchange, method: str, headers: Mapping[bytes, bytes]) -> None:
+        """Find out who asks and for what, by the request's headers (names in lower case).
+
+        Raises:
+            GatewayError: the request ends here; see `failed`.
+        """
+        document = exchange.runtime.document
+        exchange.expects = bool(headers.get(b"expect"))
+        exchange.wants_timing = bool(headers.get(b"x-server-timing"))
+        if method != "POST":
+            raise MethodNotAllowed("Use POST for this route.")
+        exchange.principal = self._keys.find(bearer_token(headers.get(b"authorization", b"")))
+        if exchange.principal is None:
+            raise AuthenticationFailed(
+                "Send a valid API key as `Authorization: Bearer <key>`; this one is missing,"
+                " unknown or revoked."
+            )
+        check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
+        exchange.asked = read_headers(headers, document.deadline)
+
+    def reply_now(self, exchange: Exchange, model: str, raw: bytes) -> Reply | None:
+        """Return the whole answer, its event published, or `None` where it has to be waited for.
+
+        `model` is that of the path, where one is; `raw` the request's body.
+        """
+        try:
+            reading = exchange.reading = self._read(exchange, model, raw)
+            exchange.usage = reading.failed
+            decision = exchange.decision = self._limiter.try_admit(reading.charges)
+            if decision is None:
+                return None
+            job = self._admitted(exchange, decision)
+            directives = exchange.asked.directives
+            if reading.repeat is not None:
+                entry, age = self._inference.peek(job, directives)
+                if entry is reading.repeat.entry:
+                    return self._repeated(exchange, reading.repeat, age)
+            answer = self._inference.from_memory(job, directives)
+            return None if answer is None else self._hit(exchange, job, answer)
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
+            return self.failed(exchange, error)
+
+    async def reply_later(self, exchange: Exchange) -> Reply:
+        """Return the whole answer to an exchange that `reply_now` could not answer."""
+        try:
+            if exchange.decision is None:
+                exchange.decision = await self._ask_limiter(exchange)
+            job = self._admitted(exchange, exchange.decision)
+            principal, _ = exchange.known()
+            caller = Caller(
+                principal=principal,
+                deadline=exchange.deadline,
+                directives=exchange.asked.directives,
+                traceparent=exchange.traceparent,
+            )
+            return self._answered(exchange, await self._inference.infer(job, caller))
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
+            return self.failed(exchange, error)
+
+    def failed(self, exchange: Exchange, error: BaseException) -> Reply:
+        """Return the problem that `error` is; failures are events too, and cost nothing."""
+        known = _known(exchange, error)
+        exchange.fail(known, failed_usage(exchange.usage.items))
+        try:
+            self._publish(exchange)
+        except GatewayError as unpublished:
+            known = unpublished
+            exchange.fail(known, exchange.usage)
+            self._metrics.request(exchange.task, exchange.status, self._now() - exchange.started)
+        exchange.lines = problem_lines(known)
+        return self._reply(exchange, encode_problem(known, exchange.id))
+
+    def _read(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+        """Return what a body says; the same bytes of the same caller are read once."""
+        if exchange.runtime is not self._runtime:
+            self._runtime = exchange.runtime
+            self._readings.clear()
+        name = (exchange.principal, exchange.task, model, raw)
+        reading = self._readings.get(name)
+        if reading is None:
+            reading = self._decode(exchange, model, raw)
+            if len(raw) <= _LONGEST_REMEMBERED:
+                if len(self._readings) >= _MOST_REMEMBERED:
+                    self._readings.clear()
+                self._readings[name] = reading
+        return reading
+
+    def _decode(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+        body: Body
+        try:
+            if exchange.task is Task.INFER:
+                body = infer = self._infer_decoder.decode(raw)
+                request = infer.request_for(model)
+            else:
+                body = routed = self._decoders[exchange.task].decode(raw)
+                request = routed.request()
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"The body does not fit the route: {error}.") from error
+        except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
+            raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+        _check_items(request, exchange.runtime.document.request.max_items)
+        return Reading(
+            body=body,
+            request=request,
+            charges=self._charges(exchange, len(request.items)),
+            failed=failed_usage(len(request.items)),
+        )
+
+    def _charges(self, exchange: Exchange, items: int) -> tuple[Charge, ...]:
+        if exchange.principal is None:
+            return ()
+        limits = exchange.runtime.document.limits
+        return charges_for(
+            exchange.principal,
+            requests=1,
+            items=items,
+            default_tenant_rules=limits.tenant,
+            default_key_rules=limits.key,
+        )
+
+    async def _ask_limiter(self, exchange: Exchange) -> Decision:
+        _, reading = exchange.known()
+        try:
+            async with asyncio.timeout_at(exchange.deadline):
+                return await self._limiter.admit(reading.charges)
+        except TimeoutError as error:
+            raise DeadlineExceeded("The limits could not be asked in time.") from error
+
+    def _admitted(self, exchange: Exchange, decision: Decision) -> Job:
+        """Return the work of a request that is within its limits and its key's rights."""
+        exchange.admitted = self._now()
+        if not decision.allowed:
+            raise self._refused(decision)
+        principal, reading = exchange.known()
+        job = reading.job
+        if job is not None and self._inference.holds(job, exchange.runtime):
+            return job
+        request = reading.request
+        if principal.models is not None and request.model not in principal.models:
+            raise PermissionDenied(f"This key may not use the model `{request.model}`.")
+        reading.repeat = None
+        reading.job = job = self._inference.prepare(request, principal, exchange.runtime)
+        return job
+
+    def _refused(self, decision: Decision) -> RateLimited:
+        rule = decision.violated
+        name = rule.name if rule is not None else "unknown"
+        self._metrics.rate_limited(name)
+        unit = rule.unit if rule is not None else "requests"
+        if decision.impossible and rule is not None:
+            return RateLimited(
+                f"The limit `{name}` never allows more than {rule.capacity} {unit} at once;"
+                f" send fewer {unit} in one request."
+            )
+        return RateLimited(
+            f"The limit `{name}` of {unit} is used up; wait as `Retry-After` says, or send fewer."
+        )
+
+    def _answered(self, exchange: Exchange, answer: Answer) -> Reply:
+        _, reading = exchange.known()
+        exchange.model = answer.model.info.name
+        exchange.revision = answer.model.info.revision
+        continues = reading.request.continue_on_error
+        failure = first_failure(answer, continue_on_error=continues)
+        if failure is not None:
+            raise failure
+        exchange.usage = count_usage(answer.outcomes)
+        self._publish(exchange)
+        exchange.lines = _JSON + cache_lines(answer, exchange.asked.directives) + row_lines(answer)
+        return self._reply(exchange, encode_answer(reading.body, answer, exchange.usage))
+
+    def _hit(self, exchange: Exchange, job: Job, answer: Answer) -> Reply:
+        """Answer, and let the next request that says the same and finds the same repeat it."""
+        reply = self._answered(exchange, answer)
+        if len(answer.outcomes) > 1 or answer.outcomes[0].source is not Source.HIT:
+            return reply
+        _, reading = exchange.known()
+        entry, _ = self._inference.peek(job, exchange.asked.directives)
+        event = exchange.event(wall=self._wall, now=self._now())
+        if entry is None or event is None:
+            return reply
+        reading.repeat = Repeat(
+            entry=entry,
+            model=exchange.model,
+            revision=exchange.revision,
+            usage=exchange.usage,
+            body=reply.body,
+            event=EventTemplate(event),
+        )
+        return reply
+
+    def _repeated(self, exchange: Exchange, repeat: Repeat, age: float) -> Reply:
+        """Answer as the last time: all but id, times and limits is the same."""
+        duration = self._now() - exchange.started
+        self._events.publish_encoded(repeat.event.payload(exchange.id, self._wall(), duration))
+        self._metrics.request(exchange.task, 200, duration)
+        self._metrics.items(repeat.model, Source.HIT, 1)
+        exchange.model, exchange.revision = repeat.model, repeat.revision
+        exchange.usage = repeat.usage
+        exchange.lines = _HIT % age
+        return self._reply(exchange, repeat.body)
+
+    def _publish(self, exchange: Exchange) -> None:
+        """Put the event on disk: an answer without one must not leave."""
+        now = self._now()
+        event = exchange.event(wall=self._wall, now=now)
+        if event is not None:
+            self._events.publish(event)
+        self._metrics.request(exchange.task, exchange.status, now - exchange.started)
+        if exchange.model:
+            self._count(exchange.model, exchange.usage)
+
+    def _count(self, model: str, usage: Usage) -> None:
+        for source, count in (
+            (Source.HIT, usage.hit),
+            (Source.COLLAPSED, usage.collapsed),
+            (Source.COMPUTED, usage.computed),
+            (Source.FAILED, usage.failed),
+        ):
+            if count:
+                self._metrics.items(model, source, count)
+        if usage.rows:
+            self._metrics.work(model, rows=usage.rows, tokens=usage.tokens)
+
+    def _reply(self, exchange: Exchange, body: bytes) -> Reply:
+        """Return the answer with the headers that every answer has."""
+        lines = b"%bx-request-id: %b%b" % (exchange.lines, exchange.id.encode(), _PRIVATE)
+        if exchange.decision is not None:
+            lines += rate_limit_lines(exchange.decision)
+        if exchange.is_body_due and exchange.expects:
+            # What comes next may be the body or another request; nobody can tell.
+            lines += _CLOSE
+        if exchange.wants_timing:
+            lines += _server_timing(exchange, self._now())
+        return Reply(exchange.status, lines, body)
+
+
+def _known(exchange: Exchange, error: BaseException) -> GatewayError:
+    """Return `error` in the gateway's terms; a fault of ours is logged with the request's id."""
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        # Only the server cancels a request: its time to let them end is over.
+        return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
+    _log.error("unexpected failure", exc_info=error, extra={"request_id": exchange.id})
+    return InternalError("This is our fault; report it with the `request_id`.")
+
+
+def _check_items(request: InferenceRequest, maximum: int) -> None:
+    if not request.items:
+        raise InvalidRequest("The input is empty; send at least one item.")
+    if len(request.items) > maximum:
+        raise PayloadTooLarge(
+            f"{len(request.items)} items are more than {maximum}; send them in several requests."
+        )
+
+
+def _server_timing(exchange: Exchange, now: float) -> bytes:
+    admission = (exchange.admitted - exchange.started) * 1000
+    total = (now - exchange.started) * 1000
+    steps = {"admission": admission, "inference": total - admission, "total": total}
+    value = ", ".join(f"{name};dur={duration:.2f}" for name, duration in steps.items())
+    return b"server-timing: %b\r\n" % value.encode()

@@ -1,0 +1,104 @@
+"""The fast lane on one connection: at once, in order, and no faster than its peer reads."""
+
+import msgspec
+import pytest
+
+from tests.support.api import KEY
+from tests.support.doors import Door
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def door(anyio_backend: str) -> Door:
+    return Door(fast=True)
+
+
+def ask(text: str) -> bytes:
+    body = msgspec.json.encode({"model": "sentiment", "input": text})
+    head = f"POST /v1/classify HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def answers(door: Door) -> list[bytes]:
+    """Return how the cache was used for what was answered so far, in its order."""
+    parts = bytes(door.transport.written).split(b"cache-status: sluicegate; ")[1:]
+    return [part.split(b"\r\n", 1)[0] for part in parts]
+
+
+async def test_a_hit_is_answered_without_a_task(door: Door) -> None:
+    await door.send(ask("known"))
+
+    door.protocol.data_received(ask("known"))
+    tasks = len(door.state.tasks)
+    await door.rest()
+
+    assert tasks == 0
+    assert door.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"cache-status: sluicegate; hit; detail=memory\r\n" in door.transport.written
+
+
+async def test_what_was_decided_before_a_wait_is_not_decided_again(door: Door) -> None:
+    first = await door.send(ask("new"))
+
+    assert b"x-ratelimit-remaining-requests: 59\r\n" in first
+    assert len(door.events()) == 1
+
+
+async def test_a_hit_does_not_overtake_a_miss_on_its_connection(door: Door) -> None:
+    await door.send(ask("known"))
+    door.api.scene.runner.gate.clear()
+
+    door.protocol.data_received(ask("new"))
+    door.protocol.data_received(ask("known"))
+    await door.rest()
+    early = answers(door)
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+    assert early == []
+    assert answers(door) == [b"fwd=uri-miss; stored", b"hit; detail=memory"]
+
+
+async def test_nothing_is_answered_or_read_while_the_peer_does_not_read(door: Door) -> None:
+    await door.send(ask("known"))
+
+    door.protocol.pause_writing()
+    door.protocol.data_received(ask("known") * 3)
+    held = (bytes(door.transport.written), door.transport.reads)
+    door.protocol.resume_writing()
+    await door.rest()
+
+    assert held == (b"", False)
+    assert len(answers(door)) == 3
+    assert door.transport.reads
+
+
+async def test_a_key_that_is_gone_is_unknown_to_the_lane_at_once(door: Door) -> None:
+    await door.send(ask("known"))
+    await door.send(ask("known"))
+
+    door.api.keys.replace({})
+
+    assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 401")
+
+
+async def test_another_document_holds_for_the_next_hit(door: Door) -> None:
+    await door.send(ask("known"))
+    await door.send(ask("known"))
+
+    door.api.limit()
+
+    assert b"x-ratelimit" not in await door.send(ask("known"))
+
+
+async def test_a_connection_that_fell_silent_is_closed(door: Door) -> None:
+    await door.send(ask("known"))
+    door.protocol.timeout_keep_alive = 0.01
+    door.protocol.data_received(ask("known"))
+
+    door.protocol.timeout_keep_alive_handler()
+
+    assert not door.transport.is_closing()
+    await until(door.transport.is_closing, what="closed")

@@ -1,0 +1,25 @@
+"""Events from templates: the bytes that encoding them would give."""
+
+import msgspec
+
+from gateway.events.template import EventTemplate
+from gateway.types import RequestId
+from tests.support.events import make_event, make_usage
+
+
+def test_a_template_gives_what_encoding_gives() -> None:
+    event = make_event(1, time=2**63, usage=make_usage(hit=1, computed=2))
+    other = msgspec.structs.replace(event, id=RequestId("req_" + "f" * 26), duration=0.25)
+
+    made = EventTemplate(event).payload(other.id, other.time, other.duration)
+
+    assert made == msgspec.msgpack.encode(other)
+
+
+def test_what_a_template_gives_is_an_event() -> None:
+    event = make_event(1)
+
+    made = EventTemplate(event).payload(RequestId("req_2"), 7, 0.5)
+
+    found = msgspec.msgpack.decode(made, type=type(event))
+    assert found == msgspec.structs.replace(event, id=RequestId("req_2"), time=7, duration=0.5)
