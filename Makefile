@@ -14,7 +14,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-rows \
+	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
 	bench-peers parity clean
 
 help: ## List the targets
@@ -68,6 +68,9 @@ bench-overload: install-dev ## Measure twice the work that a backend can do
 
 bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
 	$(BIN)/python -m loadtests peers $(ARGS)
+
+bench-mixed: install-dev ## Measure short texts among long ones, beside batches in order of arrival
+	$(BIN)/python -m loadtests mixed $(ARGS)
 
 bench-rows: install-dev ## Measure requests of many rows beside requests of one row
 	$(BIN)/python -m loadtests rows $(ARGS)

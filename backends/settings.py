@@ -25,6 +25,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     found, or one per core);
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
     `max_batch_rows` of 0 is what `models tune` found, or 16.
+    `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
+    together, whatever their lengths.
     `drain` bounds the time work in flight gets after SIGTERM. A revision that was replaced while
     serving answers calls that name it for `retire_after` more. `token` is a secret shared with
     the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
@@ -58,6 +60,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_body_bytes: Positive = 32 * 1024 * 1024
     max_batch_rows: Share = 0
     max_batch_tokens: Positive = 4096
+    batch_order: Literal["length", "arrival"] = "length"
     max_queue_rows: Positive = 4096
     max_queue_tokens: Positive = 262_144
     row_cache_bytes: Share = 64 * 1024 * 1024

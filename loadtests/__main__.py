@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, overload, rows, shares, threads
+from loadtests import hit, miss, mixed, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -43,6 +43,14 @@ def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: b
         numbers = tuple(map(int, clients.split(",")))
         threads.measure(clients=numbers, duration=duration, rounds=rounds)
     threads.weigh()
+
+
+@main.command("mixed")
+@click.option("--duration", default=20.0, show_default=True, help="Seconds of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+def mixed_command(duration: float, rounds: int) -> None:
+    """Short sentences with long documents among them, beside batches in order of arrival."""
+    mixed.measure(duration=duration, rounds=rounds)
 
 
 @main.command("rows")

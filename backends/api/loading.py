@@ -168,6 +168,7 @@ class _Loader:
             batch=BatchLimits(
                 rows=_rows_per_batch(settings, found) if shares_batches else 1,
                 tokens=settings.max_batch_tokens,
+                by_arrival=settings.batch_order == "arrival",
             ),
             queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,

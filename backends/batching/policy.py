@@ -14,12 +14,14 @@ _PATIENCE = 0.3
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a batch: its rows, its tokens, padding included, and what padding may cost.
 
-    `padding` is a share of the time that the batch takes beyond its fixed part.
+    `padding` is a share of the time that the batch takes beyond its fixed part. `by_arrival` takes
+    the oldest rows whatever their lengths, as common batchers do: a baseline.
     """
 
     rows: int = 16
     tokens: int = 4096
     padding: float = 0.1
+    by_arrival: bool = False
 
 
 class Release(StrEnum):

@@ -88,6 +88,8 @@ class RowQueue:
                 lead = self._flows.lead()
             if lead is None:
                 return self._taken([], dropped, Release.IDLE, 0.0) if dropped else None
+            if self._limits.by_arrival:
+                return self._oldest(lead, now, dropped)
             choice = self._choose(lead, now)
             rows = self._gather(lead, choice, now, dropped)
             return self._taken(rows, dropped, choice.release, choice.seconds)
@@ -119,6 +121,22 @@ class RowQueue:
             self._cost,
             time_left=(lead.deadline - now) / self.slowness,
         )
+
+    def _oldest(self, lead: Row, now: float, dropped: list[Row]) -> Taken:
+        """Take rows in their order until the batch is full."""
+        rows: list[Row] = []
+        following: Row | None = lead
+        while following is not None and len(rows) < self._limits.rows:
+            if self._alive(following, now, dropped):
+                self._forget(following, self._cost.alone(following.length))
+                rows.append(following)
+            following = self._flows.lead()
+        lengths = [row.length for row in rows]
+        seconds = self._cost.seconds(
+            rows=len(rows), longest=max(lengths, default=0), tokens=sum(lengths)
+        )
+        full = len(rows) == self._limits.rows
+        return self._taken(rows, dropped, Release.FULL if full else Release.IDLE, seconds)
 
     def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
         share = choice.seconds / sum(rows for _, rows in choice.lengths)

@@ -98,3 +98,17 @@ async def test_closing_returns_what_waits_and_lets_takers_go() -> None:
 
     assert left == [row]
     assert queue.take() is None
+
+
+async def test_by_arrival_the_oldest_rows_go_together_whatever_their_lengths() -> None:
+    limits = BatchLimits(rows=3, by_arrival=True)
+    queue = RowQueue(limits=limits, cost=CostModel(base=2e-3), clock=Clock())
+    queue.put([make_row(length)[0] for length in (10, 200, 11, 12)])
+
+    first, second = queue.take(), queue.take()
+
+    assert first is not None
+    assert second is not None
+    assert [row.length for row in first.rows] == [10, 200, 11]
+    assert [row.length for row in second.rows] == [12]
+    assert (queue.rows, queue.tokens) == (0, 0)

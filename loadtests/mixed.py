@@ -1,0 +1,92 @@
+"""Short sentences with a few long documents among them, beside batches in order of arrival."""
+
+import asyncio
+import itertools
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from backends.demo.build import build_demo_models
+from backends.protocol import Done, FrameReader
+from loadtests.backend import RunningBackend, backend, calls, run_closed
+from loadtests.generator import Outcome
+from loadtests.machine import this_machine
+from loadtests.open_loop import Answer, open_loop
+from loadtests.padded import write_padded
+from loadtests.report import rows, show
+from loadtests.workload import sentences
+
+_ENCODER = "minilm"
+_OK = 200
+_SHARE = 0.05
+_LONG = 256  # tokens: what the demo encoder reads at most
+_OFFERED = 0.7
+_BY_LENGTH, _BY_ARRIVAL = "by length", "by arrival, padded"
+
+
+def measure(*, duration: float, rounds: int) -> None:
+    """Offer both what arrival order sustains, times 0.7; print how long short ones waited."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder) / "models"
+        build_demo_models(models, print)
+        exported = Path(folder) / "exported"
+        shutil.copytree(models, exported)
+        write_padded(exported / _ENCODER / "1" / "model.onnx")
+        rate = _sustained(exported)
+        measured: dict[str, list[Outcome]] = {}
+        for number in range(rounds):
+            for way, repository, settings in _ways(models, exported):
+                with backend(repository, **settings) as running:
+                    answers = _offer(running, rate, duration, seed=number)
+                    waste = running.counter("padding_waste_ratio", _ENCODER)
+                print(f"{way}: padding made {waste:.2f} of the work")
+                measured.setdefault(way, []).append(_short(answers, duration))
+    show(f"Mixed lengths: {rate:.0f}/s offered", rows(measured), {}, this_machine())
+    p95 = {way: sorted(run.percentile(0.95) for run in runs) for way, runs in measured.items()}
+    for way, values in p95.items():
+        print(f"{way}: p95 of the short ones {values[len(values) // 2] * 1000:.0f} ms")
+
+
+def _ways(models: Path, exported: Path) -> list[tuple[str, Path, dict[str, str]]]:
+    # As a common batcher is set up: up to 32 rows, and no budget of tokens.
+    arrival = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens": "65536"}
+    return [(_BY_LENGTH, models, {}), (_BY_ARRIVAL, exported, arrival)]
+
+
+def _sustained(exported: Path) -> float:
+    """Return what 0.7 of the batcher by arrival's rate with 32 connections is."""
+    _, repository, settings = _ways(exported, exported)[1]
+    with backend(repository, **settings) as running:
+        bodies = calls(mixed(seed=99), running.model("sentiment"))
+        run_closed(running, itertools.islice(bodies, 100), connections=32, duration=20.0)
+        return _OFFERED * run_closed(running, bodies, connections=32, duration=8.0).rate
+
+
+def mixed(*, seed: int) -> Iterator[str]:
+    """Yield distinct sentences, one in twenty of them a document of 256 tokens and more."""
+    chooser = random.Random(seed)
+    short = iter(sentences(200_000, seed=seed))
+    for text in short:
+        if chooser.random() < _SHARE:
+            yield " ".join(itertools.islice(short, _LONG // 4))
+        yield text
+
+
+def _offer(running: RunningBackend, rate: float, duration: float, *, seed: int) -> list[Answer]:
+    bodies = calls(mixed(seed=seed), running.model("sentiment"))
+    run_closed(running, itertools.islice(bodies, 100), connections=8, duration=20.0)
+    return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=duration))
+
+
+def _short(answers: list[Answer], duration: float) -> Outcome:
+    """Return the answers to short texts; a backend says how many tokens it ran."""
+    latencies = [
+        answer.latency
+        for answer in answers
+        if answer.status == _OK
+        and isinstance(done := next(FrameReader().feed(answer.body)), Done)
+        and done.tokens < _LONG
+    ]
+    return Outcome(duration=duration, statuses={200: len(latencies)}, latencies=sorted(latencies))
