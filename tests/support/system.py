@@ -88,6 +88,7 @@ class System:
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin_url = f"http://127.0.0.1:{self.admin_port}"
         self.key = DEMO_KEY
+        self._workers = workers
         self._output = data_dir.parent / f"{data_dir.name}.out"
         self._command = [
             *(sys.executable, "-m", "gateway", "up"),
@@ -176,7 +177,24 @@ class System:
             admin = httpx.get(f"{self.admin_url}/health/ready", timeout=1)
         except httpx.TransportError:
             return False
-        return ready.status_code == 200 and admin.status_code == 200
+        is_up = ready.status_code == 200 and admin.status_code == 200
+        return is_up and "Ctrl-C stops everything" in self.output() and self._knows_regions()
+
+    def _knows_regions(self) -> bool:
+        """Whether every worker has heard of every region: it learns of one at its next probe.
+
+        Each connection goes to some worker.
+        """
+        regions = {process.region for process in self.processes("backend")}
+        asked = (
+            httpx.get(f"{self.url}/v1/models", headers={"authorization": f"Bearer {self.key}"})
+            for _ in range(8 if self._workers > 1 else 1)
+        )
+        return all(
+            set(model["regions"]) == regions
+            for answer in asked
+            for model in (answer.json()["data"] if answer.status_code == 200 else [{"regions": []}])
+        )
 
 
 def _alive(pid: int) -> bool:
