@@ -46,8 +46,8 @@ def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: b
 
 
 @main.command("mixed")
-@click.option("--duration", default=20.0, show_default=True, help="Seconds of each run.")
-@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
+@click.option("--duration", default=10.0, show_default=True, help="Seconds of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 def mixed_command(duration: float, rounds: int) -> None:
     """Short sentences with long documents among them, beside batches in order of arrival."""
     mixed.measure(duration=duration, rounds=rounds)
@@ -65,9 +65,10 @@ def rows_command(*, connections: int, count: int, rounds: int) -> None:
 @main.command("overload")
 @click.option("--duration", default=30.0, show_default=True, help="Seconds at twice the capacity.")
 @click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
-def overload_command(duration: float, deadline: float) -> None:
+@click.option("--through-gateway", is_flag=True, help="Ask a gateway, not the backend.")
+def overload_command(*, duration: float, deadline: float, through_gateway: bool) -> None:
     """Twice as much work as a backend can do."""
-    overload.measure(duration=duration, deadline=deadline)
+    overload.measure(duration=duration, deadline=deadline, through_gateway=through_gateway)
 
 
 @main.command("shares")

@@ -11,6 +11,7 @@ from pathlib import Path
 from backends.demo.build import build_demo_models
 from backends.protocol import Done, FrameReader
 from loadtests.backend import RunningBackend, backend, calls, run_closed
+from loadtests.capacity import capacity, sustained
 from loadtests.generator import Outcome
 from loadtests.machine import this_machine
 from loadtests.open_loop import Answer, open_loop
@@ -23,6 +24,7 @@ _OK = 200
 _SHARE = 0.05
 _LONG = 256  # tokens: what the demo encoder reads at most
 _OFFERED = 0.7
+_PATIENCE = 2.0  # seconds that a caller waits: the queue must not grow towards it
 _BY_LENGTH, _BY_ARRIVAL = "by length", "by arrival, padded"
 
 
@@ -44,9 +46,9 @@ def measure(*, duration: float, rounds: int) -> None:
                 print(f"{way}: padding made {waste:.2f} of the work")
                 measured.setdefault(way, []).append(_short(answers, duration))
     show(f"Mixed lengths: {rate:.0f}/s offered", rows(measured), {}, this_machine())
-    p95 = {way: sorted(run.percentile(0.95) for run in runs) for way, runs in measured.items()}
-    for way, values in p95.items():
-        print(f"{way}: p95 of the short ones {values[len(values) // 2] * 1000:.0f} ms")
+    for way, runs in measured.items():
+        p95 = sorted(round(run.percentile(0.95) * 1000) for run in runs)
+        print(f"{way}: p95 of the short ones {p95[len(p95) // 2]} ms; each run {p95}")
 
 
 def _ways(models: Path, exported: Path) -> list[tuple[str, Path, dict[str, str]]]:
@@ -56,12 +58,16 @@ def _ways(models: Path, exported: Path) -> list[tuple[str, Path, dict[str, str]]
 
 
 def _sustained(exported: Path) -> float:
-    """Return what 0.7 of the batcher by arrival's rate with 32 connections is."""
+    """Return 0.7 of what batching by arrival sustains, offered as it will be."""
     _, repository, settings = _ways(exported, exported)[1]
     with backend(repository, **settings) as running:
-        bodies = calls(mixed(seed=99), running.model("sentiment"))
-        run_closed(running, itertools.islice(bodies, 100), connections=32, duration=20.0)
-        return _OFFERED * run_closed(running, bodies, connections=32, duration=8.0).rate
+        bodies = _bodies(running, seed=99)
+        run_closed(running, itertools.islice(bodies, 100), connections=8, duration=20.0)
+
+        def run(rate: float, seconds: float) -> list[Answer]:
+            return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=seconds))
+
+        return _OFFERED * capacity(run, lambda answers: sustained(answers, _PATIENCE, _is_done))
 
 
 def mixed(*, seed: int) -> Iterator[str]:
@@ -75,9 +81,17 @@ def mixed(*, seed: int) -> Iterator[str]:
 
 
 def _offer(running: RunningBackend, rate: float, duration: float, *, seed: int) -> list[Answer]:
-    bodies = calls(mixed(seed=seed), running.model("sentiment"))
+    bodies = _bodies(running, seed=seed)
     run_closed(running, itertools.islice(bodies, 100), connections=8, duration=20.0)
     return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=duration))
+
+
+def _bodies(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
+    return calls(mixed(seed=seed), running.model("sentiment"), remaining=_PATIENCE)
+
+
+def _is_done(answer: Answer) -> bool:
+    return answer.status == _OK and isinstance(next(FrameReader().feed(answer.body)), Done)
 
 
 def _short(answers: list[Answer], duration: float) -> Outcome:

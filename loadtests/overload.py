@@ -1,99 +1,134 @@
 """Twice as much as a backend can do: what it still does, and how quickly it refuses the rest."""
 
 import asyncio
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from backends.demo.build import build_demo_models
 from backends.protocol import Done, Failed, FrameReader, Refusal
-from loadtests.backend import backend, calls
-from loadtests.generator import Outcome
+from loadtests.backend import RunningBackend, backend, calls
+from loadtests.capacity import answered, capacity, sustained
+from loadtests.generator import Outcome, Target
 from loadtests.machine import pin, this_machine
 from loadtests.open_loop import Answer, open_loop
 from loadtests.report import rows, show
 from loadtests.workload import sentences
+from tests.support.system import System
 
-_BACKEND, _GENERATOR = 1, 0
+_BACKEND, _REST = 1, 0
+_MODEL, _ENCODER = "sentiment", "minilm"
+_RECOVERED = 2.0  # seconds after the overload, from which on everybody is answered in time
+_SETTINGS = {"SLUICEGATE_BACKEND_THREADS": "1"}
 
 
-def measure(*, duration: float, deadline: float) -> None:
-    """Find the capacity with the generator on one core and the backend on the other; double it."""
-    texts = iter(sentences(200_000, seed=6))
+class Door(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where load goes, and how to read what comes back."""
+
+    title: str
+    target: Target
+    bodies: Iterator[bytes]
+    done: Callable[[Answer], bool]
+    told: Callable[[Answer], bool]
+    running: RunningBackend
+
+
+def measure(*, duration: float, deadline: float, through_gateway: bool) -> None:
+    """Find the capacity with the backend on one core and all else on the other; double it."""
     with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder)
-        build_demo_models(models, print)
-        with backend(models, threads="1") as running:
-            pin([running.pid], _BACKEND)
-            pin([os.getpid()], _GENERATOR)
-            info = running.model("sentiment")
+        door = _gateway if through_gateway else _backend
+        with door(Path(folder), deadline) as found:
+            _overload(found, duration, deadline)
 
-            def run(rate: float, seconds: float) -> list[Answer]:
-                bodies = calls(texts, info, remaining=deadline)
-                return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=seconds))
 
-            capacity = _capacity(run, lambda answers: sustained(answers, deadline))
-            briefly = _capacity(run, answered)
-            answers = run(2 * capacity, duration)
-            after = run(capacity / 2, 5.0)
-            late = running.counter("late_rows_total", "minilm")
-    good = [a for a in answers if _done(a) and a.latency <= deadline]
-    refused = [a for a in answers if not _done(a)]
-    told = sum(_told(a) for a in refused)
-    recovered = [a.latency for a in after if a.due > 2.0 and _done(a)]
+def _overload(door: Door, duration: float, deadline: float) -> None:
+    def run(rate: float, seconds: float) -> list[Answer]:
+        return asyncio.run(open_loop(door.target, door.bodies, rate=rate, duration=seconds))
+
+    able = capacity(run, lambda answers: sustained(answers, deadline, door.done))
+    briefly = capacity(run, lambda answers: answered(answers, door.done))
+    answers = run(2 * able, duration)
+    after = run(able / 2, 5.0)
+    good = [a for a in answers if door.done(a) and a.latency <= deadline]
+    refused = [a for a in answers if not door.done(a)]
     measured = {
-        "capacity": [Outcome(duration=1.0, statuses={}, latencies=[1.0] * round(capacity))],
+        "capacity": [Outcome(duration=1.0, statuses={}, latencies=[1.0] * round(able))],
         "goodput at twice that": [_outcome(good, duration)],
         "refused at twice that": [_outcome(refused, duration)],
     }
-    show("Overload: one core", rows(measured), {}, this_machine())
+    show(door.title, rows(measured), {}, this_machine())
+    waited = [a for a in refused if a.latency > deadline / 4]
+    recovered = [a.latency for a in after if a.due > _RECOVERED and door.done(a)]
+    missed = sum(a.due > _RECOVERED and not door.done(a) for a in after)
     print(f"\nfor 4 s, with a queue that grows, it can do {briefly:.0f} a second")
-    print(f"rows run after their deadline: {late:.0f}")
-    print(f"{told} of {len(refused)} refusals said when to come back;")
-    print(f"2 s later, at half the capacity, {len(recovered)} were answered,")
-    print(f"the slowest after {max(recovered, default=0.0) * 1000:.0f} ms")
+    print(f"rows run after their deadline: {door.running.counter('late_rows_total', _ENCODER):.0f}")
+    print(f"{sum(map(door.told, refused))} of {len(refused)} refusals said when to come back;")
+    print(f"{len(waited)} took longer than {deadline / 4 * 1000:.0f} ms")
+    print(f"{_RECOVERED:.0f} s later, at half the capacity, {len(recovered)} were answered,")
+    print(f"{missed} not, the slowest after {max(recovered, default=0.0) * 1000:.0f} ms")
 
 
-def _capacity(
-    run: Callable[[float, float], list[Answer]], judge: Callable[[list[Answer]], bool]
-) -> float:
-    """Return the highest rate whose answers pass, by halving an interval."""
-    low, high = 50.0, 1200.0
-    for _ in range(6):
-        rate = (low + high) / 2
-        answers = run(rate, 4.0)
-        if judge(answers):
-            low = rate
-        else:
-            high = rate
-    return low
+@contextlib.contextmanager
+def _backend(folder: Path, deadline: float) -> Iterator[Door]:
+    build_demo_models(folder, print)
+    with backend(folder, threads="1") as running:
+        pin([running.pid], _BACKEND)
+        pin([os.getpid()], _REST)
+        texts = sentences(200_000, seed=6)
+        yield Door(
+            title="Overload: a backend on one core",
+            target=running.target,
+            bodies=calls(texts, running.model(_MODEL), remaining=deadline),
+            done=_is_done,
+            told=_says_when,
+            running=running,
+        )
 
 
-def answered(answers: list[Answer]) -> bool:
-    """Whether 99 in 100 were answered, though a queue may have grown meanwhile."""
-    return sum(map(_done, answers)) >= 0.99 * len(answers)
+@contextlib.contextmanager
+def _gateway(folder: Path, deadline: float) -> Iterator[Door]:
+    with System(
+        folder / "data",
+        models=folder / "models",
+        environment=_SETTINGS,
+        arguments=("--regions", "only"),
+    ) as system:
+        child = system.processes("backend")[0]
+        pin([child.pid], _BACKEND)
+        pin((p.pid for p in system.processes() if p.role != "backend"), _REST)
+        pin([os.getpid()], _REST)
+        headers = (
+            ("authorization", f"Bearer {system.key}"),
+            ("x-request-timeout", f"{deadline}"),
+        )
+        target = Target(host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers)
+        port = int((child.address or "").rpartition(":")[2])
+        yield Door(
+            title="Overload through the gateway: backend on one core, the rest on the other",
+            target=target,
+            bodies=_requests(),
+            done=lambda answer: answer.status == 200,
+            told=lambda answer: b"\r\nretry-after:" in answer.head,
+            running=RunningBackend(port=port, pid=child.pid),
+        )
 
 
-def sustained(answers: list[Answer], deadline: float) -> bool:
-    """Whether 99 in 100 were answered, and the last second's without a queue that still grew.
-
-    The queue holds nearly a deadline's work: a short run fills it rather than refuse.
-    """
-    last = max(answer.due for answer in answers) - 1.0
-    waits = sorted(answer.latency for answer in answers if answer.due > last)
-    return answered(answers) and waits[len(waits) // 2] < deadline / 4
+def _requests() -> Iterator[bytes]:
+    for text in sentences(200_000, seed=6):
+        yield msgspec.json.encode({"model": _MODEL, "input": text})
 
 
-def _done(answer: Answer) -> bool:
+def _is_done(answer: Answer) -> bool:
     if answer.status != 200:
         return False
     return isinstance(next(FrameReader().feed(answer.body)), Done)
 
 
-def _told(answer: Answer) -> bool:
+def _says_when(answer: Answer) -> bool:
     if answer.status == 200:
         frame = next(FrameReader().feed(answer.body))
         return isinstance(frame, Failed) and frame.retry_after is not None

@@ -1,0 +1,42 @@
+"""The highest rate that something sustains, found with the open loop that will load it."""
+
+from collections.abc import Callable
+
+from loadtests.open_loop import Answer
+
+_SECONDS = 4.0  # a run at one rate
+
+
+def capacity(
+    run: Callable[[float, float], list[Answer]],
+    judge: Callable[[list[Answer]], bool],
+    *,
+    most: float = 1200.0,
+) -> float:
+    """Return the highest rate up to `most` a second whose answers pass, by halving an interval.
+
+    `run` takes a rate and seconds.
+    """
+    low, high = most / 24, most
+    for _ in range(6):
+        rate = (low + high) / 2
+        if judge(run(rate, _SECONDS)):
+            low = rate
+        else:
+            high = rate
+    return low
+
+
+def sustained(answers: list[Answer], deadline: float, done: Callable[[Answer], bool]) -> bool:
+    """Whether 99 in 100 were answered, and the last second's without a queue that still grew.
+
+    The queue holds nearly a deadline's work: a short run fills it rather than refuse.
+    """
+    last = max(answer.due for answer in answers) - 1.0
+    waits = sorted(answer.latency for answer in answers if answer.due > last)
+    return answered(answers, done) and waits[len(waits) // 2] < deadline / 4
+
+
+def answered(answers: list[Answer], done: Callable[[Answer], bool]) -> bool:
+    """Whether 99 in 100 were answered, though a queue may have grown meanwhile."""
+    return sum(map(done, answers)) >= 0.99 * len(answers)
