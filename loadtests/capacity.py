@@ -4,20 +4,20 @@ from collections.abc import Callable
 
 from loadtests.open_loop import Answer
 
-_SECONDS = 4.0  # a run at one rate
+_SECONDS = 8.0  # a run at one rate
 
 
 def capacity(
     run: Callable[[float, float], list[Answer]],
     judge: Callable[[list[Answer]], bool],
     *,
-    most: float = 1200.0,
+    most: float = 600.0,
 ) -> float:
     """Return the highest rate up to `most` a second whose answers pass, by halving an interval.
 
     `run` takes a rate and seconds.
     """
-    low, high = most / 24, most
+    low, high = most / 12, most
     for _ in range(6):
         rate = (low + high) / 2
         if judge(run(rate, _SECONDS)):

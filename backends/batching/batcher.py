@@ -10,6 +10,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from backends.batching.caution import Caution
 from backends.batching.device import Device
 from backends.batching.flows import BULK, INTERACTIVE
 from backends.batching.line import Line
@@ -34,8 +35,6 @@ from backends.types import FloatArray, QueueStatistics
 
 _log = logging.getLogger(__name__)
 _Outcome = tuple[Row, "FloatArray | BackendError"]
-# Predictions are of the mean; an answer that just misses its deadline is work for nothing.
-_CAUTION = 1.5
 # No caller is asked to come back earlier.
 _SOONEST = 0.1
 # How much a new row moves the mean of what rows cost.
@@ -91,6 +90,7 @@ class Batcher:
         self._incoming_tokens = 0
         self._incoming_seconds = 0.0
         self._line = Line()
+        self._caution = Caution()
         self._refused = 0
         self._row_work = 0.0
         self._lanes_left = self._lanes
@@ -194,7 +194,7 @@ class Batcher:
         if not waiting or lane == BULK:
             # Bulk rows wait behind others for as long as they have time.
             return
-        late = (waiting + work) / self._meter.pace * _CAUTION - time_left
+        late = (waiting + work) / self._meter.pace * self._caution.factor - time_left
         if late > 0.0:
             raise Overloaded(
                 f"`{self.name}` is too busy to answer in the time left; try again later",
@@ -288,8 +288,10 @@ class Batcher:
                 died = ExecutorDied("the executor died while it ran this row")
                 outcomes += [(row, died) for row in taken.rows if id(row) not in settled]
             loop.call_soon_threadsafe(self._deliver, outcomes)
+        ended = self._clock()
+        self._caution.learn(taken, ended)
         if taken.rows:
-            took = self._clock() - started
+            took = ended - started
             self._meter.end(
                 release=taken.release,
                 predicted=taken.seconds,

@@ -9,6 +9,8 @@ from backends.types import QueueStatistics
 
 # Speed is measured over about this many seconds of work, so that it follows a changed load.
 _MEMORY = 5.0
+# The pace decides what is refused, and is soon another when models change places on the device.
+_PACE_MEMORY = 2.0
 # The slowest and the quickest a device is believed to be beside its cost model.
 _SLOWEST, _QUICKEST = 20.0, 0.05
 
@@ -76,7 +78,7 @@ class Meter:
             self._took = 0.95 * self._took + took
             if self._last_end is not None and now > self._last_end:
                 passed = now - self._last_end
-                fade = max(0.0, 1.0 - passed / _MEMORY)
+                fade = max(0.0, 1.0 - passed / _PACE_MEMORY)
                 self._paced = self._paced * fade + work
                 self._pacing = self._pacing * fade + passed
             self._last_end = now if more else None
