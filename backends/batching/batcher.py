@@ -207,8 +207,9 @@ class Batcher:
         self._arrived(rows * self._row_work)
 
     def _arrived(self, work: float) -> None:
-        # As the device has shown it to be: cost models of two encoders err differently.
-        self._share.arrived(work * self._meter.slowness)
+        # By the cost model alone: that a model with little traffic runs in small batches, which
+        # are slower than predicted, must not earn it a larger share.
+        self._share.arrived(work)
 
     def work(self, length: int) -> float:
         """Return the predicted seconds that a row of `length` tokens adds."""
