@@ -80,7 +80,7 @@ PEERS = {
             ),
             path="/classify",
             ready="/readyz",
-            ways=(Way(workers=2, threads=1, batch=32), _UNBATCHED, Way(workers=1, threads=2)),
+            ways=(Way(workers=1, threads=2, batch=32), _UNBATCHED, Way(workers=1, threads=2)),
             body=lambda text: msgspec.json.encode({"texts": [text]}),
             scores=lambda body: msgspec.json.decode(body)[0],
         ),
