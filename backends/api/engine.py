@@ -38,6 +38,11 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     batcher: Batcher
     rows: SharedRows
 
+    @property
+    def failure(self) -> str | None:
+        """What ended a thread that it cannot do without, if anything has."""
+        return self.batcher.failure or self.pipeline.failure
+
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What a repository's models became: endpoints, what runs below them, and what is broken."""
@@ -144,9 +149,10 @@ class Engine:
         endpoint, served = self._find(call)
         if call.task not in endpoint.algorithms:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
-        batcher = _batcher(served, endpoint.encoder)
-        if batcher.failure is not None:
-            raise NotReady(f"the encoder of `{call.model}` is broken: {batcher.failure}")
+        running = _running(served, endpoint.encoder)
+        if running.failure is not None:
+            raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
+        batcher = running.batcher
         if batcher.is_full():
             batcher.turn_away(len(call.items))
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
@@ -182,7 +188,7 @@ class Engine:
         except CallRefused:
             # It was replaced meanwhile: whoever comes again finds the new one.
             return _SOON
-        return _batcher(served, endpoint.encoder).backlog()
+        return _running(served, endpoint.encoder).batcher.backlog()
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -207,9 +213,9 @@ class Engine:
     def failures(self) -> list[str]:
         """Return what was loaded and has died since."""
         return [
-            f"{encoder.name}: {encoder.batcher.failure}"
+            f"{encoder.name}: {encoder.failure}"
             for encoder in self._served.encoders
-            if encoder.batcher.failure is not None
+            if encoder.failure is not None
         ]
 
     def state(self) -> BackendState:
@@ -287,5 +293,5 @@ def _variant(info: ModelInfo) -> Variant:
     return info.name, info.revision, info.profile
 
 
-def _batcher(served: Served, encoder: str) -> Batcher:
-    return next(running.batcher for running in served.encoders if running.name == encoder)
+def _running(served: Served, encoder: str) -> RunningEncoder:
+    return next(running for running in served.encoders if running.name == encoder)

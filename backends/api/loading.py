@@ -116,7 +116,7 @@ class _Loader:
         self._kept = {
             (encoder.name, encoder.digest): encoder
             for encoder in running
-            if encoder.batcher.failure is None
+            if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
         self.endpoints: dict[str, Endpoint] = {}

@@ -33,6 +33,11 @@ class Encoder:
         self._max_characters = max_tokens * _CHARACTERS_PER_TOKEN
         self._truncate = truncate
 
+    @property
+    def failure(self) -> str | None:
+        """What ended its tokenizer, if anything has."""
+        return self._tokenizer.failure
+
     async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
         """Return one pooled vector per text.
 

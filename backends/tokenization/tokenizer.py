@@ -1,6 +1,7 @@
 """Texts to token ids: what is asked in one tick is one batch, off the loop unless it is tiny."""
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 
-from backends.errors import ModelFailed, ModelProblem
+from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, Overloaded
 from backends.tokenization.layout import learn_layout
 from backends.types import Encoding, IntArray, Piece, Segment, Text
 
@@ -19,6 +20,9 @@ from backends.types import Encoding, IntArray, Piece, Segment, Text
 _BATCH_TEXTS = 64
 # So little text (about 0.3 ms) costs less on the loop than the way to a thread and back.
 _SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
+# So much text may wait for the threads: what they read in some seconds.
+_MOST_CHARACTERS = 16 * 1024 * 1024
+_AGAIN = 1.0
 # What may be asked of a text: its row; or its tokens alone, without and with their places.
 _Kind = Literal["rows", "ids", "segments"]
 _KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
@@ -27,10 +31,11 @@ _KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 class _Question:
     """One asker's texts and where the answer goes."""
 
-    __slots__ = ("future", "kind", "texts")
+    __slots__ = ("characters", "future", "kind", "texts")
 
     def __init__(self, texts: Sequence[Text], *, kind: _Kind, future: Any) -> None:
         self.texts = texts
+        self.characters = sum(len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts)
         self.kind = kind
         self.future: asyncio.Future[list[Any]] = future
 
@@ -58,12 +63,16 @@ class Tokenizer:
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
         self._asked: list[_Question] = []
+        self._waiting_characters = 0
+        self.failure: str | None = None
 
     async def encode(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the encodings of `texts`, in order.
 
         Raises:
             ModelFailed: the tokenizer could not read one of them.
+            Overloaded: too much text waits for the threads.
+            ExecutorDied: the threads are gone.
         """
         return await self._ask(texts, "rows")  # type: ignore[no-any-return]
 
@@ -86,6 +95,8 @@ class Tokenizer:
     async def _ask(self, texts: Sequence[Text], kind: _Kind) -> Any:
         loop = asyncio.get_running_loop()
         question = _Question(texts, kind=kind, future=loop.create_future())
+        if self._waiting_characters > _MOST_CHARACTERS:
+            raise Overloaded("too much text waits; try again later", retry_after=_AGAIN)
         if not self._asked:
             loop.call_soon(self._flush)
         self._asked.append(question)
@@ -112,11 +123,41 @@ class Tokenizer:
             _settle(batch, self._answer(batch))
             return
         loop = asyncio.get_running_loop()
+        characters = sum(question.characters for question in batch)
 
         def finished(job: "Future[list[Any]]") -> None:
-            loop.call_soon_threadsafe(_settle, batch, job.result())
+            # After the loop's end nobody waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._finish, batch, job, characters)
 
-        self._pool.submit(self._answer, batch).add_done_callback(finished)
+        try:
+            job = self._pool.submit(self._answer_wanted, batch)
+        except RuntimeError as error:
+            # The pool was closed, or the system starts no thread.
+            self._fail(batch, error)
+            return
+        self._waiting_characters += characters
+        job.add_done_callback(finished)
+
+    def _finish(self, batch: list[_Question], job: "Future[list[Any]]", characters: int) -> None:
+        self._waiting_characters -= characters
+        if job.cancelled() or (error := job.exception()) is not None:
+            self._fail(batch, None if job.cancelled() else error)
+        else:
+            _settle(batch, job.result())
+
+    def _fail(self, batch: list[_Question], error: BaseException | None) -> None:
+        name = type(error).__name__ if error is not None else "CancelledError"
+        self.failure = f"a tokenizer thread died with `{name}`"
+        died = ExecutorDied("the tokenizer's threads are gone; restart the backend")
+        _settle(batch, [died] * len(batch))
+
+    def _answer_wanted(self, batch: list[_Question]) -> list[Any]:
+        """Answer as `_answer` does, in a thread; who left meanwhile costs nothing any more."""
+        wanted = [question for question in batch if not question.future.done()]
+        found = self._answer(wanted) if wanted else []
+        answers = dict(zip(map(id, wanted), found, strict=True))
+        return [answers.get(id(question)) for question in batch]
 
     def _answer(self, batch: list[_Question]) -> list[Any]:
         """Return one list per question, or the error that stands for it."""
@@ -190,19 +231,16 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
 
 
 def _is_small(batch: list[_Question]) -> bool:
-    texts = [text for question in batch for text in question.texts]
-    if len(texts) > _SMALL_TEXTS:
+    if sum(len(question.texts) for question in batch) > _SMALL_TEXTS:
         return False
-    return sum(len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts) <= (
-        _SMALL_CHARACTERS
-    )
+    return sum(question.characters for question in batch) <= _SMALL_CHARACTERS
 
 
 def _settle(batch: list[_Question], answers: list[Any]) -> None:
     for question, answer in zip(batch, answers, strict=True):
         if question.future.done():
             continue
-        if isinstance(answer, ModelFailed):
+        if isinstance(answer, BackendError):
             question.future.set_exception(answer)
         else:
             question.future.set_result(answer)

@@ -1,0 +1,164 @@
+"""What askers get when the tokenizer's threads end, fall behind, or are not needed any more."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from typing_extensions import ParamSpec, TypeVar, override
+
+from backends.admission.admit import admit_unmeasured
+from backends.api.loading import Tools
+from backends.api.reloading import Repository
+from backends.app import make_routes
+from backends.errors import ExecutorDied, Overloaded
+from backends.executors.dummy import DummyExecutor
+from backends.protocol import Failed, Task
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NoTracing
+from backends.tokenization.tokenizer import Tokenizer
+from backends.types import Encoding, Text
+from tests.support.backend_calls import Backend
+from tests.support.backend_repository import DIMENSIONS, make_tokenizer, write_repository
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+P = ParamSpec("P")
+T = TypeVar("T")
+LONG = "good bad film money " * 200
+
+
+class ThreadlessPool(ThreadPoolExecutor):
+    """Takes jobs in a system that starts no thread."""
+
+    @override
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    make_tokenizer().save(str(path))
+    return path
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+@pytest.fixture
+def busy(pool: ThreadPoolExecutor) -> Iterator[threading.Event]:
+    """Keep the pool's thread busy until the event is set."""
+    free = threading.Event()
+    pool.submit(free.wait)
+    yield free
+    free.set()
+
+
+async def test_every_asker_is_told_when_no_thread_can_be_started(file: Path) -> None:
+    with ThreadlessPool(1) as pool:
+        tokenizer = Tokenizer(file, pool=pool)
+
+        asked = [tokenizer.encode([LONG]), tokenizer.ids([LONG]), tokenizer.segments([LONG])]
+        async with asyncio.timeout(5.0):
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [type(answer) for answer in answers] == [ExecutorDied] * 3
+    assert tokenizer.failure == "a tokenizer thread died with `RuntimeError`"
+
+
+async def test_a_job_that_is_called_off_is_answered(
+    file: Path, pool: ThreadPoolExecutor, busy: threading.Event
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+    asker = asyncio.create_task(tokenizer.encode([LONG]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    pool.shutdown(wait=False, cancel_futures=True)
+
+    async with asyncio.timeout(5.0):
+        with pytest.raises(ExecutorDied):
+            await asker
+
+
+async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    settings = BackendSettings(models=write_repository(tmp_path / "models"))
+    tools = Tools(
+        settings=settings,
+        tracing=NoTracing(),
+        clock=time.monotonic,
+        tokenizer_pool=pool,
+        open_executor=lambda _: DummyExecutor(dimensions=DIMENSIONS),
+        admit=admit_unmeasured,
+    )
+    async with Repository(root=settings.models, tools=tools, retire_after=1.0) as repository:
+        backend = Backend(make_routes(repository, settings, NoTracing()), repository)
+        pool.shutdown()
+        (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=5.0)
+        many = await backend.ask("tiny", Task.EMBED, ["good"] * 32, remaining=5.0)
+        ready = await backend.get("/health/ready")
+        live = await backend.get("/health/live")
+        later = await backend.exchange(backend.call("tiny", Task.EMBED, ["good"])).run()
+
+    assert not isinstance(outcome, Failed)
+    assert {(o.code, o.retryable) for o in many if isinstance(o, Failed)} == {
+        ("executor_died", True)
+    }
+    assert (ready.status, live.status, later.status) == (503, 503, 503)
+
+
+async def test_texts_whose_asker_has_left_are_not_read(
+    file: Path, pool: ThreadPoolExecutor, busy: threading.Event
+) -> None:
+    read: list[Text] = []
+    tokenizer = WatchedTokenizer(file, pool, read)
+    gone = asyncio.create_task(tokenizer.encode(["gone " * 500]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    stays = asyncio.create_task(tokenizer.encode(["stays " * 500]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    gone.cancel()
+    await asyncio.sleep(0)
+    busy.set()
+    await stays
+
+    assert [str(text).split()[0] for text in read] == ["stays"]
+
+
+async def test_text_that_would_wait_for_many_seconds_is_refused(
+    file: Path, pool: ThreadPoolExecutor, busy: threading.Event
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+    waiting = asyncio.create_task(tokenizer.encode(["a" * 17 * 1024 * 1024]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    with pytest.raises(Overloaded):
+        await tokenizer.encode([LONG])
+    waiting.cancel()
+    busy.set()
+    await until(waiting.done)
+
+
+class WatchedTokenizer(Tokenizer):
+    """Notes the texts that it reads."""
+
+    def __init__(self, path: Path, pool: ThreadPoolExecutor, read: list[Text]) -> None:
+        super().__init__(path, pool=pool)
+        self._read = read
+
+    @override
+    def _encode(self, texts: Sequence[Text]) -> list[Encoding]:
+        self._read += texts
+        return super()._encode(texts)
