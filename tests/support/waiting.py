@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 _INTERVAL = 0.005
 
@@ -22,4 +22,12 @@ async def until(holds: Callable[[], bool], *, within: float = 10.0, what: str = 
     deadline = time.monotonic() + within
     while not holds():
         assert time.monotonic() < deadline, f"not within {within} s: {what or holds}"
+        await asyncio.sleep(_INTERVAL)
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], *, within: float = 10.0) -> None:
+    """Return once `await holds()`: it may ask others."""
+    deadline = time.monotonic() + within
+    while not await holds():
+        assert time.monotonic() < deadline, f"not within {within} s: {holds}"
         await asyncio.sleep(_INTERVAL)
