@@ -25,9 +25,11 @@ async def until(holds: Callable[[], bool], *, within: float = 10.0, what: str = 
         await asyncio.sleep(_INTERVAL)
 
 
-async def eventually(holds: Callable[[], Awaitable[bool]], *, within: float = 10.0) -> None:
-    """Return once `await holds()`: it may ask others."""
+async def eventually(
+    holds: Callable[[], Awaitable[bool]], *, within: float = 10.0, every: float = _INTERVAL
+) -> None:
+    """Return once `await holds()`: it may ask others, and is asked `every` so many seconds."""
     deadline = time.monotonic() + within
     while not await holds():
         assert time.monotonic() < deadline, f"not within {within} s: {holds}"
-        await asyncio.sleep(_INTERVAL)
+        await asyncio.sleep(every)
