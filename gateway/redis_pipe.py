@@ -7,7 +7,7 @@ uses redis-py's reading of URLs, and the parser that redis-py uses, `hiredis`.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,12 +25,20 @@ class RedisPipe:
     """Runs commands on the Redis at `url`; connects when it is used, and anew after a failure.
 
     Everything together may take `timeout` seconds. Whoever waits may be cancelled at any time: the
-    replies are read all the same, and thrown away. Belongs to one event loop.
+    replies are read all the same, and thrown away. Belongs to one event loop. Where `locate` is
+    given, it tells host and port before each connection, and those of the URL do not count.
     """
 
-    def __init__(self, url: str, *, timeout: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float,
+        locate: Callable[[], Awaitable[tuple[str, int]]] | None = None,
+    ) -> None:
         self._address: dict[str, Any] = dict(parse_url(url))
         self._timeout = timeout
+        self._locate = locate
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
 
@@ -67,6 +75,8 @@ class RedisPipe:
         else:
             is_tls = issubclass(address.get("connection_class", object), SSLConnection)
             host, port = address.get("host", "localhost"), address.get("port", 6379)
+            if self._locate is not None:
+                host, port = await self._locate()
             context = ssl.create_default_context() if is_tls else None
             _, connection = await loop.create_connection(make, host, port, ssl=context)
         try:

@@ -12,7 +12,6 @@ from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
-from redis.asyncio import Redis
 from typing_extensions import override
 
 from gateway.admin.accounts import AccountChanges, KeyController, TenantController
@@ -22,6 +21,7 @@ from gateway.admin.configuration import ConfigController
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+from gateway.cache.redis_pipes import Pipe
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -73,7 +73,7 @@ def build_admin(
     *,
     settings: Settings,
     control: Control,
-    cache_redis: Redis,
+    cache_redis: Pipe,
     ledger: Ledger,
     publisher: Publisher,
 ) -> Litestar:

@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
-from litestar.params import JSONBody
+from litestar.params import JSONBody, SkipValidation
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from gateway.admin.active import ActiveDocument
+from gateway.cache.redis_pipes import Pipe
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
@@ -69,7 +68,7 @@ class OperationsController(Controller):
 
     @get("/cache")
     async def cache(
-        self, control: NamedDependency[Control], cache_redis: NamedDependency[Redis]
+        self, control: NamedDependency[Control], cache_redis: NamedDependency[SkipValidation[Pipe]]
     ) -> Json:
         """Return sizes and counts of the Redis tier, and of each worker's."""
         workers = await _reports(control, "cache")
@@ -189,9 +188,13 @@ def _views(seen: Json, backend: str) -> Json:
     }
 
 
-async def _redis_figures(redis: Redis) -> Json | None:
+async def _redis_figures(redis: Pipe) -> Json | None:
+    """Return what Redis says of itself; of a cluster, one of its nodes."""
     try:
-        figures = await redis.info()
-        return {name: figures.get(name) for name in _REDIS_FIGURES} | {"keys": await redis.dbsize()}
-    except (RedisError, OSError):
+        said, keys = await redis.execute([("INFO",), ("DBSIZE",)])
+    except OSError:
         return None
+    if not isinstance(said, bytes):
+        return None
+    lines = dict(line.partition(":")[::2] for line in said.decode().splitlines())
+    return {name: int(lines[name]) for name in _REDIS_FIGURES if name in lines} | {"keys": keys}

@@ -6,6 +6,7 @@ import time
 
 from gateway.admin.app import build_admin
 from gateway.admin.publishing import Publisher
+from gateway.cache.redis_pipes import open_pipe
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
@@ -36,7 +37,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         stack.enter_context(listener)
         state = connect(settings.state_url, timeout=_TIMEOUT)
         stack.push_async_callback(state.aclose)
-        cache = connect(settings.cache_url, timeout=_TIMEOUT)
+        cache = open_pipe(settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT)
         stack.push_async_callback(cache.aclose)
         ledger = stack.enter_context(Ledger(settings.ledger))
         control = Control(state)

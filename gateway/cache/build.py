@@ -5,10 +5,13 @@ from collections.abc import Callable
 from gateway.cache.base import Cache, RemoteTier
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.null import NullCache, NullTier
+from gateway.cache.redis_pipes import open_pipe
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
-from gateway.redis_pipe import RedisPipe
+
+_PATIENCE = 0.1
+"""Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
 
 
 def build_cache(
@@ -27,9 +30,11 @@ def build_cache(
         return NullCache()
     remote: RemoteTier = NullTier()
     if entry.redis_enabled:
+        # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
+        patience = max(_PATIENCE, 2 * entry.redis_timeout)
         remote = RedisTier(
-            reads=RedisPipe(url, timeout=entry.redis_timeout),
-            writes=RedisPipe(url, timeout=entry.redis_timeout),
+            reads=open_pipe(url, timeout=patience, slow=entry.redis_timeout),
+            writes=open_pipe(url, timeout=patience, slow=entry.redis_timeout),
             timeout=entry.redis_timeout,
             ttl_jitter=entry.ttl_jitter,
             monotonic=monotonic,

@@ -10,8 +10,8 @@ import msgspec
 from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import Entry, decode_entry, encode_entry
 from gateway.cache.key import CacheKey
-from gateway.circuit_breaker import CircuitBreaker
-from gateway.redis_pipe import RedisPipe
+from gateway.cache.redis_pipes import Pipe
+from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.tasks import TaskOwner
 
 KEY_PREFIX = b"sg:r:"
@@ -22,6 +22,11 @@ _GATHERING = 0.005
 """Seconds for which writes are gathered; nobody waits for them."""
 _DRAIN = 2.0
 """Seconds that queued writes are given at shutdown."""
+_GRACE = 0.001
+"""Seconds until a late look-up is looked at once more: a loop that was held up runs its timers
+before it reads what has long arrived."""
+_PER_KEY = 20e-6
+"""Seconds that each key adds to the time a call may take: 2,048 vectors are no slow Redis."""
 _MOST_KEYS = 2048
 _MOST_WRITES = 256
 _QUEUE_ENTRIES = 8192
@@ -45,15 +50,16 @@ class RedisTier:
     """A `RemoteTier` over two connections, which it closes: reads do not wait behind writes.
 
     Callers wait for futures of their own, tasks do the talking. A look-up is told `miss` after
-    `timeout` even where Redis has not answered. `random` (0 to 1) shortens lifetimes by up to
-    `ttl_jitter`.
+    `timeout` even where Redis has not answered; a call that takes longer is a bad one, and after
+    five in a row nothing is asked until Redis has answered a `PING` in time. No request waits for
+    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`.
     """
 
     def __init__(
         self,
         *,
-        reads: RedisPipe,
-        writes: RedisPipe,
+        reads: Pipe,
+        writes: Pipe,
         timeout: float,
         ttl_jitter: float,
         monotonic: Callable[[], float],
@@ -66,7 +72,7 @@ class RedisTier:
         self._ttl_jitter = ttl_jitter
         self._monotonic = monotonic
         self._random = random
-        self._breaker = breaker or CircuitBreaker(slow=timeout / 2)
+        self._breaker = breaker or CircuitBreaker(slow=timeout)
         self._asks: deque[_Ask] = deque()
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
@@ -90,14 +96,15 @@ class RedisTier:
 
     async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
         """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
-        if not self._breaker.allows(self._monotonic()):
+        if not self._is_usable():
             self._skipped += len(keys)
             return [None] * len(keys)
         loop = asyncio.get_running_loop()
         ask = _Ask(keys, loop.create_future())
         self._asks.append(ask)
         self._schedule(loop)
-        timer = loop.call_later(self._timeout, self._give_up, ask)
+        late = self._timeout + _PER_KEY * len(keys)
+        timer = loop.call_later(late, loop.call_later, _GRACE, self._give_up, ask)
         try:
             return await ask.future
         finally:
@@ -138,6 +145,30 @@ class RedisTier:
             breaker_opened=self._breaker.opened,
         )
 
+    def _is_usable(self) -> bool:
+        """Tell whether Redis is asked; find out, for later, where that is due."""
+        if self._breaker.state is BreakerState.CLOSED:
+            return True
+        if self._breaker.allows(self._monotonic()):
+            self._tasks.start(self._probe())
+        return False
+
+    async def _probe(self) -> None:
+        started = self._monotonic()
+        try:
+            (reply,) = await self._read_pipe.execute([(b"PING",)])
+            if isinstance(reply, Exception):
+                raise ConnectionError("Redis refused") from reply
+        except OSError:
+            self._breaker.failed(now=self._monotonic())
+        else:
+            self._note_call(started, commands=1)
+
+    def _note_call(self, started: float, *, commands: int) -> None:
+        """Let the breaker know of a call that was answered."""
+        now = self._monotonic()
+        self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
+
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._scheduled:
             self._scheduled = True
@@ -173,8 +204,7 @@ class RedisTier:
             if isinstance(reply, Exception):
                 raise ConnectionError("Redis refused") from reply
             values = reply
-            now = self._monotonic()
-            self._breaker.succeeded(now=now, duration=now - started)
+            self._note_call(started, commands=len(names))
         except OSError:
             self._read_errors += 1
             self._breaker.failed(now=self._monotonic())
@@ -221,7 +251,7 @@ class RedisTier:
                     self._writes.popleft() for _ in range(min(len(self._writes), _MOST_WRITES))
                 ]
                 self._write_bytes -= sum(len(write.value) for write in batch)
-                if not self._breaker.allows(self._monotonic()):
+                if not self._is_usable():
                     self._skipped += len(batch)
                     continue
                 await self._write_batch(batch)
@@ -238,8 +268,7 @@ class RedisTier:
             self._write_errors += len(batch)
             self._breaker.failed(now=self._monotonic())
             return
-        now = self._monotonic()
-        self._breaker.succeeded(now=now, duration=now - started)
+        self._note_call(started, commands=len(batch))
         refused = sum(isinstance(reply, Exception) for reply in replies)
         self._write_errors += refused
         self._written += len(batch) - refused

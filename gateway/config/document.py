@@ -56,7 +56,7 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory_bytes: int = 64 * 1024 * 1024
     memory_enabled: bool = True
     redis_enabled: bool = True
-    redis_timeout: float = 0.1
+    redis_timeout: float = 0.015
     ttl_jitter: float = 0.1
     refusal_ttl: float = 60.0
     """Seconds a deterministic refusal (too long, a bad label) is remembered."""

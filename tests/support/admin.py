@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from gateway.admin.app import build_admin
 from gateway.admin.publishing import Publisher
+from gateway.cache.redis_pipes import open_pipe
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control
 from gateway.settings import Settings
@@ -25,13 +26,15 @@ async def client_of(
     publisher = Publisher(
         control=control, ledger=ledger, settings=settings, clock=lambda: 0.0, patience=0.3
     )
+    cache = open_pipe(settings.cache_url, timeout=2.0, slow=2.0)
     app = build_admin(
-        settings=settings, control=control, cache_redis=redis, ledger=ledger, publisher=publisher
+        settings=settings, control=control, cache_redis=cache, ledger=ledger, publisher=publisher
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
         client.headers.update(AUTHORIZATION)
         yield client
+    await cache.aclose()
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from tests.support.waiting import wait_until
 class Valkey:
     """A server of its own on a Unix socket in a new folder, and on a TCP `port` when given one.
 
-    `arguments` are those of `valkey-server` (`"--appendonly", "yes"`). What it wrote to disk
+    `arguments` are those of `valkey-server` (`"--appendonly", "yes"`, or a configuration file
+    first). What it wrote to disk
     survives `kill` and `start`, and is deleted at the exit.
     """
 
@@ -27,6 +28,8 @@ class Valkey:
         self.socket = self.directory / "s"
         self.port = port
         self._arguments = arguments
+        self.configuration = ""
+        """What its configuration file says; none is there when this is empty."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -58,6 +61,7 @@ class Valkey:
             self._process = subprocess.Popen(
                 [
                     get_binary_path(),
+                    *self._file(),
                     *("--port", str(self.port), "--bind", "127.0.0.1"),
                     *("--unixsocket", str(self.socket), "--unixsocketperm", "700"),
                     *("--dir", str(self.directory), "--save", "", *self._arguments),
@@ -86,6 +90,21 @@ class Valkey:
         """Delete every key."""
         assert self._talk(b"FLUSHALL\r\n") == b"+OK\r\n"
 
+    def configure(self, name: str, value: str) -> None:
+        """Set a parameter of the running server."""
+        assert self._talk(f"CONFIG SET {name} {value}\r\n".encode()) == b"+OK\r\n"
+
+    def ask(self, command: str) -> bytes:
+        """Return the raw reply to a command."""
+        return self._talk(command.encode() + b"\r\n")
+
+    def _file(self) -> list[str]:
+        if not self.configuration:
+            return []
+        file = self.directory / "configuration"
+        file.write_text(self.configuration)
+        return [str(file)]
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None, "Valkey is not running"
         self._process.send_signal(number)
@@ -103,4 +122,4 @@ class Valkey:
             connection.settimeout(5.0)
             connection.connect(str(self.socket))
             connection.sendall(command)
-            return connection.recv(1024)
+            return connection.recv(65_536)

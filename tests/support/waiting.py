@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 _INTERVAL = 0.005
 
@@ -23,3 +23,13 @@ async def until(holds: Callable[[], bool], *, within: float = 10.0, what: str = 
     while not holds():
         assert time.monotonic() < deadline, f"not within {within} s: {what or holds}"
         await asyncio.sleep(_INTERVAL)
+
+
+async def eventually(
+    holds: Callable[[], Awaitable[bool]], *, within: float = 10.0, every: float = _INTERVAL
+) -> None:
+    """Return once `await holds()`: it may ask others, and is asked `every` so many seconds."""
+    deadline = time.monotonic() + within
+    while not await holds():
+        assert time.monotonic() < deadline, f"not within {within} s: {holds}"
+        await asyncio.sleep(every)

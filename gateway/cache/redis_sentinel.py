@@ -1,0 +1,38 @@
+"""Asks Redis Sentinel where the primary is."""
+
+from collections.abc import Sequence
+
+from gateway.redis_pipe import RedisPipe
+
+
+class Sentinels:
+    """The Sentinels at `urls`; each may take `timeout` seconds to answer."""
+
+    def __init__(self, urls: Sequence[str], *, primary: str, timeout: float) -> None:
+        self._primary = primary
+        self._pipes = [RedisPipe(url, timeout=timeout) for url in urls]
+
+    async def locate(self) -> tuple[str, int]:
+        """Return the host and port of the primary; who answered is asked first the next time.
+
+        Raises:
+            OSError: no Sentinel knows.
+        """
+        for pipe in list(self._pipes):
+            try:
+                (reply,) = await pipe.execute(
+                    [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._primary)]
+                )
+            except OSError:
+                continue
+            if isinstance(reply, list):
+                self._pipes.remove(pipe)
+                self._pipes.insert(0, pipe)
+                host, port = reply
+                return host.decode(), int(port)
+        raise ConnectionError(f"no Sentinel knows a primary `{self._primary}`")
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for pipe in self._pipes:
+            await pipe.aclose()

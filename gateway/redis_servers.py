@@ -1,0 +1,78 @@
+"""Reads the URL of a Redis that is several servers.
+
+`redis-sentinel://[user:password@]host:port,host:port/database?primary=name`
+`redis-cluster://[user:password@]host:port,host:port`
+With `rediss` in front the servers are spoken to over TLS. User and password are those of the
+servers with the data; Sentinels are asked without.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from gateway.errors import ConfigurationError
+
+_PORTS = {"sentinel": 26_379, "cluster": 6_379}
+
+
+class Servers(msgspec.Struct, frozen=True, kw_only=True):
+    """What such a URL says. `kind` is `sentinel` or `cluster`; `base` is `redis` or `rediss`."""
+
+    kind: str
+    base: str
+    credentials: str
+    addresses: tuple[tuple[str, int], ...]
+    database: str
+    primary: str
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """The URL of each server named, as one that has data."""
+        return [self.url_of(host, port) for host, port in self.addresses]
+
+    def url_of(self, host: str, port: int) -> str:
+        """Return the URL of a server that has data."""
+        name = f"[{host}]" if ":" in host else host
+        return f"{self.base}://{self.credentials}{name}:{port}/{self.database}"
+
+    def host_of(self, url: str) -> str:
+        """Return the host in a URL that `url_of` made."""
+        return urlsplit(url).hostname or ""
+
+
+def read_servers(url: str) -> Servers | None:
+    """Return what the URL of several servers says, `None` where it is that of one.
+
+    Raises:
+        ConfigurationError: it names no servers, or no primary.
+    """
+    parts = urlsplit(url)
+    base, _, kind = parts.scheme.partition("-")
+    if base not in ("redis", "rediss") or kind not in _PORTS:
+        return None
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    primary = parse_qs(parts.query).get("primary", [""])[0]
+    if kind == "sentinel" and not primary:
+        raise ConfigurationError(
+            "a `redis-sentinel` URL must say what Sentinel calls the primary, as `?primary=name`"
+        )
+    return Servers(
+        kind=kind,
+        base=base,
+        credentials=credentials + at,
+        addresses=tuple(_address(host, _PORTS[kind]) for host in hosts.split(",")),
+        database=parts.path.strip("/") or "0",
+        primary=primary,
+    )
+
+
+def _address(text: str, default: int) -> tuple[str, int]:
+    host, port = "", default
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname or "", parts.port or default
+    if not host:
+        raise ConfigurationError(f"`{text}` in the URL of Redis must be `host:port`")
+    return host, port

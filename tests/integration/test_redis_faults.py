@@ -1,0 +1,101 @@
+"""Whatever happens to the cache's Redis: no 5xx, memory answers as ever, misses wait 20 ms more.
+
+`make chaos-redis` measures the same with a load; here few requests, one after the other.
+"""
+
+import asyncio
+import re
+import statistics
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.redis_faults import FAULTS, OPENING, redis_that_is
+from tests.support.stub_backend import StubBackend
+from tests.support.waiting import eventually, until
+from tests.support.worker import Connection, RunningWorker, classify, post, running_worker
+
+pytestmark = pytest.mark.anyio
+_PATH = "/v1/classify"
+_ALLOWED = 0.020
+_BUSY_MACHINE = 0.030
+"""What other tests on the same cores may add; `make chaos-redis` allows nothing."""
+
+
+class Caller:
+    """Asks one thing after the other, and remembers how long each took."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._texts = iter(range(1_000_000))
+
+    async def hit(self) -> float:
+        """Ask what memory has; return the seconds it took."""
+        took, cache = await self._ask("popular")
+        assert "detail=memory" in cache
+        return took
+
+    async def miss(self) -> float:
+        """Ask what nobody asked before; return the seconds it took."""
+        took, cache = await self._ask(f"never asked {next(self._texts)}")
+        assert "uri-miss" in cache
+        return took
+
+    async def first(self) -> None:
+        """Ask for what will be in memory."""
+        await self._ask("popular")
+
+    async def _ask(self, text: str) -> tuple[float, str]:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await self._connection.send(post(_PATH, classify(text)))
+        answer = await self._connection.response()
+        assert answer.status == 200
+        return loop.time() - started, answer.headers["cache-status"]
+
+
+@pytest.fixture
+async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
+    async with StubBackend() as running:
+        yield running
+
+
+def counted(worker: RunningWorker, name: str) -> float:
+    """Return a figure of the remote tier, from the metrics page."""
+    figure = rf'figure="remote_{name}",part="cache"}} (\S+)$'
+    found = re.search(figure, worker.metrics(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_of_redis_costs_misses_little_and_hits_nothing(
+    fault: str, tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    async with (
+        redis_that_is(fault) as redis,
+        running_worker(tmp_path, redis.url, [stub], state_url=valkey) as worker,
+        worker.connect() as connection,
+    ):
+        caller = Caller(connection)
+        await caller.first()
+        before = [await caller.miss() for _ in range(50)]
+        redis.begin()
+        during = [await caller.miss() for _ in range(50)]
+        hits = [await caller.hit() for _ in range(50)]
+        if fault in OPENING:
+            await until(lambda: counted(worker, "breaker_opened") >= 1, what="the breaker opens")
+        else:
+            await until(lambda: counted(worker, "write_errors") >= 1, what="writes are refused")
+        redis.end()
+        written = counted(worker, "written")
+
+        async def is_written_to() -> bool:
+            await caller.miss()
+            return counted(worker, "written") > written
+
+        await eventually(is_written_to, every=0.05)  # the breaker closed
+
+    allowed = statistics.median(before) + _ALLOWED + _BUSY_MACHINE
+    assert statistics.median(during) < allowed
+    assert statistics.median(hits) < _BUSY_MACHINE
