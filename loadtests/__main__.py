@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, mixed, overload, rows, shares, threads
+from loadtests import hit, limits, miss, mixed, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -77,6 +77,14 @@ def overload_command(duration: float, deadline: float) -> None:
 def shares_command(phase: float, times: float, deadline: float) -> None:
     """Two models, ten to one, beyond what the device can do."""
     shares.measure(phase=phase, overload=times, deadline=deadline)
+
+
+@main.command("limits")
+@click.option("--duration", default=180.0, show_default=True, help="Seconds of each of two runs.")
+@click.option("--away", default=10.0, show_default=True, help="Seconds that Redis is dead in one.")
+def limits_command(duration: float, away: float) -> None:
+    """Whether four workers together keep limits, with Redis and without."""
+    limits.measure(duration=duration, away=away)
 
 
 @main.command("peers")
