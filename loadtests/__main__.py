@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, limits, miss, mixed, overload, rows, shares, threads
+from loadtests import hit, latency, limits, miss, mixed, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -77,6 +77,15 @@ def overload_command(duration: float, deadline: float) -> None:
 def shares_command(phase: float, times: float, deadline: float) -> None:
     """Two models, ten to one, beyond what the device can do."""
     shares.measure(phase=phase, overload=times, deadline=deadline)
+
+
+@main.command("latency")
+@click.option("--most", default=12_000.0, show_default=True, help="Requests a second at most.")
+@click.option("--duration", default=4.0, show_default=True, help="Seconds of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+def latency_command(most: float, duration: float, rounds: int) -> None:
+    """How long hits take at a steady rate, beside LiteLLM."""
+    latency.measure(most=most, duration=duration, rounds=rounds)
 
 
 @main.command("limits")
