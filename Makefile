@@ -15,7 +15,7 @@ UPGRADE ?=
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
 	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-peers parity clean
+	bench-limits bench-latency bench-peers parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,12 @@ bench-mixed: install-dev ## Measure short texts among long ones, beside batches 
 
 bench-rows: install-dev ## Measure requests of many rows beside requests of one row
 	$(BIN)/python -m loadtests rows $(ARGS)
+
+bench-latency: install-dev .venv-peers/litellm/.installed ## Measure hits at a steady rate, beside LiteLLM with its Redis cache (900 MB)
+	$(BIN)/python -m loadtests latency $(ARGS)
+
+bench-limits: install-dev ## Hold all windows of ten tenants against their limits, with Redis and without
+	$(BIN)/python -m loadtests limits $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference

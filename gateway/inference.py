@@ -40,7 +40,7 @@ _DEFAULT_ENTRY = ModelEntry()
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
 # Failures of a leader that say nothing about whoever joined it.
-_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled"})
+_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
 
 
 class ResultStore(Protocol):
@@ -300,6 +300,7 @@ class Inference:
             model=job.model,
             task=job.request.task,
             parameters=job.request.parameters,
+            principal=caller.principal,
             items=tuple(
                 WorkItem(
                     index=index,

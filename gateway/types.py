@@ -15,17 +15,38 @@ BackendId = NewType("BackendId", str)
 RequestId = NewType("RequestId", str)
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
+class Rule(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    cache_hash=True,
+    omit_defaults=True,
+):
     """A token bucket: `capacity` units, refilled at `capacity / window` units a second.
 
     `name` is what `RateLimit-Policy` calls it, and is a word of letters, digits and `_`.
-    `unit` says what one unit is: `requests` or `items`.
+    `unit` says what one unit is: see `REQUEST_UNITS` and `WORK_UNITS`.
     """
 
     name: str
     unit: str
     capacity: int
-    window: float
+    window: float = 0.0
+    """Seconds; 0 for a quota, and for `concurrent`, whose units come back as work ends."""
+    period: str = ""
+    """`month`: a quota, whose bucket is filled at the month's beginning (UTC) and not before."""
+    model: str = ""
+    """The only model whose requests are charged; empty is any."""
+    shadow: bool = False
+    """Watched and counted, but refuses nothing."""
+
+
+CONCURRENT = "concurrent"
+REQUEST_UNITS = ("requests", "items")
+"""Charged when a request is admitted, wherever its answers come from."""
+WORK_UNITS = ("rows", "tokens", CONCURRENT)
+"""Charged for what must be computed: hits and joined work cost none."""
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, mixed, overload, rows, shares, threads
+from loadtests import hit, latency, limits, miss, mixed, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -78,6 +78,23 @@ def overload_command(*, duration: float, deadline: float, through_gateway: bool)
 def shares_command(phase: float, times: float, deadline: float) -> None:
     """Two models, ten to one, beyond what the device can do."""
     shares.measure(phase=phase, overload=times, deadline=deadline)
+
+
+@main.command("latency")
+@click.option("--most", default=12_000.0, show_default=True, help="Requests a second at most.")
+@click.option("--duration", default=4.0, show_default=True, help="Seconds of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+def latency_command(most: float, duration: float, rounds: int) -> None:
+    """How long hits take at a steady rate, beside LiteLLM."""
+    latency.measure(most=most, duration=duration, rounds=rounds)
+
+
+@main.command("limits")
+@click.option("--duration", default=180.0, show_default=True, help="Seconds of each of two runs.")
+@click.option("--away", default=10.0, show_default=True, help="Seconds that Redis is dead in one.")
+def limits_command(duration: float, away: float) -> None:
+    """Whether four workers together keep limits, with Redis and without."""
+    limits.measure(duration=duration, away=away)
 
 
 @main.command("peers")

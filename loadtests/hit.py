@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from tests.support.system import System, free_port, until
 
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
-_SERVER, _OTHERS = 0, 1
+SERVER, OTHERS = 0, 1
 _PATH = "/v1/classify"
 _LATER = ("shipper", "billing", "request-log")
 _MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
@@ -41,9 +41,9 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
     measured: dict[str, list[wrk.Sent]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
-        systems = _systems(stack, root, bodies)
-        targets = {"bare uvicorn, which does nothing": _bare_server(stack, length=330)}
-        targets |= {what: _target(system) for what, system in systems.items()}
+        systems = start_systems(stack, root, bodies)
+        targets = {"bare uvicorn, which does nothing": bare_server(stack, length=330)}
+        targets |= {what: target_of(system) for what, system in systems.items()}
         if nginx.is_installed():
             targets |= _rivals(stack, root, texts, answer=_answer(systems, bodies[0]))
         for _ in range(rounds):
@@ -53,11 +53,11 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
                     bodies,
                     connections=connections,
                     duration=duration,
-                    core=_OTHERS,
+                    core=OTHERS,
                     folder=root,
                 )
                 measured.setdefault(what, []).append(sent)
-                _settle(systems.values())
+                settle(systems.values())
         used = {
             f"{process.role} {process.region or process.index}": resident_mib(process.pid)
             for process in next(iter(systems.values())).processes()
@@ -68,8 +68,10 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
     show("Hits: one worker on one core", table, used, this_machine())
 
 
-def _systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[str, System]:
-    """Start the product once for each way to a hit, filled and pinned."""
+def start_systems(
+    stack: ExitStack, root: Path, bodies: list[bytes], *, ways: Sequence[str] = ()
+) -> dict[str, System]:
+    """Start the product once for each way to a hit (or those named), filled and pinned."""
     models = root / "models"
     without_memory = _without_memory_tier(root)
     off = {"SLUICEGATE_FAST_LANE": "false"}
@@ -78,15 +80,17 @@ def _systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[str, Sys
         "memory hit, application": System(root / "application", models=models, environment=off),
         "Redis hit (memory tier off)": System(root / "redis", models=models, config=without_memory),
     }
+    if ways:
+        systems = {what: systems[what] for what in ways}
     for system in systems.values():
         stack.enter_context(system)
         _fill(system, bodies)
-        pin((p.pid for p in system.processes() if p.role != "gateway"), _OTHERS)
-        pin((p.pid for p in system.processes("gateway")), _SERVER)
+        pin((p.pid for p in system.processes() if p.role != "gateway"), OTHERS)
+        pin((p.pid for p in system.processes("gateway")), SERVER)
     return systems
 
 
-def _settle(systems: Iterable[System]) -> None:
+def settle(systems: Iterable[System]) -> None:
     """Wait until what the last run left to ship and to bill is done: the next has a core to use."""
     processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
     seen = [sum(map(busy_seconds, processes))]
@@ -104,13 +108,13 @@ def _settle(systems: Iterable[System]) -> None:
 
 def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Target]:
     redis_port, redis = stack.enter_context(nginx.filled_valkey(texts, answer=answer))
-    pin([redis], _OTHERS)
+    pin([redis], OTHERS)
     targets = {}
     for kind in ("redis", "memory"):
         port, process = stack.enter_context(
             nginx.nginx(kind, root / f"nginx-{kind}", texts, answer=answer, redis_port=redis_port)
         )
-        pin([process], _SERVER)
+        pin([process], SERVER)
         headers = (("authorization", f"Bearer {nginx.KEY}"),)
         target = Target(host="127.0.0.1", port=port, path=_PATH, headers=headers)
         targets[f"nginx + Lua, cache in {kind.replace('redis', 'Redis')}"] = target
@@ -137,7 +141,8 @@ def _rows(measured: dict[str, list[wrk.Sent]]) -> list[Row]:
     ]
 
 
-def _target(system: System) -> Target:
+def target_of(system: System) -> Target:
+    """Return where the demo tenant sends its requests."""
     headers = (("authorization", f"Bearer {system.key}"),)
     return Target(host="127.0.0.1", port=system.port, path=_PATH, headers=headers)
 
@@ -163,7 +168,8 @@ def _without_memory_tier(root: Path) -> Path:
     return config
 
 
-def _bare_server(stack: ExitStack, *, length: int) -> Target:
+def bare_server(stack: ExitStack, *, length: int) -> Target:
+    """Start a server that sends `length` bytes, whatever it is asked."""
     port = stack.enter_context(_bare(length))
     return Target(host="127.0.0.1", port=port, path="/")
 
@@ -175,7 +181,7 @@ def _bare(length: int) -> Iterator[int]:
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
         until(lambda: _answers(port), within=10, what="the bare server answers")
-        pin([child.pid], _SERVER)
+        pin([child.pid], SERVER)
         yield port
     finally:
         child.terminate()

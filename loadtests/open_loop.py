@@ -14,9 +14,10 @@ from loadtests.generator import Target
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: when it was due and came, in seconds of the run, its status and its body."""
+    """One answer: when it was due, sent and came, in seconds of the run, its status and body."""
 
     due: float
+    sent: float
     came: float
     status: int
     body: bytes
@@ -32,7 +33,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, run: "_Run") -> None:
         self._run = run
         self._buffer = b""
-        self.due = 0.0
+        self.due = self.sent = 0.0
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,17 +69,19 @@ class _Run:
         lines += [f"{name}: {value}" for name, value in target.headers]
         self.head = "\r\n".join(lines).encode()
 
+    async def connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self), self.target.host, self.target.port
+        )
+        return connection
+
     async def send(self, body: bytes, due: float) -> None:
         self.flying += 1
         self.landed.clear()
-        if self.idle:
-            connection = self.idle.popleft()
-        else:
-            loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(
-                lambda: _Connection(self), self.target.host, self.target.port
-            )
+        connection = self.idle.popleft() if self.idle else await self.connect()
         connection.due = due
+        connection.sent = time.perf_counter() - self.started
         connection.transport.write(
             b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self.head, len(body), body)
         )
@@ -87,7 +90,14 @@ class _Run:
         came = time.perf_counter() - self.started
         status = int(head[9:12])
         self.answers.append(
-            Answer(due=connection.due, came=came, status=status, body=body, head=head)
+            Answer(
+                due=connection.due,
+                sent=connection.sent,
+                came=came,
+                status=status,
+                body=body,
+                head=head,
+            )
         )
         self.idle.append(connection)
         self.flying -= 1
@@ -96,11 +106,23 @@ class _Run:
 
 
 async def open_loop(
-    target: Target, bodies: Iterator[bytes], *, rate: float, duration: float, seed: int = 1
+    target: Target,
+    bodies: Iterator[bytes],
+    *,
+    rate: float,
+    duration: float,
+    seed: int = 1,
+    connections: int = 0,
 ) -> list[Answer]:
-    """Send at `rate` a second, spaced at random, for `duration`; return what came back."""
+    """Send at `rate` a second, spaced at random, for `duration`; return what came back.
+
+    `connections` are opened before the start and used in turns; more when none of them is free.
+    """
     chooser = random.Random(seed)
     run = _Run(target, time.perf_counter())
+    for _ in range(connections):
+        run.idle.append(await run.connect())
+    run.started = time.perf_counter()
     due = 0.0
     while due < duration:
         due += chooser.expovariate(rate)

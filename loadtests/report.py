@@ -53,6 +53,11 @@ def show(title: str, table: list[Row], memory: dict[str, float], machine: Machin
         print("\n| process | MiB (PSS) |\n|---|---|")
         for name, mib in memory.items():
             print(f"| {name} | {mib:.0f} |")
+    keep(title, table, memory, machine)
+
+
+def keep(title: str, table: list[Row], memory: dict[str, float], machine: Machine) -> None:
+    """Keep a table under `loadtests/results`, for later comparison."""
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)
     name = title.split(":", maxsplit=1)[0].lower().replace(" ", "-")

@@ -34,8 +34,8 @@ compile backend-cpu pyproject.toml requirements/build.in \
     --extra backend-cpu --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
     --extra backend-gpu --constraint "$pins" "$@"
-# The peers of `make bench-peers`: exact packages for this one platform, and apart from all of ours.
-for peer in litserve bentoml triton; do
+# The peers of `make bench-peers` and `make bench-latency`: exact packages for this one platform, and apart from all of ours.
+for peer in litserve bentoml triton litellm; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
     uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_35 \
         --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \

@@ -13,6 +13,7 @@ from gateway.errors import (
     InvalidRequest,
     Overloaded,
     PayloadTooLarge,
+    RateLimited,
     UpstreamFailed,
     UpstreamUnavailable,
 )
@@ -22,7 +23,7 @@ _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
 # What the failure of an item makes of the whole request: by its code, else by its status.
 _BY_CODE: dict[str, type[GatewayError]] = {
-    kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError)
+    kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError, RateLimited)
 }
 _BY_STATUS: dict[int, type[GatewayError]] = {
     kind.status: kind for kind in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)

@@ -212,18 +212,19 @@ class InferenceRules:
         return Reading(
             body=body,
             request=request,
-            charges=self._charges(exchange, len(request.items)),
+            charges=self._charges(exchange, request),
             failed=failed_usage(len(request.items)),
         )
 
-    def _charges(self, exchange: Exchange, items: int) -> tuple[Charge, ...]:
+    def _charges(self, exchange: Exchange, request: InferenceRequest) -> tuple[Charge, ...]:
         if exchange.principal is None:
             return ()
         limits = exchange.runtime.document.limits
         return charges_for(
             exchange.principal,
             requests=1,
-            items=items,
+            items=len(request.items),
+            model=request.model,
             default_tenant_rules=limits.tenant,
             default_key_rules=limits.key,
         )
@@ -241,6 +242,8 @@ class InferenceRules:
         exchange.admitted = self._now()
         if not decision.allowed:
             raise self._refused(decision)
+        for watched in decision.shadowed:
+            self._metrics.shadowed(watched.name)
         principal, reading = exchange.known()
         job = reading.job
         if job is not None and self._inference.holds(job, exchange.runtime):
@@ -261,6 +264,11 @@ class InferenceRules:
             return RateLimited(
                 f"The limit `{name}` never allows more than {rule.capacity} {unit} at once;"
                 f" send fewer {unit} in one request."
+            )
+        if rule is not None and rule.period:
+            return RateLimited(
+                f"The {rule.period}'s {rule.capacity} {unit} of `{name}` are used up; they begin"
+                f" anew with the next {rule.period}."
             )
         return RateLimited(
             f"The limit `{name}` of {unit} is used up; wait as `Retry-After` says, or send fewer."

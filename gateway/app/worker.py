@@ -33,6 +33,7 @@ from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
 from gateway.corked import CorkedProtocol
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.limited import LimitedRunner
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
 from gateway.events.log import EventLog
@@ -209,7 +210,9 @@ class _Worker:
             keys=KeyMaker(secret=secret_of(self.settings)),
             cache=self.cache,
             flights=self.flights,
-            runner=self.dispatcher,
+            runner=LimitedRunner(
+                runner=self.dispatcher, limiter=self.limiter, runtimes=self.runtimes
+            ),
             tasks=self.tasks,
             tracer=self.tracer,
         )

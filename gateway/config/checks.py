@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from gateway.config.document import Document, LimitsEntry, PriceEntry, RegionEntry
 from gateway.config.shape import Finding
 from gateway.config.tree import Path
-from gateway.types import Rule
+from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
-_UNITS = ("requests", "items")
+_UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
 
@@ -25,6 +25,7 @@ def findings(document: Document) -> Iterator[Finding]:
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
         yield from _at_least(entry.cache_ttl, 0, ("models", name, "cache_ttl"))
+        yield from _model_limits(entry.limits, ("models", name, "limits"))
     yield from _deadline(document)
     yield from _cache(document)
     yield from _at_least(document.request.max_body_bytes, 1, ("request", "max_body_bytes"))
@@ -43,10 +44,35 @@ def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[Finding]:
             detail = f"`{rule.name}` must be 1 to 32 letters, digits or `_`"
             yield Finding((*here, "name"), detail)
         if rule.unit not in _UNITS:
-            yield Finding((*here, "unit"), f"`{rule.unit}` must be `requests` or `items`")
+            known = "`, `".join(_UNITS)
+            yield Finding((*here, "unit"), f"`{rule.unit}` must be one of `{known}`")
         yield from _at_least(rule.capacity, 1, (*here, "capacity"))
-        yield from _positive(rule.window, (*here, "window"))
+        yield from _refill(rule, here)
     yield from _unique([rule.name for rule in rules], path, "name")
+
+
+def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[Finding]:
+    yield from rule_findings(rules, path)
+    for index, rule in enumerate(rules):
+        if rule.model:
+            yield Finding((*path, index, "model"), "the model is known here: leave it out")
+
+
+def _refill(rule: Rule, here: Path) -> Iterator[Finding]:
+    """Yield what is wrong with how a rule's units come back: one way of three."""
+    if rule.period not in ("", "month"):
+        yield Finding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
+    elif rule.unit == CONCURRENT:
+        if rule.window or rule.period:
+            detail = "`concurrent` units come back as work ends: leave out `window` and `period`"
+            yield Finding((*here, "unit"), detail)
+    elif rule.period and rule.window:
+        yield Finding((*here, "window"), "a rule has a `window` or a `period`: leave one out")
+    elif not rule.period and not rule.window > 0:
+        detail = "must be more than 0 seconds; a quota has `period: month` in its place"
+        yield Finding((*here, "window"), detail)
+    elif math.isinf(rule.window):
+        yield Finding((*here, "window"), "must be a number of seconds")
 
 
 def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:

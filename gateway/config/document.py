@@ -41,6 +41,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cache_ttl: float = 86_400.0
     """Seconds an answer is kept; 0 keeps none."""
     enabled: bool = True
+    limits: tuple[Rule, ...] = ()
+    """Limits on what is computed for the model, over all tenants."""
 
 
 class DeadlineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

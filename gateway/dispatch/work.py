@@ -3,7 +3,7 @@
 import msgspec
 
 from backends.protocol import Task
-from gateway.types import ServedModel
+from gateway.types import Principal, ServedModel
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,9 +19,11 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Items that share model, task and parameters (msgpack)."""
+    """Items that share model, task and parameters (msgpack), asked for by `principal`."""
 
     model: ServedModel
     task: Task
     parameters: bytes
     items: tuple[WorkItem, ...]
+    principal: Principal | None = None
+    """Whose limits it counts against; nobody's is not limited."""

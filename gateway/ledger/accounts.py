@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, Table, func, insert, or_, select, update
 
+from gateway.config.checks import rule_findings
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger import schema
 from gateway.ledger.audit import Audit
@@ -17,8 +18,6 @@ from gateway.ledger.types import KeyRecord, TenantRecord
 from gateway.types import KeyId, Principal, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_RULE_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,64}")
-_UNITS: Final = ("requests", "items")
 _SUBJECT: Final = "accounts"
 # A version counts changes in steps, so that the number of expired keys fits between two.
 _STEP: Final = 1 << 24
@@ -208,16 +207,9 @@ def _get(connection: Connection, table: Table, key: str, word: str) -> Row[Any]:
 
 
 def _encode_rules(rules: Collection[Rule]) -> str:
-    names = [rule.name for rule in rules]
-    if len(set(names)) != len(names):
-        raise InvalidRequest("two rules have the same name: name each once")
-    for rule in rules:
-        if not _RULE_NAME.fullmatch(rule.name):
-            raise InvalidRequest(f"`{rule.name[:80]}` cannot name a rule: use letters, digits, `_`")
-        if rule.unit not in _UNITS:
-            raise InvalidRequest(f"the rule `{rule.name}` has no unit of {', '.join(_UNITS)}")
-        if rule.capacity < 1 or not 0 < rule.window < float("inf"):
-            raise InvalidRequest(f"the rule `{rule.name}` needs a capacity and a window above 0")
+    for finding in rule_findings(rules, ()):
+        index, field = finding.path
+        raise InvalidRequest(f"`limits[{index}].{field}`: {finding.detail}")
     return msgspec.json.encode(tuple(rules)).decode()
 
 

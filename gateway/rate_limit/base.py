@@ -15,6 +15,16 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rule: Rule
     bucket: str
     amount: int
+    hold: bool = False
+    """The amount is an estimate, held until it is settled; see `Hold`."""
+
+
+class Hold(Protocol):
+    """Units that were taken for work under way, and are to be settled once it has ended."""
+
+    def settle(self, spent: int) -> None:
+        """Keep what was `spent`; the rest goes back."""
+        ...
 
 
 class PolicyState(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +49,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[PolicyState, ...]
     violated: Rule | None = None
     retry_after: float = 0.0
+    shadowed: tuple[Rule, ...] = ()
+    """Rules that are only watched, and would have refused."""
+    holds: tuple[Hold, ...] = ()
+    """What the charges to be held took, in their order."""
 
     @property
     def impossible(self) -> bool:
@@ -54,11 +68,15 @@ class LimiterStatistics(msgspec.Struct, frozen=True, kw_only=True):
     admitted_by_share: int = 0
     """While Redis was down."""
     refused: int = 0
+    shadowed: int = 0
+    """Charges that rules in shadow mode would have refused."""
     asked: int = 0
     """Round trips."""
     failures: int = 0
     leased: int = 0
-    """Units held now."""
+    """Units held now to be spent."""
+    reserved: int = 0
+    """Units held now for work under way."""
     lapsed: int = 0
     """Units of leases that ended before they were spent or given back."""
     breaker: str = "closed"

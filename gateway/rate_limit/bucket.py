@@ -1,23 +1,32 @@
 """The arithmetic of token buckets, as functions of values; the Lua script does the same."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from math import inf
 
 from gateway.rate_limit.base import Charge, Decision, PolicyState
-from gateway.types import Rule
+from gateway.types import CONCURRENT, Rule
 
 # What sums of fractions may be off by; far below one unit.
 TOLERANCE = 1e-6
+_SOON = 1.0
+"""Seconds after which to ask again for units that come back when somebody's work ends."""
+_MONTHS = 12
 
 
 def rate(rule: Rule) -> float:
-    """Return the units a second that `rule`'s bucket is refilled with; never quite 0."""
-    return max(rule.capacity, TOLERANCE) / rule.window
+    """Return the units a second that `rule`'s bucket is refilled with: 0 where time brings none."""
+    return max(rule.capacity, TOLERANCE) / rule.window if rule.window > 0 else 0.0
 
 
-def refilled(level: float, elapsed: float, rule: Rule, share: float = 1.0) -> float:
-    """Return the level of a bucket, `share` of `rule`'s size, `elapsed` seconds on."""
-    return min(capacity(rule, share), level + max(0.0, elapsed) * rate(rule) * share)
+def refilled(
+    level: float, elapsed: float, rule: Rule, share: float = 1.0, held: float = 0.0
+) -> float:
+    """Return the level of a bucket, `share` of `rule`'s size, `elapsed` seconds on.
+
+    What is `held` counts as being in the bucket.
+    """
+    return min(capacity(rule, share) - held, level + max(0.0, elapsed) * rate(rule) * share)
 
 
 def capacity(rule: Rule, share: float = 1.0) -> float:
@@ -25,26 +34,54 @@ def capacity(rule: Rule, share: float = 1.0) -> float:
     return min(rule.capacity, max(1.0, rule.capacity * share))
 
 
-def policy(rule: Rule, level: float) -> PolicyState:
-    """Return how `rule` stands at `level`."""
+def policy(rule: Rule, level: float, *, ends: float = 0.0) -> PolicyState:
+    """Return how `rule` stands at `level`; `ends` is when its period does, in seconds from now."""
     remaining = int(level + TOLERANCE) if level > 0 else 0
-    reset = (rule.capacity - level) / rate(rule)
+    reset = (rule.capacity - level) / rate(rule) if rule.window > 0 else ends
     return PolicyState(rule=rule, remaining=remaining, reset=max(0.0, reset))
 
 
-def refusal(charges: Sequence[Charge], levels: Sequence[float], share: float = 1.0) -> Decision:
-    """Return the decision that refuses `charges`, one of which is over its bucket's level."""
+def refusal(
+    charges: Sequence[Charge],
+    levels: Sequence[float],
+    share: float = 1.0,
+    *,
+    ends: Sequence[float] = (),
+) -> Decision:
+    """Return the decision that refuses `charges`, one of which is over its bucket's level.
+
+    `ends` are the seconds until the periods of quotas end. Rules in shadow mode are not shown.
+    """
     policies: list[PolicyState] = []
     longest, violated = 0.0, None
-    for charge, level in zip(charges, levels, strict=True):
-        state = policy(charge.rule, level)
+    for charge, level, end in zip(charges, levels, ends or [0.0] * len(charges), strict=True):
+        if charge.rule.shadow:
+            continue
+        state = policy(charge.rule, level, ends=end)
         missing = charge.amount - level
         if missing > TOLERANCE:
             wait = inf
             if charge.amount <= charge.rule.capacity:
-                wait = missing / (rate(charge.rule) * share)
+                wait = _wait(charge.rule, missing, share, end)
                 state = PolicyState(rule=charge.rule, remaining=state.remaining, reset=wait)
             if wait > longest:
                 longest, violated = wait, charge.rule
         policies.append(state)
     return Decision(allowed=False, policies=tuple(policies), violated=violated, retry_after=longest)
+
+
+def period_ends(now: float) -> tuple[float, float]:
+    """Return when the month of `now` ends and when the next does, in seconds since the epoch."""
+    today = datetime.fromtimestamp(now, UTC)
+    months = today.year * _MONTHS + today.month
+    first, second = (
+        datetime((months + more) // _MONTHS, (months + more) % _MONTHS + 1, 1, tzinfo=UTC)
+        for more in (0, 1)
+    )
+    return first.timestamp(), second.timestamp()
+
+
+def _wait(rule: Rule, missing: float, share: float, ends: float) -> float:
+    if rule.window > 0:
+        return missing / (rate(rule) * share)
+    return _SOON if rule.unit == CONCURRENT else max(_SOON, ends)

@@ -1,10 +1,13 @@
 """Says what a request is charged, and to which buckets."""
 
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from urllib.parse import quote
 
+import msgspec
+
 from gateway.rate_limit.base import Charge
-from gateway.types import Principal, Rule
+from gateway.types import CONCURRENT, Principal, Rule
 
 
 @lru_cache(maxsize=16_384)
@@ -13,39 +16,86 @@ def charges_for(
     *,
     requests: int,
     items: int,
+    model: str = "",
     default_tenant_rules: tuple[Rule, ...],
     default_key_rules: tuple[Rule, ...],
 ) -> tuple[Charge, ...]:
     """Return the charges on `principal`'s tenant and key; the defaults are for who has no rules.
 
+    Rules on rows and tokens are charged nothing yet, so that answers say how they stand. Remembered
+    per argument: the rules and the principal keep their hashes, so that a hit costs less than
+    building one charge.
+    """
+    amounts = {"requests": requests, "items": items, "rows": 0, "tokens": 0}
+    rules = _rules(principal, model, default_tenant_rules, default_key_rules)
+    return tuple(
+        Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit])
+        for rule, bucket in rules
+        if rule.unit in amounts
+    )
+
+
+def work_charges_for(
+    principal: Principal,
+    *,
+    rows: int,
+    tokens: int,
+    model: str,
+    default_tenant_rules: tuple[Rule, ...],
+    default_key_rules: tuple[Rule, ...],
+) -> tuple[Charge, ...]:
+    """Return what is held on `principal`'s tenant and key for work that is about to begin."""
+    amounts = {"rows": rows, "tokens": tokens, CONCURRENT: 1}
+    rules = _rules(principal, model, default_tenant_rules, default_key_rules)
+    return _held(rules, amounts)
+
+
+def model_charges_for(
+    rules: tuple[Rule, ...], *, model: str, items: int, rows: int, tokens: int
+) -> tuple[Charge, ...]:
+    """Return what is held on a model's own limits, over all tenants, for work about to begin."""
+    amounts = {"requests": 1, "items": items, "rows": rows, "tokens": tokens, CONCURRENT: 1}
+    # A slash is in no quoted tenant: no tenant can be called like this.
+    bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
+    return _held([(rule, bucket + rule.name) for rule in rules], amounts)
+
+
+def _rules(
+    principal: Principal,
+    model: str,
+    default_tenant_rules: tuple[Rule, ...],
+    default_key_rules: tuple[Rule, ...],
+) -> Iterator[tuple[Rule, str]]:
+    """Yield the rules that a request for `model` meets, and their buckets.
+
     All buckets of a tenant carry the hash tag `{tenant}`, so that one script reaches them in a
     cluster. A key's rule that is named like one of its tenant's is called `key_<name>`, since
-    names tell policies apart. Remembered per argument: the rules and the principal keep their
-    hashes, so that a hit costs less than building one charge.
+    names tell policies apart.
     """
     tenant_rules = principal.tenant_rules or default_tenant_rules
-    key_rules = principal.key_rules or default_key_rules
-    amounts = {"requests": requests, "items": items}
     # Quoted, a name can neither end the hash tag nor look like two parts of a bucket's name.
     tenant = f"rl:{{{quote(principal.tenant, safe='')}}}"
     key = f"{tenant}:k:{quote(principal.key, safe='')}"
     taken = {rule.name for rule in tenant_rules}
-    charges = [
-        Charge(rule=rule, bucket=f"{tenant}:t:{rule.name}", amount=amounts[rule.unit])
-        for rule in tenant_rules
-        if rule.unit in amounts
-    ]
-    charges += [
-        Charge(
-            rule=_renamed(rule, f"key_{rule.name}") if rule.name in taken else rule,
-            bucket=f"{key}:{rule.name}",
-            amount=amounts[rule.unit],
-        )
-        for rule in key_rules
-        if rule.unit in amounts
-    ]
-    return tuple(charges)
+    for rule in tenant_rules:
+        if rule.model in ("", model):
+            yield rule, f"{tenant}:t:{rule.name}"
+    for rule in principal.key_rules or default_key_rules:
+        if rule.model in ("", model):
+            yield _renamed(rule, taken), f"{key}:{rule.name}"
 
 
-def _renamed(rule: Rule, name: str) -> Rule:
-    return Rule(name=name, unit=rule.unit, capacity=rule.capacity, window=rule.window)
+def _held(
+    rules: Iterator[tuple[Rule, str]] | list[tuple[Rule, str]], amounts: Mapping[str, int]
+) -> tuple[Charge, ...]:
+    return tuple(
+        Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit], hold=True)
+        for rule, bucket in rules
+        if rule.unit in amounts
+    )
+
+
+def _renamed(rule: Rule, taken: set[str]) -> Rule:
+    if rule.name not in taken:
+        return rule
+    return msgspec.structs.replace(rule, name=f"key_{rule.name}")

@@ -11,7 +11,8 @@ from math import ceil
 from gateway.rate_limit.base import Decision, PolicyState
 from gateway.types import Rule
 
-_LONGEST_WAIT = 120.0
+LONGEST_WAIT = 120.0
+_MONTH = 30 * 86_400  # clients want a number
 _MILLISECONDS = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
 Headers = list[tuple[bytes, bytes]]
 
@@ -54,10 +55,10 @@ def rate_limit_headers(decision: Decision) -> Headers:
             headers.append((limit, b"%d" % state.rule.capacity))
             headers.append((remaining, b"%d" % state.remaining))
             headers.append((reset, go_duration(state.reset)))
-    if decision.impossible:
+    if decision.impossible or (decision.violated is not None and decision.violated.period):
         headers.append((b"x-should-retry", b"false"))
     elif not decision.allowed:
-        wait = min(decision.retry_after, _LONGEST_WAIT)
+        wait = min(decision.retry_after, LONGEST_WAIT)
         headers.append((b"retry-after", b"%d" % max(1, ceil(wait))))
         headers.append((b"retry-after-ms", b"%d" % max(1, ceil(wait * 1000))))
     return headers
@@ -110,9 +111,14 @@ def _template(rules: tuple[Rule, ...]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _policy_field(rules: tuple[Rule, ...]) -> bytes:
-    return ", ".join(
-        f'"{rule.name}";q={rule.capacity};w={ceil(rule.window)}' for rule in rules
-    ).encode()
+    return ", ".join(f'"{rule.name}";q={rule.capacity}{_within(rule)}' for rule in rules).encode()
+
+
+def _within(rule: Rule) -> str:
+    """Return in what time a policy's units come back, for those that time brings back."""
+    if rule.period:
+        return f";w={_MONTH}"
+    return f";w={ceil(rule.window)}" if rule.window else ""
 
 
 @lru_cache(maxsize=64)

@@ -1,12 +1,13 @@
 """What a worker knows and holds of one bucket, and how much of it to ask for."""
 
+from collections.abc import Callable
 from math import inf
 
 import msgspec
 
 from gateway.rate_limit.base import PolicyState
-from gateway.rate_limit.bucket import rate
-from gateway.types import Rule
+from gateway.rate_limit.bucket import policy, rate
+from gateway.types import CONCURRENT, Rule
 
 LEASE = 2.0
 """Seconds a lease runs in Redis. What is not spent, renewed or given back by then is lost."""
@@ -39,6 +40,12 @@ class Lease(msgspec.Struct, gc=False):
     refused_until: float = -inf
     refill: float = 0.0
     """Units a second; of `rule`."""
+    reserved: int = 0
+    """Units held for work under way; like those available, they count as being in the bucket."""
+    lapses: int = 0
+    """How often what was reserved ended in Redis before it was settled."""
+    ends_at: float = inf
+    """When a quota's period ends."""
 
     def __post_init__(self) -> None:
         self.refill = rate(self.rule)
@@ -68,6 +75,8 @@ class Lease(msgspec.Struct, gc=False):
         """Return how the rule stands, as far as is known here."""
         # Part of every answer from a lease, so it calls as little as it can.
         rule = self.rule
+        if not self.refill:
+            return policy(rule, self.level + self.usable(now), ends=max(0.0, self.ends_at - now))
         capacity = rule.capacity
         level = self.level + (now - self.at) * self.refill
         if level < capacity:
@@ -82,6 +91,8 @@ class Lease(msgspec.Struct, gc=False):
 
     def wanted(self, amount: int, now: float) -> int:
         """Return how many units a lease should have beside the `amount` taken now."""
+        if self.rule.unit == CONCURRENT:
+            return 0  # nobody else may have it while it waits here
         if self.at == -inf:
             expected = float(amount)
         else:
@@ -94,9 +105,23 @@ class Lease(msgspec.Struct, gc=False):
         self.available = 0
         return units
 
-    def answered(self, *, level: float, amount: int, now: float) -> None:
-        """Take note of the bucket's level in Redis, after `amount` was taken from it."""
+    def keep(self, now: float) -> int:
+        """Return the units that are reserved.
+
+        Those that ended in Redis count as spent. Work that still runs is counted again.
+        """
+        if self.reserved and self.usable_until <= now and self.rule.unit != CONCURRENT:
+            self.lapses += 1
+            self.reserved = 0
+        return self.reserved
+
+    def answered(self, *, level: float, amount: int, now: float, ends: float) -> None:
+        """Take note of the bucket's level in Redis, after `amount` was taken from it.
+
+        A quota's period ends in `ends` seconds.
+        """
         self.level, self.at, self.spent = level, now, amount
+        self.ends_at = now + ends
         if amount:
             self.used_at = now
 
@@ -108,6 +133,39 @@ class Lease(msgspec.Struct, gc=False):
 
     def refused(self, amount: int, *, level: float, now: float) -> None:
         """Take note that Redis had not `amount` to give."""
-        wait = (amount - level) / self.refill
+        wait = (amount - level) / self.refill if self.refill else _LONGEST_REFUSAL
         self.refused_amount = amount
         self.refused_until = now + min(wait, _LONGEST_REFUSAL)
+
+
+class LeaseHold:
+    """Units of a lease that were reserved for work; see `gateway.rate_limit.base.Hold`."""
+
+    __slots__ = ("_amount", "_lapses", "_lease", "_now", "_settled")
+
+    def __init__(
+        self,
+        lease: Lease,
+        amount: int,
+        *,
+        now: Callable[[], float],
+        settled: Callable[[Lease], None],
+    ) -> None:
+        lease.reserved += amount
+        self._lease = lease
+        self._amount = amount
+        self._lapses = lease.lapses
+        self._now = now
+        self._settled = settled
+
+    def settle(self, spent: int) -> None:
+        """Keep what was `spent`; the rest may be spent by others, or goes back."""
+        lease, amount = self._lease, self._amount
+        self._amount = 0
+        if lease.lapses != self._lapses or not amount:
+            return
+        lease.reserved -= amount
+        if lease.usable_until > self._now():
+            # More than was estimated is taken from what there is.
+            lease.available = max(0, lease.available + amount - spent)
+        self._settled(lease)

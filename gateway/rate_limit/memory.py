@@ -1,11 +1,22 @@
 """A rate limiter of one process: for gateways without Redis, and for the share while it is down."""
 
+import time
 from collections.abc import Callable, Sequence
+from math import inf
 
 import msgspec
 
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
-from gateway.rate_limit.bucket import TOLERANCE, capacity, policy, rate, refilled, refusal
+from gateway.rate_limit.bucket import (
+    TOLERANCE,
+    capacity,
+    period_ends,
+    policy,
+    rate,
+    refilled,
+    refusal,
+)
+from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
 
@@ -14,37 +25,60 @@ class _Bucket(msgspec.Struct, gc=False):
     level: float
     since: float
     full_at: float
+    held: int = 0
+    period_end: float = inf
 
 
 class MemoryRateLimiter:
-    """A `RateLimiter` that never needs to ask. Buckets are `share` of their rules' sizes."""
+    """A `RateLimiter` that never needs to ask. Buckets are `share` of their rules' sizes.
 
-    def __init__(self, *, monotonic: Callable[[], float], share: float = 1.0) -> None:
+    `wall` is the time since the epoch, by which the periods of quotas end.
+    """
+
+    def __init__(
+        self,
+        *,
+        monotonic: Callable[[], float],
+        share: float = 1.0,
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
+    ) -> None:
         self._monotonic = monotonic
+        self._wall = wall
         self._share = share
         self._buckets: dict[str, _Bucket] = {}
         self._sweep_at = _FIRST_SWEEP
-        self._admitted = 0
-        self._refused = 0
+        self._admitted = self._refused = self._shadowed = 0
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide."""
         now = self._monotonic()
         buckets = [self._bucket(charge, now) for charge in charges]
-        if any(
-            charge.amount > bucket.level + TOLERANCE
+        over = [
+            charge
             for charge, bucket in zip(charges, buckets, strict=True)
-        ):
+            if charge.amount > bucket.level + TOLERANCE
+        ]
+        if not all(charge.rule.shadow for charge in over):
             self._refused += 1
-            return refusal(charges, [bucket.level for bucket in buckets], self._share)
-        policies = []
+            levels = [bucket.level for bucket in buckets]
+            ends = [self._ends(bucket) for bucket in buckets]
+            return refusal(charges, levels, self._share, ends=ends)
+        policies, holds = [], []
         for charge, bucket in zip(charges, buckets, strict=True):
-            bucket.level -= charge.amount
-            missing = capacity(charge.rule, self._share) - bucket.level
-            bucket.full_at = now + missing / (rate(charge.rule) * self._share)
-            policies.append(policy(charge.rule, bucket.level))
+            if charge not in over:
+                self._take(charge, bucket, now)
+            if charge.hold:
+                holds.append(_BucketHold(bucket, 0 if charge in over else charge.amount))
+            if not charge.rule.shadow:
+                policies.append(policy(charge.rule, bucket.level, ends=self._ends(bucket)))
         self._admitted += 1
-        return Decision(allowed=True, policies=tuple(policies))
+        self._shadowed += len(over)
+        return Decision(
+            allowed=True,
+            policies=tuple(policies),
+            shadowed=tuple([charge.rule for charge in over]),
+            holds=tuple(holds),
+        )
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide; there is nobody to ask."""
@@ -52,24 +86,64 @@ class MemoryRateLimiter:
 
     def statistics(self) -> LimiterStatistics:
         """Return counts for metrics and tests."""
-        return LimiterStatistics(admitted_by_share=self._admitted, refused=self._refused)
+        return LimiterStatistics(
+            admitted_by_share=self._admitted, refused=self._refused, shadowed=self._shadowed
+        )
+
+    def _take(self, charge: Charge, bucket: _Bucket, now: float) -> None:
+        bucket.level -= charge.amount
+        missing = capacity(charge.rule, self._share) - bucket.level
+        refill = rate(charge.rule) * self._share
+        bucket.full_at = now + (missing / refill if refill else self._ends(bucket))
+
+    def _ends(self, bucket: _Bucket) -> float:
+        return bucket.period_end - self._wall() if bucket.period_end < inf else 0.0
 
     def _bucket(self, charge: Charge, now: float) -> _Bucket:
         bucket = self._buckets.get(charge.bucket)
+        rule = charge.rule
         if bucket is None:
             self._make_room(now)
-            bucket = _Bucket(capacity(charge.rule, self._share), now, now)
+            bucket = _Bucket(capacity(rule, self._share), now, now)
             self._buckets[charge.bucket] = bucket
+            self._begin_period(bucket, rule)
         else:
+            if bucket.period_end <= self._wall():
+                bucket.level = capacity(rule, self._share) - bucket.held
+                self._begin_period(bucket, rule)
             elapsed = now - bucket.since
-            bucket.level = refilled(bucket.level, elapsed, charge.rule, self._share)
+            bucket.level = refilled(bucket.level, elapsed, rule, self._share, bucket.held)
             bucket.since = now
         return bucket
+
+    def _begin_period(self, bucket: _Bucket, rule: Rule) -> None:
+        bucket.period_end = period_ends(self._wall())[0] if rule.period else inf
 
     def _make_room(self, now: float) -> None:
         """Forget the buckets that are full by now: a new one would be the same."""
         if len(self._buckets) < self._sweep_at:
             return
-        kept = {name: bucket for name, bucket in self._buckets.items() if bucket.full_at > now}
+        kept = {
+            name: bucket
+            for name, bucket in self._buckets.items()
+            if bucket.full_at > now or bucket.held
+        }
         self._buckets = kept
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
+
+
+class _BucketHold:
+    """Units of a bucket that were taken for work; see `gateway.rate_limit.base.Hold`."""
+
+    __slots__ = ("_amount", "_bucket")
+
+    def __init__(self, bucket: _Bucket, amount: int) -> None:
+        bucket.held += amount
+        self._bucket = bucket
+        self._amount = amount
+
+    def settle(self, spent: int) -> None:
+        """Keep what was `spent`; the rest goes back."""
+        amount, self._amount = self._amount, 0
+        self._bucket.held -= amount
+        self._bucket.level += amount - spent if amount else 0

@@ -1,21 +1,23 @@
 """A rate limiter over Redis that answers most calls from small leases, without a round trip."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 from typing import Self
 
-import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
 from gateway.rate_limit.bucket import TOLERANCE, refusal
-from gateway.rate_limit.lease import LEASE, Lease
+from gateway.rate_limit.lease import Lease, LeaseHold
 from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.rate_limit.script import TAKE
+from gateway.rate_limit.script import TAKE, Part, script_arguments
 from gateway.tasks import TaskOwner
+from gateway.types import CONCURRENT
 
 _FAILURES = (RedisError, OSError)
 _SWEEP = 0.25
@@ -25,22 +27,14 @@ _DRAIN = 2.0
 _LEAST_SHARE = 1e-6
 
 
-class _Part(msgspec.Struct, kw_only=True, gc=False):
-    """One bucket's part in a call of the script; see `gateway.rate_limit.script`."""
-
-    charge: Charge
-    lease: Lease
-    want: int = 0
-    kept: int = 0
-    back: int = 0
-
-
 class RedisRateLimiter:
     """A `RateLimiter` for a fleet; `holder` names this worker among all that use the Redis.
 
     Entering starts giving idle leases back, leaving gives back the rest; `redis` stays open. One
     call per tenant is in flight; who comes meanwhile waits for it, and for what it brings. While
     Redis is down the lease is spent, then `local_share` of each limit (one unit at least).
+
+    `wall` is the time since the epoch; which month it is, the server decides.
     """
 
     def __init__(
@@ -51,20 +45,24 @@ class RedisRateLimiter:
         local_share: float,
         monotonic: Callable[[], float],
         breaker: CircuitBreaker | None = None,
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
     ) -> None:
         self._script = redis.register_script(TAKE)
         self._holder = holder
         self._monotonic = monotonic
+        self._wall = wall
         # Late is not down: while Redis answers at all, what it says is the limit.
         self._breaker = breaker or CircuitBreaker(slow=inf)
-        self._share = MemoryRateLimiter(monotonic=monotonic, share=max(local_share, _LEAST_SHARE))
+        self._share = MemoryRateLimiter(
+            monotonic=monotonic, share=max(local_share, _LEAST_SHARE), wall=wall
+        )
         self._leases: dict[str, Lease] = {}
         self._turns: dict[str, asyncio.Future[Decision | None]] = {}
         self._waiting: dict[str, int] = {}
         self._tasks = TaskOwner(drain=_DRAIN)
         self._closing = asyncio.Event()
         self._by_lease = self._by_redis = self._by_share = self._refused = 0
-        self._asked = self._failures = self._lapsed = 0
+        self._asked = self._failures = self._lapsed = self._shadowed = 0
 
     async def __aenter__(self) -> Self:
         self._tasks.start(self._sweep())
@@ -78,28 +76,19 @@ class RedisRateLimiter:
         """Decide from leases, or from what Redis refused a moment ago."""
         now = self._monotonic()
         leases = []
+        over: tuple[Charge, ...] = ()
         for charge in charges:
             lease = self._leases.get(charge.bucket)
             amount = charge.amount
             if lease is None or (
                 amount and (lease.available < amount or lease.usable_until <= now)
             ):
-                return self._known_refusal(charges, now)
+                if lease is None or not (charge.rule.shadow and lease.refuses(amount, now)):
+                    return self._known_refusal(charges, now)
+                over += (charge,)
             leases.append(lease)
-        running_low = False
-        policies = []
-        for charge, lease in zip(charges, leases, strict=True):
-            amount = charge.amount
-            lease.available -= amount
-            lease.spent += amount
-            lease.used_at = now
-            if lease.available < lease.low:
-                running_low = True
-            policies.append(lease.state(now))
-        if running_low:
-            self._renew(charges, leases, now)
         self._by_lease += 1
-        return Decision(allowed=True, policies=tuple(policies))
+        return self._spend(charges, leases, over, now)
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide, asking Redis where the leases do not reach."""
@@ -111,7 +100,12 @@ class RedisRateLimiter:
             if not is_trusted and not self._breaker.allows(self._monotonic()):
                 return self._admit_by_share(charges)
             if turn is None:
-                decision = await _outcome(self._ask(tenant, charges))
+                asked = self._ask(tenant, charges)
+                try:
+                    decision = await _outcome(asked)
+                except asyncio.CancelledError:
+                    asked.add_done_callback(_let_go)
+                    raise
                 return decision or self._admit_by_share(charges)
             self._count_waiting(charges, 1)
             try:
@@ -125,18 +119,21 @@ class RedisRateLimiter:
     async def give_back(self, *, idle: float) -> None:
         """Give back what was not spent for `idle` seconds or is about to lapse."""
         now = self._monotonic()
-        returns: dict[str, list[_Part]] = {}
+        returns: dict[str, list[Part]] = {}
         for bucket, lease in list(self._leases.items()):
             units = lease.usable(now)
-            if not units:
+            if not units and not lease.reserved:
                 self._forget(bucket, lease, now)
-            elif now - lease.used_at >= idle or lease.usable_until - now < 2 * _SWEEP:
+            elif (units and self._is_idle(lease, now, idle)) or (
+                lease.usable_until - now < 2 * _SWEEP
+            ):
                 charge = Charge(rule=lease.rule, bucket=bucket, amount=0)
-                returns.setdefault(_tenant(bucket), []).append(_Part(charge=charge, lease=lease))
+                returns.setdefault(_tenant(bucket), []).append(Part(charge=charge, lease=lease))
         turns = []
         for tenant, parts in returns.items():
             if tenant not in self._turns:
                 for part in parts:
+                    part.kept = part.lease.keep(now)
                     part.back = part.lease.surrender(now)
                 turns.append(self._take(tenant, parts))
         if turns:
@@ -149,17 +146,52 @@ class RedisRateLimiter:
             admitted_by_redis=self._by_redis,
             admitted_by_share=self._by_share,
             refused=self._refused,
+            shadowed=self._shadowed,
             asked=self._asked,
             failures=self._failures,
             leased=sum(lease.available for lease in self._leases.values()),
+            reserved=sum(lease.reserved for lease in self._leases.values()),
             lapsed=self._lapsed,
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
         )
 
+    def _spend(
+        self,
+        charges: Sequence[Charge],
+        leases: Sequence[Lease],
+        over: Sequence[Charge],
+        now: float,
+    ) -> Decision:
+        """Take `charges` from leases that have them; those `over` are only noted."""
+        running_low = False
+        policies = []
+        for charge, lease in zip(charges, leases, strict=True):
+            if charge in over:
+                continue
+            amount = charge.amount
+            lease.available -= amount
+            lease.spent += amount
+            lease.used_at = now
+            if lease.available < lease.low:
+                running_low = True
+            if not charge.rule.shadow:
+                policies.append(lease.state(now))
+        if running_low:
+            self._renew(charges, leases, now)
+        self._shadowed += len(over)
+        return Decision(
+            allowed=True,
+            policies=tuple(policies),
+            shadowed=tuple([charge.rule for charge in over]) if over else (),
+            holds=self._holds(charges, leases, over),
+        )
+
     def _known_refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
         """Refuse what no bucket can hold, and what Redis would only refuse again."""
         for charge in charges:
+            if charge.rule.shadow:
+                continue
             lease = self._leases.get(charge.bucket)
             if charge.amount > charge.rule.capacity or (
                 lease is not None and lease.refuses(charge.amount, now)
@@ -172,8 +204,41 @@ class RedisRateLimiter:
             lease.level_at(now) if lease is not None else float(charge.rule.capacity)
             for charge, lease in zip(charges, leases, strict=True)
         ]
+        ends = [
+            lease.ends_at - now if lease is not None and lease.ends_at < inf else 0.0
+            for lease in leases
+        ]
         self._refused += 1
-        return refusal(charges, levels)
+        return refusal(charges, levels, ends=ends)
+
+    def _is_idle(self, lease: Lease, now: float, idle: float) -> bool:
+        # Places for work that nobody holds are for whoever comes, at any worker.
+        return lease.rule.unit == CONCURRENT or now - lease.used_at >= idle
+
+    def _holds(
+        self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge] = ()
+    ) -> tuple[LeaseHold, ...]:
+        if not charges or not charges[0].hold:  # all of a call are, or none
+            return ()
+        return tuple(
+            LeaseHold(
+                lease,
+                0 if charge in over else charge.amount,
+                now=self._monotonic,
+                settled=partial(self._settled, charge.bucket),
+            )
+            for charge, lease in zip(charges, leases, strict=True)
+        )
+
+    def _settled(self, bucket: str, lease: Lease) -> None:
+        """Give a place back at once: there is no telling how long nobody here wants it."""
+        tenant = _tenant(bucket)
+        if lease.rule.unit != CONCURRENT or tenant in self._turns or self._closing.is_set():
+            return  # the next turn has it, or the next sweep
+        now = self._monotonic()
+        nothing = Charge(rule=lease.rule, bucket=bucket, amount=0)
+        part = Part(charge=nothing, lease=lease, kept=lease.keep(now), back=lease.surrender(now))
+        _ = self._take(tenant, [part])
 
     def _admit_by_share(self, charges: Sequence[Charge]) -> Decision:
         decision = self._share.try_admit(charges)
@@ -190,7 +255,9 @@ class RedisRateLimiter:
         for charge in charges:
             lease = self._lease(charge)
             want = self._waiting.get(charge.bucket, 0) + lease.wanted(charge.amount, now)
-            parts.append(_Part(charge=charge, lease=lease, want=want, back=lease.surrender(now)))
+            kept = lease.keep(now)
+            back = lease.surrender(now)
+            parts.append(Part(charge=charge, lease=lease, want=want, kept=kept, back=back))
         return self._take(tenant, parts)
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
@@ -201,13 +268,14 @@ class RedisRateLimiter:
         parts = []
         for charge, lease in zip(charges, leases, strict=True):
             lease.low = 0
-            kept = lease.usable(now)
-            want = max(0, lease.wanted(0, now) - kept)
+            usable = lease.usable(now)
+            kept = usable + lease.keep(now)
+            want = max(0, lease.wanted(0, now) - usable)
             nothing = Charge(rule=charge.rule, bucket=charge.bucket, amount=0)
-            parts.append(_Part(charge=nothing, lease=lease, want=want, kept=kept))
+            parts.append(Part(charge=nothing, lease=lease, want=want, kept=kept))
         _ = self._take(tenant, parts)
 
-    def _take(self, tenant: str, parts: list[_Part]) -> asyncio.Future[Decision | None]:
+    def _take(self, tenant: str, parts: list[Part]) -> asyncio.Future[Decision | None]:
         """Run the script; the future is settled with its decision, `None` where it failed."""
         turn: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
         self._turns[tenant] = turn
@@ -215,18 +283,14 @@ class RedisRateLimiter:
         return turn
 
     async def _call(
-        self, tenant: str, parts: list[_Part], turn: asyncio.Future[Decision | None]
+        self, tenant: str, parts: list[Part], turn: asyncio.Future[Decision | None]
     ) -> None:
         decision: Decision | None = None
         asked_at = self._monotonic()
-        arguments: list[str | int | float] = [self._holder, LEASE]
-        for part in parts:
-            rule = part.charge.rule
-            arguments += [rule.capacity, rule.window, part.charge.amount]
-            arguments += [part.want, part.kept, part.back]
         try:
             self._asked += 1
             keys = [part.charge.bucket for part in parts]
+            arguments = script_arguments(parts, holder=self._holder, wall=self._wall())
             answer = await self._script(keys=keys, args=arguments)
             now = self._monotonic()
             self._breaker.succeeded(now=now, duration=now - asked_at)
@@ -241,25 +305,37 @@ class RedisRateLimiter:
                 turn.set_result(decision)
 
     def _decide(
-        self, parts: list[_Part], answer: list[bytes | int], *, asked_at: float, now: float
+        self, parts: list[Part], answer: list[bytes | int], *, asked_at: float, now: float
     ) -> Decision:
         allowed = bool(answer[0])
-        levels = []
+        charges = [part.charge for part in parts]
+        levels, all_ends, over = [], [], []
         for index, part in enumerate(parts):
-            units, level = int(answer[1 + 2 * index]), float(answer[2 + 2 * index])
+            units, level, ends = map(float, answer[1 + 3 * index : 4 + 3 * index])
             amount, lease = part.charge.amount, part.lease
             levels.append(level)
-            lease.answered(level=level, amount=amount if allowed else 0, now=now)
-            if allowed:
-                lease.granted(units, asked_at=asked_at, now=now)
-            elif amount > level + TOLERANCE:
+            all_ends.append(ends)
+            taken = amount if allowed and units >= 0 else 0
+            lease.answered(level=level, amount=taken, now=now, ends=ends)
+            if units < 0:
+                over.append(part.charge)
+            if units < 0 or (not allowed and amount > level + TOLERANCE):
                 lease.refused(amount, level=level, now=now)
+            # Also where nothing was granted: what is kept is held until then.
+            lease.granted(max(0, int(units)), asked_at=asked_at, now=now)
         if not allowed:
             self._refused += 1
-            return refusal([part.charge for part in parts], levels)
-        if any(part.charge.amount for part in parts):
+            return refusal(charges, levels, ends=all_ends)
+        if any(charge.amount for charge in charges):
             self._by_redis += 1
-        return Decision(allowed=True, policies=tuple([part.lease.state(now) for part in parts]))
+        self._shadowed += len(over)
+        shown = [part.lease.state(now) for part in parts if not part.charge.rule.shadow]
+        return Decision(
+            allowed=True,
+            policies=tuple(shown),
+            shadowed=tuple(charge.rule for charge in over),
+            holds=self._holds(charges, [part.lease for part in parts], over),
+        )
 
     def _lease(self, charge: Charge) -> Lease:
         lease = self._leases.get(charge.bucket)
@@ -298,6 +374,13 @@ async def _outcome(turn: asyncio.Future[Decision | None]) -> Decision | None:
     """Wait for a future that others wait for too: cancelling this leaves it alone."""
     await asyncio.wait((turn,))
     return turn.result()
+
+
+def _let_go(asked: asyncio.Future[Decision | None]) -> None:
+    """Give back what was held for somebody who did not wait for it."""
+    decision = asked.result()
+    for hold in decision.holds if decision is not None else ():
+        hold.settle(0)
 
 
 def _tenant(bucket: str) -> str:

@@ -1,16 +1,33 @@
 """The Lua script that takes charges from buckets in Redis, leases to workers and takes leases back.
 
-A bucket is a hash: `l` its level, `t` the server's time of that level, and `h:<holder>` what a
-worker holds on lease, as `<units>:<end>`. What is on lease counts as being in the bucket until it
-was reported as spent: level and leases together never exceed the capacity. Without that, a full
-bucket beside a full lease would admit both at once, more than the limit allows.
+A bucket is a hash: `l` its level, `t` the server's time of that level, `e` the end of the period
+that a quota's level is of, and `h:<holder>` what a worker holds, as `<units>:<end>`: on lease, or
+reserved for work under way. What is held counts as being in the bucket until it was reported as
+spent: level and holds together never exceed the capacity. Without that, a full bucket beside a full
+lease would admit both at once, more than the limit allows.
 
-Keys: the buckets. Arguments: the holder; the seconds of a lease; then for each bucket its capacity,
-its window, the `amount` to take now, the units it would like on lease (`want`), the units the
-holder has left of its old lease (`kept`), and those it gives back (`back`).
+A rule's `refill` says of which kind its bucket is: the seconds in which it fills; the ends of this
+period and the next, as `<time>:<time>`, for a quota; `0` where units come back only from whoever
+holds them, with whose last hold they end.
 
-Answers 1 or 0 (allowed), then for each bucket the units leased and the level.
+Keys: the buckets. Arguments: the holder; the seconds of a hold; then for each bucket its capacity,
+its refill, the `amount` to take now, the units it would like on lease (`want`), the units the
+holder keeps of what it holds (`kept`), and those it gives back (`back`), whether the amount is held
+(1) or spent (0), and whether the rule is only watched (1): then it refuses nothing, and is not
+charged what it would have refused.
+
+Answers 1 or 0 (allowed), then for each bucket the units leased (-1 where a watched rule would have
+refused), the level, and the seconds until a quota's period ends.
 """
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.rate_limit.base import Charge
+from gateway.rate_limit.bucket import period_ends
+from gateway.rate_limit.lease import LEASE, Lease
+from gateway.types import Rule
 
 TAKE = """
 local time = redis.call('TIME')
@@ -20,72 +37,141 @@ local lease = tonumber(ARGV[2])
 local buckets = {}
 local allowed = 1
 
-for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * 6
-  local b = {
-    capacity = tonumber(ARGV[at]), window = tonumber(ARGV[at + 1]),
-    amount = tonumber(ARGV[at + 2]), want = tonumber(ARGV[at + 3]),
-    kept = tonumber(ARGV[at + 4]), back = tonumber(ARGV[at + 5]),
-    ended = {},
-  }
-  local rate = b.capacity / b.window
-  local level, since = b.capacity, now
-  local held, running, others, last_end = 0, 0, 0, 0
+local function read(key, b)
+  b.level, b.since, b.period_end = b.capacity, now, 0
+  b.held, b.running, b.others, b.last_end = 0, 0, 0, 0
   local fields = redis.call('HGETALL', key)
   for f = 1, #fields, 2 do
     local name, value = fields[f], fields[f + 1]
     if name == 'l' then
-      level = tonumber(value)
+      b.level = tonumber(value)
     elseif name == 't' then
-      since = tonumber(value)
+      b.since = tonumber(value)
+    elseif name == 'e' then
+      b.period_end = tonumber(value)
     else
       local cut = string.find(value, ':', 1, true)
       local units = tonumber(string.sub(value, 1, cut - 1))
       local finish = tonumber(string.sub(value, cut + 1))
-      held = held + units
+      b.held = b.held + units
       if finish <= now then
         b.ended[#b.ended + 1] = name
-        last_end = math.max(last_end, finish)
+        b.last_end = math.max(b.last_end, finish)
       else
-        running = running + units
-        if name ~= mine then others = others + units end
+        b.running = b.running + units
+        if name ~= mine then b.others = b.others + units end
       end
     end
   end
+end
 
-  -- Refill under the leases of the time that passed; under fewer since the last of them ended.
-  local unbounded = level + math.max(0, now - since) * rate
-  level = math.min(unbounded, b.capacity - held)
+-- Refill under the holds of the time that passed; under fewer since the last of them ended.
+local function refill(b)
+  local unbounded = b.level + math.max(0, now - b.since) * b.rate
+  b.level = math.min(unbounded, b.capacity - b.held)
   if #b.ended > 0 then
-    level = math.min(unbounded, b.capacity - running, level + (now - last_end) * rate)
+    b.level = math.min(unbounded, b.capacity - b.running, b.level + (now - b.last_end) * b.rate)
   end
-  b.level = math.min(level + b.back, b.capacity - others - b.kept)
-  if b.amount > b.level + 0.000001 then allowed = 0 end
+end
+
+local function begin_period(b)
+  if now < b.period_end then return end
+  b.level = b.capacity - b.running
+  b.period_end = now < b.this_end and b.this_end or b.next_end
+end
+
+for i, key in ipairs(KEYS) do
+  local at = 3 + (i - 1) * 8
+  local b = {
+    capacity = tonumber(ARGV[at]), rate = 0, lasts = lease,
+    amount = tonumber(ARGV[at + 2]), want = tonumber(ARGV[at + 3]),
+    kept = tonumber(ARGV[at + 4]), back = tonumber(ARGV[at + 5]),
+    holds = ARGV[at + 6] == '1', watched = ARGV[at + 7] == '1',
+    ended = {},
+  }
+  read(key, b)
+  local kind = ARGV[at + 1]
+  local cut = string.find(kind, ':', 1, true)
+  if kind == '0' then
+    b.level = b.capacity - b.running
+  else
+    if cut then
+      b.this_end = tonumber(string.sub(kind, 1, cut - 1))
+      b.next_end = tonumber(string.sub(kind, cut + 1))
+      begin_period(b)
+      b.lasts = b.period_end - now + lease
+    else
+      b.rate = b.capacity / tonumber(kind)
+      b.lasts = tonumber(kind) + lease
+    end
+    refill(b)
+  end
+  b.level = math.min(b.level + b.back, b.capacity - b.others - b.kept)
+  b.over = b.amount > b.level + 0.000001
+  if b.over and not b.watched then allowed = 0 end
   buckets[i] = b
 end
 
 local answer = { allowed }
 for i, key in ipairs(KEYS) do
   local b = buckets[i]
-  local granted = 0
-  if allowed == 1 then
+  local granted, holding = 0, b.kept
+  if b.over and b.watched then
+    granted = -1
+  elseif allowed == 1 then
     b.level = b.level - b.amount
     granted = math.max(0, math.min(b.want, math.floor(b.level)))
     b.level = b.level - granted
+    holding = b.kept + granted
+    if b.holds then holding = holding + b.amount end
   end
   local fields = { 'l', string.format('%.17g', b.level), 't', string.format('%.17g', now) }
   for _, name in ipairs(b.ended) do redis.call('HDEL', key, name) end
-  if b.kept + granted > 0 then
-    fields[5] = mine
-    fields[6] = string.format('%d:%.17g', b.kept + granted, now + lease)
+  if holding > 0 then
+    fields[#fields + 1] = mine
+    fields[#fields + 1] = string.format('%d:%.17g', holding, now + lease)
   else
     redis.call('HDEL', key, mine)
   end
+  if b.period_end > 0 then
+    fields[#fields + 1] = 'e'
+    fields[#fields + 1] = string.format('%.17g', b.period_end)
+  end
   redis.call('HSET', key, unpack(fields))
-  -- By then the bucket is full and every lease has ended: as if it had never been.
-  redis.call('PEXPIRE', key, math.ceil((b.window + lease) * 1000))
+  -- By then the bucket is full and every hold has ended: as if it had never been.
+  redis.call('PEXPIRE', key, math.ceil(b.lasts * 1000))
   answer[#answer + 1] = granted
   answer[#answer + 1] = string.format('%.6f', b.level)
+  answer[#answer + 1] = string.format('%.3f', math.max(0, b.period_end - now))
 end
 return answer
 """
+
+
+class Part(msgspec.Struct, kw_only=True, gc=False):
+    """One bucket's part in a call of the script."""
+
+    charge: Charge
+    lease: Lease
+    want: int = 0
+    kept: int = 0
+    back: int = 0
+
+
+def script_arguments(parts: Sequence[Part], *, holder: str, wall: float) -> list[str | int | float]:
+    """Return the arguments of a call; `wall` (seconds since the epoch) only says which months."""
+    arguments: list[str | int | float] = [holder, LEASE]
+    for part in parts:
+        rule = part.charge.rule
+        arguments += [rule.capacity, _refill(rule, wall), part.charge.amount]
+        arguments += [part.want, part.kept, part.back]
+        arguments += [int(part.charge.hold), int(rule.shadow)]
+    return arguments
+
+
+def _refill(rule: Rule, wall: float) -> str:
+    """Return what brings units back; see the script."""
+    if rule.period:
+        this_end, next_end = period_ends(wall)
+        return f"{this_end:.0f}:{next_end:.0f}"
+    return str(rule.window) if rule.window > 0 else "0"

@@ -101,6 +101,12 @@ class GatewayMetrics:
             ("policy",),
             registry=registry,
         )
+        self._shadowed = Counter(
+            "sluicegate_rate_limit_shadowed",
+            "Requests that a limit in shadow mode would have refused, by its name.",
+            ("policy",),
+            registry=registry,
+        )
         self._statistics = Gauge(
             "sluicegate_worker",
             "What a worker's parts say of themselves: cache, limits, routing, events.",
@@ -147,6 +153,10 @@ class GatewayMetrics:
     def rate_limited(self, policy: str) -> None:
         """Count a request that the limit `policy` refused."""
         self._limited.labels(policy).inc()
+
+    def shadowed(self, policy: str) -> None:
+        """Count a request that the limit `policy` would have refused, were it not watched only."""
+        self._shadowed.labels(policy).inc()
 
     def statistics(self, part: str, figures: Mapping[str, float]) -> None:
         """Show what a part says of itself; called about once a second."""

@@ -3,13 +3,16 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from gateway.rate_limit.base import Charge, Decision, RateLimiter
 from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis_connection import connect
+from gateway.types import Rule
 from tests.support.limits import charge, rule
 from tests.support.waiting import until
 
@@ -127,6 +130,81 @@ async def test_a_bucket_refills(limiter: RateLimiter) -> None:
 
 async def until_monotonic(moment: float) -> None:
     await until(lambda: time.monotonic() >= moment)
+
+
+async def test_a_rule_in_shadow_mode_refuses_nothing_and_is_not_shown(
+    limiter: RateLimiter,
+) -> None:
+    watched = msgspec.structs.replace(rule(3, name="trial"), shadow=True)
+    both = [charge(of=rule(100)), charge(of=watched, bucket="rl:{acme}:t:trial")]
+
+    decisions = [await decide(limiter, both) for _ in range(8)]
+
+    assert all(decision.allowed for decision in decisions)
+    assert [bool(decision.shadowed) for decision in decisions] == [False] * 3 + [True] * 5
+    assert decisions[-1].shadowed == (watched,)
+    assert {state.rule.name for one in decisions for state in one.policies} == {"minute"}
+    assert limiter.statistics().shadowed == 5
+
+
+async def test_what_only_a_rule_in_shadow_mode_lacks_is_charged_to_the_others(
+    limiter: RateLimiter,
+) -> None:
+    watched = msgspec.structs.replace(rule(3, name="trial"), shadow=True)
+    both = [charge(of=rule(10)), charge(of=watched, bucket="rl:{acme}:t:trial")]
+
+    allowed = [(await decide(limiter, both)).allowed for _ in range(12)]
+
+    assert allowed == [True] * 10 + [False] * 2
+
+
+async def test_a_quota_is_refilled_at_the_months_end_and_not_before(limiter: RateLimiter) -> None:
+    monthly = Rule(name="monthly", unit="items", capacity=50, period="month")
+
+    decisions = [await decide(limiter, [charge(10, of=monthly)]) for _ in range(6)]
+
+    now = datetime.now(UTC)
+    month_end = (now.replace(day=28) + timedelta(days=4)).replace(day=1, hour=0, minute=0, second=0)
+    assert [decision.allowed for decision in decisions] == [True] * 5 + [False]
+    assert [one.policies[0].remaining for one in decisions] == [40, 30, 20, 10, 0, 0]
+    left = (month_end - now).total_seconds()
+    assert decisions[-1].retry_after == pytest.approx(left, abs=5.0)
+    assert decisions[0].policies[0].reset == pytest.approx(left, abs=5.0)
+
+
+async def test_so_much_may_be_under_way_at_a_time_and_no_more(limiter: RateLimiter) -> None:
+    places = [charge(1, hold=True, of=Rule(name="running", unit="concurrent", capacity=3))]
+    first = [await decide(limiter, places) for _ in range(5)]
+
+    first[0].holds[0].settle(0)
+    await until(lambda: limiter.statistics().leased == 0)
+    after = [await wait_for_place(limiter, places), await decide(limiter, places)]
+
+    assert [decision.allowed for decision in first] == [True] * 3 + [False] * 2
+    assert first[-1].retry_after == pytest.approx(1.0)
+    assert [decision.allowed for decision in after] == [True, False]
+
+
+async def test_what_was_held_and_not_spent_goes_back(limiter: RateLimiter) -> None:
+    tokens = Rule(name="tokens", unit="tokens", capacity=100, window=3_600.0)
+    one = await decide(limiter, [charge(80, of=tokens, hold=True)])
+    meanwhile = await decide(limiter, [charge(30, of=tokens, hold=True)])
+
+    one.holds[0].settle(10)
+    one.holds[0].settle(10)
+    after = await decide(limiter, [charge(90, of=tokens, hold=True)])
+
+    assert (one.allowed, meanwhile.allowed, after.allowed) == (True, False, True)
+    assert not (await decide(limiter, [charge(1, of=tokens, hold=True)])).allowed
+
+
+async def wait_for_place(limiter: RateLimiter, charges: list[Charge]) -> Decision:
+    """Ask until a refusal that was heard a moment ago is no longer repeated."""
+    deadline = time.monotonic() + 5.0
+    while not (decision := await decide(limiter, charges)).allowed:
+        assert time.monotonic() < deadline
+        await until_monotonic(time.monotonic() + 0.02)
+    return decision
 
 
 async def test_decisions_are_counted(limiter: RateLimiter) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.types import Rule
-from tests.support.stub_backend import StubBackend
+from tests.support.stub_backend import StubBackend, answer_when
 from tests.support.worker import Response, RunningWorker, classify, post, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +57,91 @@ async def test_more_items_than_the_limit_ever_allows_are_refused_for_good(
     assert refused.headers["x-should-retry"] == "false"
     assert "retry-after" not in refused.headers
     assert smaller.status == 200
+
+
+_TOKENS = Rule(name="tokens", unit="tokens", capacity=40, window=3600.0)
+_PLACES = Rule(name="running", unit="concurrent", capacity=1)
+
+
+async def test_tokens_are_held_for_work_settled_after_it_and_not_charged_for_hits(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    async with running_worker(tmp_path, valkey, [stub], rules=(_TOKENS,)) as worker:
+        # At most 22 tokens of each; the stub says 4.
+        computed = [await ask(worker, letter * 19) for letter in "abcdef"]
+        hits = [await ask(worker, "a" * 19) for _ in range(5)]
+        refused = await ask(worker, "g" * 19)
+        impossible = await ask(worker, *(letter * 19 for letter in "hij"))
+
+    assert [one.status for one in computed] == [200] * 5 + [429]
+    assert [one.status for one in hits] == [200] * 5
+    assert (refused.status, refused.json()["code"]) == (429, "rate_limited")
+    assert "`tokens` of tokens" in refused.json()["detail"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 120
+    assert refused.headers["ratelimit-policy"] == '"tokens";q=40;w=3600'
+    assert hits[-1].headers["x-ratelimit-remaining-tokens"] == "20"
+    assert (impossible.status, impossible.json()["code"]) == (413, "payload_too_large")
+
+
+async def test_so_much_work_of_a_tenant_runs_at_a_time_and_no_more(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    gate = asyncio.Event()
+    async with running_worker(tmp_path, valkey, [stub], rules=(_PLACES,)) as worker:
+        await ask(worker, "known")
+        stub.behaviour = answer_when(gate)
+        first = asyncio.create_task(ask(worker, "a"))
+        await stub.wait_for(lambda: len(stub.calls) == 2)
+        hit, second = await ask(worker, "known"), await ask(worker, "b")
+        gate.set()
+        answered = await first
+        async with asyncio.timeout(10):
+            while (third := await ask(worker, "b")).status == 429:
+                pass  # the place is on its way back
+
+    assert (hit.status, answered.status, third.status) == (200, 200, 200)
+    assert (second.status, second.headers["retry-after"]) == (429, "1")
+
+
+async def test_a_models_limit_holds_over_all_and_a_refused_tenant_leaves_it_alone(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    rows = {"name": "rows", "unit": "rows", "capacity": 5, "window": 3600}
+    small = Rule(name="rows_of_tenant", unit="rows", capacity=3, window=3600.0)
+    models = {"stub": {"limits": [rows]}}
+    async with running_worker(tmp_path, valkey, [stub], rules=(small,), models=models) as worker:
+        passed = await ask(worker, "a", "b")
+        refused = [await ask(worker, "c", "d") for _ in range(3)]
+        rest = await ask(worker, "e")
+
+    assert (passed.status, rest.status) == (200, 200)
+    assert {one.status for one in refused} == {429}
+    assert "`rows_of_tenant`" in refused[0].json()["detail"]
+
+
+async def test_a_limit_in_shadow_mode_is_counted_and_not_felt(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    trial = Rule(name="trial", unit="requests", capacity=2, window=3600.0, shadow=True)
+    async with running_worker(tmp_path, valkey, [stub], rules=(trial,)) as worker:
+        answers = [await ask(worker, "a") for _ in range(5)]
+        metrics = worker.metrics()
+
+    assert {one.status for one in answers} == {200}
+    assert all("ratelimit" not in one.headers for one in answers)
+    assert 'sluicegate_rate_limit_shadowed_total{policy="trial"} 3.0' in metrics
+
+
+async def test_a_used_up_quota_says_that_trying_again_is_of_no_use(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    monthly = Rule(name="monthly", unit="items", capacity=2, period="month")
+    async with running_worker(tmp_path, valkey, [stub], rules=(monthly,)) as worker:
+        answers = [await ask(worker, "a") for _ in range(3)]
+
+    assert [one.status for one in answers] == [200, 200, 429]
+    assert "begin anew with the next month" in answers[-1].json()["detail"]
+    assert answers[-1].headers["x-should-retry"] == "false"
 
 
 async def test_a_worker_that_never_reached_a_backend_asks_to_try_again(

@@ -22,10 +22,15 @@ def rule(
 
 
 def charge(
-    amount: int = 1, *, of: Rule | None = None, bucket: str = "rl:{acme}:t:minute"
+    amount: int = 1,
+    *,
+    of: Rule | None = None,
+    bucket: str = "",
+    hold: bool = False,
 ) -> Charge:
     """Return a charge on a bucket of tenant `acme`'s."""
-    return Charge(rule=of or rule(), bucket=bucket, amount=amount)
+    of = of or rule()
+    return Charge(rule=of, bucket=bucket or f"rl:{{acme}}:t:{of.name}", amount=amount, hold=hold)
 
 
 class Fleet:
@@ -46,6 +51,7 @@ class Fleet:
                 local_share=local_share,
                 monotonic=self.clock,
                 breaker=CircuitBreaker(failures=failures),
+                wall=self.clock,
             )
             for number in range(workers)
         ]

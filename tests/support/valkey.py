@@ -38,6 +38,12 @@ class Valkey:
         return f"unix://{self.socket}"
 
     @property
+    def pid(self) -> int:
+        """The id of its process."""
+        assert self._process is not None, "Valkey is not running"
+        return self._process.pid
+
+    @property
     def tcp_url(self) -> str:
         """The URL of its port."""
         return f"redis://127.0.0.1:{self.port}/0"

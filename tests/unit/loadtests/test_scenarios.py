@@ -39,4 +39,4 @@ def test_a_queue_that_still_grows_is_not_sustained() -> None:
 
 def _answered(due: float, *, after: float) -> Answer:
     body = encode_frame(Done(index=0, result=b"", rows=1, tokens=1))
-    return Answer(due=due, came=due + after, status=200, body=body, head=b"")
+    return Answer(due=due, sent=due, came=due + after, status=200, body=body, head=b"")

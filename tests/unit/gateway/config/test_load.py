@@ -73,16 +73,40 @@ def test_a_broken_document_is_refused_with_line_and_field(text: str, expected: s
     ("rule", "expected"),
     [
         ("{name: per-minute, unit: requests, capacity: 1, window: 1}", "tenant[0].name"),
-        ("{name: m, unit: rows, capacity: 1, window: 1}", "tenant[0].unit"),
+        ("{name: m, unit: calls, capacity: 1, window: 1}", "tenant[0].unit"),
         ("{name: m, unit: items, capacity: 0, window: 1}", "tenant[0].capacity"),
         ("{name: m, unit: items, capacity: 1, window: 0}", "tenant[0].window"),
-        ("{name: m, unit: items, capacity: 1}", "tenant[0]: the field `window` is missing"),
+        ("{name: m, unit: items, capacity: 1}", "tenant[0].window: must be more than 0"),
+        ("{name: m, unit: items, capacity: 1, window: .inf}", "tenant[0].window"),
+        ("{name: m, unit: items, capacity: 1, period: week}", "tenant[0].period: `week` must be"),
+        ("{name: m, unit: items, capacity: 1, period: month, window: 1}", "tenant[0].window"),
+        ("{name: m, unit: concurrent, capacity: 1, window: 1}", "tenant[0].unit: `concurrent`"),
+        ("{name: m, unit: concurrent, capacity: 1, period: month}", "tenant[0].unit"),
     ],
 )
 def test_a_bad_limit_is_refused(rule: str, expected: str) -> None:
     text = f"limits:\n  tenant:\n    - {rule}\n"
 
     assert f"g.yaml:3: limits.{expected}" in refusal(text)
+
+
+def test_a_limit_of_a_model_names_no_other() -> None:
+    rule = "{name: a, unit: rows, capacity: 1, window: 1, model: n}"
+    text = f"models:\n  m:\n    limits:\n      - {rule}\n"
+
+    assert "g.yaml:4: models.m.limits[0].model: the model is known here" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "{name: m, unit: tokens, capacity: 1000, window: 60, model: minilm, shadow: true}",
+        "{name: m, unit: items, capacity: 1000, period: month}",
+        "{name: m, unit: concurrent, capacity: 8}",
+    ],
+)
+def test_every_kind_of_limit_can_be_written(rule: str) -> None:
+    assert load_text(f"limits:\n  tenant:\n    - {rule}\n").limits.tenant[0].name == "m"
 
 
 @pytest.mark.parametrize(

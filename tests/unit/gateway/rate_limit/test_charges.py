@@ -1,7 +1,9 @@
 """What a request is charged."""
 
+import msgspec
+
 from gateway.rate_limit.base import Charge
-from gateway.rate_limit.charges import charges_for
+from gateway.rate_limit.charges import charges_for, model_charges_for, work_charges_for
 from gateway.types import KeyId, Principal, Rule, TenantId
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
@@ -63,10 +65,48 @@ def test_no_name_of_a_tenant_or_key_can_reach_anothers_bucket() -> None:
     assert all(bucket.count("{") == bucket.count("}") == 1 for bucket in buckets)
 
 
-def test_a_unit_that_is_not_known_at_admission_is_not_charged() -> None:
+def test_a_unit_of_work_is_shown_at_admission_and_charged_when_work_begins() -> None:
     principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"), tenant_rules=(MINUTE, ROWS))
 
-    assert [name for name, _, _ in charges(principal)] == ["minute"]
+    held = work_charges_for(
+        principal, rows=7, tokens=99, model="m", default_tenant_rules=(), default_key_rules=()
+    )
+
+    assert [(name, amount) for name, _, amount in charges(principal)] == [
+        ("minute", 1),
+        ("rows", 0),
+    ]
+    assert [(one.rule, one.amount, one.hold) for one in held] == [(ROWS, 7, True)]
+
+
+def test_a_rule_of_a_model_is_met_by_its_requests_only() -> None:
+    of_minilm = msgspec.structs.replace(MINUTE, model="minilm")
+    principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"), tenant_rules=(of_minilm,))
+
+    met = {
+        model: charges_for(
+            principal,
+            requests=1,
+            items=1,
+            model=model,
+            default_tenant_rules=(),
+            default_key_rules=(),
+        )
+        for model in ("minilm", "other", "")
+    }
+
+    assert [len(met[model]) for model in ("minilm", "other", "")] == [1, 0, 0]
+
+
+def test_no_tenant_shares_a_bucket_with_a_model() -> None:
+    (shared,) = model_charges_for((MINUTE,), model="a", items=1, rows=1, tokens=1)
+    tenants = [
+        Principal(tenant=TenantId(name), key=KeyId("k"), tenant_rules=(MINUTE,))
+        for name in ("/a", "a", "%2Fa")
+    ]
+
+    assert shared.bucket == "rl:{/a}:m:minute"
+    assert all(bucket != shared.bucket for one in tenants for _, bucket, _ in charges(one))
 
 
 def test_new_rules_of_a_tenant_count_from_the_next_request() -> None:

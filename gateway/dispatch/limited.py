@@ -1,0 +1,102 @@
+"""Lets work begin that is within its limits: holds what it may take, and settles what it took."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.dispatch.work import Work
+from gateway.rate_limit.work import Limiter, Reservation, WorkRules, estimate, reserve
+from gateway.runtime.store import RuntimeStore
+from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Rule, Source
+
+_LATE = ItemFailure(
+    status=504, code="deadline_exceeded", detail="The limits could not be asked in time."
+)
+
+
+class Runner(Protocol):
+    """Runs items on backends; see `gateway.inference.WorkRunner`."""
+
+    async def run(
+        self,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Callable[[int, ItemOutcome], None],
+        traceparent: str = "",
+    ) -> None:
+        """Settle all of `work`."""
+        ...
+
+
+class LimitedRunner:
+    """A runner before another: work that is over a limit is settled as refused, and not run.
+
+    Refreshes and other work of nobody's are not limited.
+    """
+
+    def __init__(self, *, runner: Runner, limiter: Limiter, runtimes: RuntimeStore) -> None:
+        self._runner = runner
+        self._limiter = limiter
+        self._runtimes = runtimes
+
+    async def run(
+        self,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Callable[[int, ItemOutcome], None],
+        traceparent: str = "",
+    ) -> None:
+        """Settle all of `work`."""
+        rules = self._rules(work)
+        if work.principal is None or not _may_cost(rules, work.principal):
+            await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
+            return
+        reservation = await self._reserve(rules, work, work.principal, deadline)
+        if reservation.refusal is not None:
+            refused = ItemOutcome(source=Source.FAILED, failure=reservation.refusal)
+            for item in work.items:
+                settle(item.index, refused)
+            return
+        taken: list[ItemOutcome] = []
+
+        def count(index: int, outcome: ItemOutcome) -> None:
+            taken.append(outcome)
+            settle(index, outcome)
+
+        try:
+            await self._runner.run(work, deadline=deadline, settle=count, traceparent=traceparent)
+        finally:
+            reservation.settle(
+                rows=sum(outcome.rows for outcome in taken),
+                tokens=sum(outcome.tokens for outcome in taken),
+            )
+
+    async def _reserve(
+        self, rules: WorkRules, work: Work, principal: Principal, deadline: float
+    ) -> Reservation:
+        info = work.model.info
+        items = [item.body for item in work.items]
+        most = estimate(work.task, work.parameters, items, longest_row=info.max_tokens)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await reserve(self._limiter, rules, principal, model=info.name, most=most)
+        except TimeoutError:
+            return Reservation(refusal=_LATE)
+
+    def _rules(self, work: Work) -> WorkRules:
+        document = self._runtimes.current.document
+        entry = document.models.get(work.model.info.name)
+        return WorkRules(
+            tenant=document.limits.tenant,
+            key=document.limits.key,
+            model=entry.limits if entry is not None else (),
+        )
+
+
+def _may_cost(rules: WorkRules, principal: Principal) -> bool:
+    own: tuple[Rule, ...] = (principal.tenant_rules or rules.tenant) + (
+        principal.key_rules or rules.key
+    )
+    return bool(rules.model) or any(rule.unit in WORK_UNITS for rule in own)

@@ -1,0 +1,219 @@
+"""Whether four workers keep ten tenants' limits, and what Redis's absence adds.
+
+Every tenant asks, over many connections, for three times what its bucket is refilled with. All
+admissions of all windows are then held against the limit.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import httpx
+import msgspec
+
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
+from gateway.settings import Settings, environment, process_environment
+from gateway.types import Rule
+from loadtests.generator import Target
+from loadtests.open_loop import Answer, open_loop
+from loadtests.windows import Admitted, bound, local_share, most_over_the_limit
+from tests.support.stub_process import StubProcess, stub_process
+from tests.support.system import free_port, until
+from tests.support.valkey import Valkey
+
+RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
+"""100 at once, 1,000 a minute."""
+WORKERS, TENANTS = 4, 10
+SHARE = 0.1
+_OFFERED = 3.0
+# More than enough that every worker has some of each tenant's.
+_CONNECTIONS = 24
+# A worker asks Redis again so long after it gave up, and waits so long for an answer.
+_BREAKER, _TIMEOUT = 1.0, 1.0
+_OK, _REFUSED = 200, 429
+_BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """How a tenant fared: how far over its limit its worst window is, its share of the bound."""
+
+    tenant: str
+    admitted: int
+    refused: int
+    other: int
+    over: float
+    share: float
+
+
+class LimitsRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run showed; `by_share` is the most that could be admitted without Redis."""
+
+    tenants: list[Kept]
+    away: float
+    by_share: float
+
+    @property
+    def over(self) -> float:
+        """By how many requests the worst window of all tenants is over its limit."""
+        return max(one.over for one in self.tenants)
+
+    @property
+    def share(self) -> float:
+        """The least share that a tenant got of what its limit allows."""
+        return min(one.share for one in self.tenants)
+
+
+class _Gateway:
+    """Four workers of `sluicegate gateway` with a Redis that can be taken away."""
+
+    def __init__(self, folder: Path, stub: StubProcess, cache: Valkey, state: Valkey) -> None:
+        self.port = free_port()
+        self._settings = Settings(
+            data_dir=folder / "data",
+            config=folder / "config",
+            cache_url=cache.url,
+            state_url=state.url,
+            port=self.port,
+        )
+        self._settings.config.mkdir()
+        backends = [{"id": "stub", "url": stub.url}]
+        document = {
+            "regions": [{"name": "eu", "pools": [{"backends": backends}]}],
+            "limits": {"local_share": SHARE},
+        }
+        # JSON is YAML.
+        (self._settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
+        self._settings.data_dir.mkdir()
+        with Ledger(self._settings.ledger) as ledger:
+            for number in range(TENANTS):
+                ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
+                ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(_key(number)))
+        self._log = folder / "log"
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "gateway", "gateway", "--no-admin"]
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                [*command, "--workers", str(WORKERS)],
+                env=dict(process_environment()) | environment(self._settings),
+                stdout=log,
+                stderr=log,
+            )
+        until(self._is_ready, within=60, what="the workers serve")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._child.terminate()
+        self._child.wait(30)
+
+    def target(self, number: int) -> Target:
+        """Return where tenant `number` sends its requests."""
+        headers = (("authorization", f"Bearer {_key(number)}"),)
+        return Target(host="127.0.0.1", port=self.port, path="/v1/classify", headers=headers)
+
+    def _is_ready(self) -> bool:
+        if self._child.poll() is not None:
+            raise RuntimeError(self._log.read_text())
+        if "serving on" not in self._log.read_text():
+            return False
+        # Whichever worker a connection goes to: all of them must know the backend.
+        with contextlib.suppress(httpx.TransportError):
+            ready = [httpx.get(f"http://127.0.0.1:{self.port}/health/ready") for _ in range(16)]
+            return all(one.is_success for one in ready)
+        return False
+
+
+def measure(*, duration: float, away: float) -> None:
+    """Run once with Redis there, once with Redis killed in the middle; print both."""
+    show("Redis is there", run(duration=duration, away=0.0))
+    show(f"Redis is killed for {away:g} s", run(duration=duration, away=away))
+
+
+def run(*, duration: float, away: float) -> LimitsRun:
+    """Return how the limits were kept for `duration` seconds, Redis gone for `away` of them."""
+    # Computed before anything is sent: how long the workers may think that Redis is away.
+    unaware = away + _BREAKER + _TIMEOUT if away else 0.0
+    by_share = local_share(RULE, share=SHARE, workers=WORKERS, away=unaware) if away else 0.0
+    with _gateway() as (gateway, state):
+        answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
+    tenants = [_kept(f"tenant-{number}", one) for number, one in enumerate(answers)]
+    return LimitsRun(tenants=tenants, away=away, by_share=by_share)
+
+
+def show(title: str, result: LimitsRun) -> None:
+    """Print what a run showed."""
+    print(f"\n## {title}\n")
+    print("| tenant | admitted | refused | other | worst window, over the limit | of the bound |")
+    print("|---|---|---|---|---|---|")
+    for one in result.tenants:
+        counts = f"{one.admitted} | {one.refused} | {one.other}"
+        print(f"| {one.tenant} | {counts} | {one.over:+.2f} | {one.share:.4f} |")
+    print(f"\nWorst window {result.over:+.2f}; allowed over the limit: {result.by_share:.1f}")
+
+
+@contextlib.contextmanager
+def _gateway() -> Iterator[tuple[_Gateway, Valkey]]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        stub_process() as stub,
+        Valkey() as cache,
+        Valkey("--appendonly", "yes") as state,
+        _Gateway(Path(folder), stub, cache, state) as gateway,
+    ):
+        yield gateway, state
+
+
+async def _offer(
+    gateway: _Gateway, state: Valkey, *, duration: float, away: float
+) -> list[list[Answer]]:
+    rate = _OFFERED * RULE.capacity / RULE.window
+    bodies = iter(lambda: _BODY, b"")
+    sending = [
+        open_loop(
+            gateway.target(number),
+            bodies,
+            rate=rate,
+            duration=duration,
+            seed=number,
+            connections=_CONNECTIONS,
+        )
+        for number in range(TENANTS)
+    ]
+    *answers, _ = await asyncio.gather(*sending, _take_away(state, duration=duration, away=away))
+    return [one for one in answers if one is not None]
+
+
+async def _take_away(state: Valkey, *, duration: float, away: float) -> None:
+    if not away:
+        return
+    await asyncio.sleep((duration - away) / 2)
+    state.kill()
+    killed = time.monotonic()
+    await asyncio.sleep(away)
+    await asyncio.to_thread(state.start)
+    print(f"Redis was away for {time.monotonic() - killed:.2f} s")
+
+
+def _kept(tenant: str, answers: list[Answer]) -> Kept:
+    admitted = [Admitted(one.sent, one.came) for one in answers if one.status == _OK]
+    refused = sum(one.status == _REFUSED for one in answers)
+    took = max(one.came for one in answers) - min(one.sent for one in answers)
+    return Kept(
+        tenant=tenant,
+        admitted=len(admitted),
+        refused=refused,
+        other=len(answers) - len(admitted) - refused,
+        over=most_over_the_limit(admitted, RULE),
+        share=len(admitted) / bound(RULE, took),
+    )
+
+
+def _key(number: int) -> str:
+    return f"sk-limits-tenant-{number:02}"

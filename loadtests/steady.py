@@ -1,0 +1,201 @@
+"""A precise open-loop generator: a process of its own that sends at a steady rate, come what may.
+
+`python -m loadtests.steady < ASKED` prints what it measured as JSON. Plain sockets and one `select`
+that sleeps until the next request is due: about 20 µs a request, and a timer that is exact to tens
+of microseconds. Where it may (root), it runs before everything else on its core, since a request
+that leaves late through its fault would be counted as a slow answer.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtests.generator import Target
+
+_ROOT = Path(__file__).parents[1]
+_LAST = 2.0
+_OK = 200
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What to send: `bodies` in turns, `rate` a second, for `duration`, pinned to `core`."""
+
+    target: Target
+    bodies: list[bytes]
+    rate: float
+    duration: float
+    connections: int = 64
+    core: int = 1
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back, in seconds. `late` is how long after its time a request left.
+
+    `latencies` are sorted, and counted from when the request was due.
+    """
+
+    rate: float
+    sent: int
+    failed: int
+    is_first: bool
+    """Whether the generator ran before everything else on its core."""
+    latencies: list[float]
+    late: list[float]
+
+    def percentile(self, share: float) -> float:
+        """Return the latency that `share` of the requests did not exceed."""
+        return _percentile(self.latencies, share)
+
+    def lateness(self, share: float) -> float:
+        """Return how late `share` of the requests left at most."""
+        return _percentile(self.late, share)
+
+
+class _Connection:
+    """A connection and what it waits for."""
+
+    def __init__(self, target: Target) -> None:
+        self.socket = socket.create_connection((target.host, target.port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.due = 0.0
+        self._received = b""
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def status(self) -> int:
+        """Return the status of the answer that has arrived whole, 0 while it has not."""
+        data = self.socket.recv(65_536)
+        if not data:
+            raise ConnectionError("the server closed a connection")
+        data = self._received + data
+        end = data.find(b"\r\n\r\n")
+        head = data[:end].lower()
+        start = head.find(b"content-length:")
+        if end < 0 or len(data) < end + 4 + int(head[start + 15 :].split(b"\r\n", 1)[0]):
+            self._received = data
+            return 0
+        self._received = b""
+        return int(data[9:12])
+
+
+def send_steadily(asked: Asked) -> Measured:
+    """Return what a generator in a process of its own measured."""
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtests.steady"],
+        input=msgspec.json.encode(asked),
+        stdout=subprocess.PIPE,
+        check=True,
+        cwd=_ROOT,
+    )
+    return msgspec.json.decode(done.stdout, type=Measured)
+
+
+class _Run:
+    """One run: requests leave when they are due if a connection is free, else as soon as one is."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._requests = _requests(asked)
+        self._count = int(asked.rate * asked.duration)
+        self._spacing = 1.0 / asked.rate
+        self._connections = [_Connection(asked.target) for _ in range(asked.connections)]
+        self._idle = deque(self._connections)
+        self._sent = 0
+        self.latencies: list[float] = []
+        self.late: list[float] = []
+        self.refused = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were sent and not answered."""
+        return self._sent - len(self.latencies)
+
+    def run(self, duration: float) -> None:
+        """Send everything, and wait for the answers, not much longer than `duration`."""
+        clock = time.perf_counter
+        started = clock() + 0.01
+        ends = started + duration + _LAST
+        now = clock()
+        while (self._sent < self._count or self.waiting) and now < ends:
+            left = self._send_due(started)
+            # Never spin: whoever is waited for may be on this core.
+            may_send = self._sent < self._count and self._idle
+            timeout = max(0.0, left) if may_send else _LAST
+            ready, _, _ = select.select(self._connections, (), (), timeout)
+            now = clock()
+            for connection in ready:
+                self._receive(connection, now)
+
+    def _send_due(self, started: float) -> float:
+        """Send what is due, and return the seconds until the next is."""
+        now = time.perf_counter()
+        due = started + self._sent * self._spacing
+        while due <= now and self._idle and self._sent < self._count:
+            connection = self._idle.popleft()
+            connection.socket.send(self._requests[self._sent % len(self._requests)])
+            connection.due = due
+            self.late.append(now - due)
+            self._sent += 1
+            due += self._spacing
+            now = time.perf_counter()
+        return due - now
+
+    def _receive(self, connection: _Connection, now: float) -> None:
+        status = connection.status()
+        if status:
+            self.latencies.append(now - connection.due)
+            self.refused += status != _OK
+            self._idle.append(connection)
+
+
+def _measure(asked: Asked) -> Measured:
+    is_first = _go_first(asked.core)
+    run = _Run(asked)
+    gc.disable()
+    run.run(asked.duration)
+    return Measured(
+        rate=len(run.latencies) / asked.duration,
+        sent=len(run.late),
+        failed=run.refused + run.waiting,
+        is_first=is_first,
+        latencies=sorted(run.latencies),
+        late=sorted(run.late),
+    )
+
+
+def _requests(asked: Asked) -> list[bytes]:
+    target = asked.target
+    lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host}"]
+    lines.append("content-type: application/json")
+    lines += [f"{name}: {value}" for name, value in target.headers]
+    head = "\r\n".join(lines).encode()
+    return [b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(b), b) for b in asked.bodies]
+
+
+def _go_first(core: int) -> bool:
+    """Take a place on `core`, before all others there if that is allowed; say whether it was."""
+    os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        return True
+    return False
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+
+
+if __name__ == "__main__":
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
+    sys.stdout.buffer.write(msgspec.json.encode(_measure(asked)))

@@ -1,0 +1,21 @@
+"""Four worker processes, ten tenants who ask for three times what they may have.
+
+`make bench-limits` is the long form, of three minutes each.
+"""
+
+from loadtests import limits
+
+
+def test_no_window_of_any_tenant_has_more_than_its_limit_and_each_gets_what_is_its() -> None:
+    kept = limits.run(duration=6.0, away=0.0)
+
+    assert kept.over <= 0.0
+    assert kept.share >= 0.97
+    assert all(one.other == 0 for one in kept.tenants)
+
+
+def test_without_redis_no_more_is_added_than_the_local_share() -> None:
+    kept = limits.run(duration=9.0, away=3.0)
+
+    assert kept.over <= kept.by_share
+    assert all(one.other == 0 for one in kept.tenants)
