@@ -14,7 +14,7 @@ from backends.repository.manifest import (
     builds_on,
     read_manifest,
 )
-from backends.repository.serving import FILE, read_serving
+from backends.repository.serving import FILE, Shadow, read_serving
 
 _DIGITS = 12
 
@@ -22,7 +22,8 @@ _DIGITS = 12
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be loaded. `digest` covers its files and the models it builds on.
 
-    `inferred` says of each field that its `model.yaml` leaves out what told it.
+    `inferred` says of each field that its `model.yaml` leaves out what told it. A `shadow` changes
+    no answer, so it is no part of the digest.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     digest: str
     inferred: dict[str, str] = {}
+    shadow: Shadow | None = None
 
     @property
     def revision(self) -> str:
@@ -48,6 +50,7 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     entry: Entry
     own_digest: str
+    shadow: Shadow | None = None
 
 
 def read_catalogue(root: Path) -> Catalogue:
@@ -83,24 +86,35 @@ def _read_model(folder: Path, problems: dict[str, str]) -> dict[str, _Found]:
         raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
     serving = read_serving(folder)
     shares = serving.revisions or {max(numbers, key=int): 1}
-    for number in (*shares, *serving.preload):
+    aside = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
+    for number in (*shares, *aside):
         if number not in numbers:
             raise ModelProblem(f"{folder / FILE}: there is no revision `{number}`")
+    if serving.shadow is not None and serving.shadow.revision in shares:
+        raise ModelProblem(
+            f"{folder / FILE}: the `shadow` is revision `{serving.shadow.revision}`, which answers "
+            "already; name under `revisions` those that answer"
+        )
     found: dict[str, _Found] = {}
-    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *serving.preload]):
+    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *aside]):
         try:
             found[f"{folder.name}@{number}"] = _read_revision(folder / number)
         except ModelProblem as error:
             problems[f"{folder.name}@{number}"] = str(error)
     if len(shares) == 1:
         (only,) = shares
-        found[folder.name] = _read_revision(folder / only)
+        answering = _read_revision(folder / only)
     else:
-        arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
-        split = Entry(manifest=SplitManifest(arms=arms))
-        plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
-        found[folder.name] = _Found(folder=folder, entry=split, own_digest=plan)
+        answering = _split(folder, shares)
+    found[folder.name] = msgspec.structs.replace(answering, shadow=serving.shadow)
     return found
+
+
+def _split(folder: Path, shares: Mapping[str, int]) -> _Found:
+    arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
+    entry = Entry(manifest=SplitManifest(arms=arms))
+    plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
+    return _Found(folder=folder, entry=entry, own_digest=plan)
 
 
 def _read_revision(folder: Path) -> _Found:
@@ -142,6 +156,7 @@ def _resolve(
         manifest=manifest,
         digest=digest,
         inferred=own.entry.inferred,
+        shadow=own.shadow,
     )
     return models[name]
 

@@ -13,14 +13,27 @@ Revision = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
 Weight = Annotated[int, msgspec.Meta(ge=1)]
 
 
+class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The revision that `share` per cent of the items are mirrored to.
+
+    Answers are the same where no number of them is further apart than `tolerance`.
+    """
+
+    revision: Revision
+    share: Annotated[float, msgspec.Meta(gt=0, le=100)] = 100.0
+    tolerance: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+
+
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The revisions that answer, each with its share of the items; others that are kept warm.
 
-    Revisions that share and those in `preload` are also models of their own, `name@revision`.
+    Revisions that share, those in `preload` and the `shadow` are also models of their own,
+    `name@revision`.
     """
 
     revisions: Annotated[dict[Revision, Weight], msgspec.Meta(min_length=1)] | None = None
     preload: list[Revision] = []
+    shadow: Shadow | None = None
 
 
 def read_serving(folder: Path) -> Serving:
