@@ -170,7 +170,7 @@ class _Loader:
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = Tokenizer(
-            model.folder / manifest.tokenizer,
+            model.file(manifest.tokenizer),
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
         )
@@ -217,7 +217,7 @@ class _Loader:
                 f"{model.folder}: `{manifest.encoder}` has no output `{manifest.output}`"
             )
         layers = read_head(
-            model.folder / manifest.weights,
+            model.file(manifest.weights),
             inputs=below.dimensions,
             outputs=len(manifest.labels),
         )
@@ -241,7 +241,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         outputs = {kind: name for kind, name in named.items() if name is not None}
         dimensions = manifest.dimensions
     return GraphSource(
-        path=model.folder / manifest.graph,
+        path=model.file(manifest.graph),
         outputs=outputs,
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,

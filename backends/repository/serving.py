@@ -36,8 +36,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shadow: Shadow | None = None
 
 
-def read_serving(folder: Path) -> Serving:
-    """Return what a model's folder says.
+def read_serving(folder: Path) -> Serving | None:
+    """Return what a model's folder says; `None` where it says nothing.
 
     Raises:
         ModelProblem: the file cannot be read, or says what it may not.
@@ -48,6 +48,6 @@ def read_serving(folder: Path) -> Serving:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506 - makes texts only
         return msgspec.convert(document or {}, Serving, strict=False)
     except FileNotFoundError:
-        return Serving()
+        return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise ModelProblem(f"{path}: {' '.join(str(error).split())}") from None
