@@ -99,6 +99,16 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     rows: CacheStatistics
 
 
+class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How mirrored items compared: counts by `(model, shadow, outcome)`.
+
+    `largest` is how far two answers that said the same were apart at most, by `(model, shadow)`.
+    """
+
+    outcomes: dict[tuple[str, str, str], int] = {}
+    largest: dict[tuple[str, str], float] = {}
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A backend's numbers at one moment. `items` counts `(model, task, outcome)`."""
 
@@ -107,3 +117,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     items: dict[tuple[str, str, str], int]
     encoders: list[EncoderStatistics]
     device_busy_share: float = 0.0
+    shadows: ShadowStatistics = ShadowStatistics()

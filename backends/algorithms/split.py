@@ -39,14 +39,19 @@ class Split(Algorithm):
 
     def choose(self, scope: str, item: Any) -> Algorithm:
         """Return what answers an item of a scope."""
-        content = msgspec.msgpack.encode((scope, item))
-        digest = hashlib.blake2b(content, digest_size=8).digest()
-        place = int.from_bytes(digest, "little") * self._total >> 64
+        place = place_of("split", scope, item) * self._total
         for arm in self._arms:
             place -= arm.weight
             if place < 0:
                 return arm.algorithm
         return self._arms[-1].algorithm
+
+
+def place_of(purpose: str, scope: str, item: Any) -> float:
+    """Return where an item of a scope lies between 0 and 1, evenly and for each purpose anew."""
+    content = msgspec.msgpack.encode((purpose, scope, item))
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
 
 
 def split_tasks(

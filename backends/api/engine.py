@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from backends.algorithms.base import Endpoint
+from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
 from backends.batching.shared import SharedRows
@@ -17,7 +18,7 @@ from backends.errors import CallRefused, ModelNotFound, NotReady, Overloaded, Re
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.protocol import BackendState, Call, ModelInfo, Report, encode_frame
-from backends.types import EncoderStatistics, Snapshot
+from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.005
@@ -91,6 +92,7 @@ class Engine:
         served: Served,
         clock: Callable[[], float] = time.monotonic,
         device: Device | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         self._identity = identity
         self._served = served
@@ -102,6 +104,7 @@ class Engine:
         self.draining = False
         self._clock = clock
         self._device = device
+        self._mirror = mirror
         self._reported = -math.inf
         self._report_frame = b""
 
@@ -286,6 +289,7 @@ class Engine:
                 )
                 for encoder in self._served.encoders
             ],
+            shadows=self._mirror.statistics() if self._mirror else ShadowStatistics(),
         )
 
 

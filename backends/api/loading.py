@@ -9,6 +9,7 @@ from backends.admission.admit import Admit, Candidate
 from backends.admission.tuned import Tuned, read_tuned
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
+from backends.algorithms.shadow import Mirror, shadowed
 from backends.api.engine import Engine, Identity, RunningEncoder, Served
 from backends.batching.batcher import Batcher, QueueLimits
 from backends.batching.device import Device
@@ -50,10 +51,11 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """What models share and a reload keeps: the device, the rows that are known."""
+    """What models share and a reload keeps: the device, known rows, what is mirrored."""
 
     device: Device
     cache: RowCache
+    mirror: Mirror
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,9 +83,11 @@ def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
 
 def make_shared(tools: Tools) -> Shared:
     """Return what the models of a process share, before any is loaded."""
+    device = Device(slots=_slots(tools.settings), clock=tools.clock)
     return Shared(
-        device=Device(slots=_slots(tools.settings), clock=tools.clock),
+        device=device,
         cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
+        mirror=Mirror(clock=tools.clock, busy_share=device.busy_share),
     )
 
 
@@ -94,6 +98,9 @@ def load_models(
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
+    # Last, so that what builds on a model asks the model alone.
+    for model in catalogue.models.values():
+        loader.mirror(model)
     return Served(
         endpoints=loader.endpoints,
         pipelines=loader.pipelines,
@@ -137,6 +144,21 @@ class _Loader:
             return
         self.endpoints[model.name] = endpoint
 
+    def mirror(self, model: Model) -> None:
+        """Let the shadow of a model see its items; one that is broken is named, and sees none."""
+        endpoint = self.endpoints.get(model.name)
+        if model.shadow is None or endpoint is None:
+            return
+        name = f"{model.name}@{model.shadow.revision}"
+        shadow = self.endpoints.get(name)
+        if shadow is None:
+            return
+        both = shadowed(endpoint, shadow, plan=model.shadow, mirror=self._shared.mirror)
+        if both is None:
+            self.problems[name] = f"it is the shadow of `{model.name}` and has no task of it"
+        else:
+            self.endpoints[model.name] = both
+
     def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
         running = self._kept.get((model.name, model.digest))
         if running is None:
@@ -148,7 +170,7 @@ class _Loader:
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = Tokenizer(
-            model.folder / manifest.tokenizer,
+            model.file(manifest.tokenizer),
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
         )
@@ -195,7 +217,7 @@ class _Loader:
                 f"{model.folder}: `{manifest.encoder}` has no output `{manifest.output}`"
             )
         layers = read_head(
-            model.folder / manifest.weights,
+            model.file(manifest.weights),
             inputs=below.dimensions,
             outputs=len(manifest.labels),
         )
@@ -219,7 +241,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         outputs = {kind: name for kind, name in named.items() if name is not None}
         dimensions = manifest.dimensions
     return GraphSource(
-        path=model.folder / manifest.graph,
+        path=model.file(manifest.graph),
         outputs=outputs,
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,

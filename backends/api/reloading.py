@@ -40,6 +40,7 @@ class Repository:
             served=served,
             clock=tools.clock,
             device=self._shared.device,
+            mirror=self._shared.mirror,
         )
         self.served = served
         self._started: dict[int, RunningEncoder] = {}
@@ -60,6 +61,7 @@ class Repository:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._shared.mirror.close()
         await self._stop(list(self._started.values()))
 
     async def reload(self) -> None:

@@ -1,7 +1,6 @@
 """Converts a folder, tries what came of it, and gives it its place in the repository."""
 
 import asyncio
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from backends.importing.convert import convert
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import read_catalogue
 from backends.repository.description import describe_model
+from backends.repository.manifest import NAME
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 
 _STAGING = ".importing"
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def import_model(path: Path, root: Path, name: str, *, truncate: bool, dry_run: bool) -> list[str]:
@@ -29,7 +28,7 @@ def import_model(path: Path, root: Path, name: str, *, truncate: bool, dry_run: 
     Raises:
         StartProblem: the folder holds no model that can be served; nothing is written then.
     """
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
     try:
         with _staging(root) as staging:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
+from backends.batching.flows import BULK
 from backends.batching.shared import Caller
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Piece, Text
@@ -45,6 +46,11 @@ class Ask:
     def limit_rows(self, most: int) -> None:
         """Allow no more than `most` rows from here on, unless less was left already."""
         self._caller.left = min(self._caller.left, most)
+
+    def aside(self, *, deadline: float) -> "Ask":
+        """Return one of the same scope that counts nothing to the item and waits behind others."""
+        caller = Caller(scope=self._caller.scope, deadline=deadline, lane=BULK)
+        return Ask(self._pipelines, caller)
 
     @property
     def scope(self) -> str:

@@ -1,20 +1,22 @@
 """The models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from backends.errors import ModelProblem, StartProblem
 from backends.repository.manifest import (
+    NAME,
     Entry,
     Manifest,
     SplitManifest,
     builds_on,
     read_manifest,
 )
-from backends.repository.serving import FILE, read_serving
+from backends.repository.serving import FILE, Serving, Shadow, read_serving
+from backends.repository.triton import FILE as TRITON, TritonConfig, read_triton
 
 _DIGITS = 12
 
@@ -22,7 +24,9 @@ _DIGITS = 12
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be loaded. `digest` covers its files and the models it builds on.
 
-    `inferred` says of each field that its `model.yaml` leaves out what told it.
+    `inferred` says of each field that its `model.yaml` leaves out what told it. A `shadow` changes
+    no answer, so it is no part of the digest. `beside` holds what revisions share, in Triton's
+    layout.
     """
 
     name: str
@@ -30,6 +34,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     digest: str
     inferred: dict[str, str] = {}
+    shadow: Shadow | None = None
+    beside: Path | None = None
+
+    def file(self, name: str) -> Path:
+        """Return where a file of the model lies: in its folder, or beside that."""
+        return find_file(self.folder, self.beside, name)
 
     @property
     def revision(self) -> str:
@@ -48,6 +58,8 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     entry: Entry
     own_digest: str
+    shadow: Shadow | None = None
+    beside: Path | None = None
 
 
 def read_catalogue(root: Path) -> Catalogue:
@@ -78,38 +90,78 @@ def read_catalogue(root: Path) -> Catalogue:
 
 def _read_model(folder: Path, problems: dict[str, str]) -> dict[str, _Found]:
     """Return what a folder serves: the model, and revisions of it that are models of their own."""
+    if not NAME.fullmatch(folder.name):
+        raise ModelProblem(
+            f"{folder}: no model can have this name; rename the folder: at most 64 lower-case "
+            "letters, digits, `.`, `_`, `-`, a letter or digit first"
+        )
     numbers = [p.name for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
     if not numbers:
         raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
-    serving = read_serving(folder)
+    triton = read_triton(folder)
+    serving = read_serving(folder) or (triton.serving(numbers) if triton else Serving())
     shares = serving.revisions or {max(numbers, key=int): 1}
-    for number in (*shares, *serving.preload):
-        if number not in numbers:
-            raise ModelProblem(f"{folder / FILE}: there is no revision `{number}`")
+    aside = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
+    _check_revisions(folder, numbers, shares, aside, serving.shadow)
     found: dict[str, _Found] = {}
-    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *serving.preload]):
+    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *aside]):
         try:
-            found[f"{folder.name}@{number}"] = _read_revision(folder / number)
+            found[f"{folder.name}@{number}"] = _read_revision(folder / number, triton)
         except ModelProblem as error:
             problems[f"{folder.name}@{number}"] = str(error)
     if len(shares) == 1:
         (only,) = shares
-        found[folder.name] = _read_revision(folder / only)
+        answering = _read_revision(folder / only, triton)
     else:
-        arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
-        split = Entry(manifest=SplitManifest(arms=arms))
-        plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
-        found[folder.name] = _Found(folder=folder, entry=split, own_digest=plan)
+        answering = _split(folder, shares)
+    found[folder.name] = msgspec.structs.replace(answering, shadow=serving.shadow)
     return found
 
 
-def _read_revision(folder: Path) -> _Found:
-    entry = read_manifest(folder, lambda name: folder / name)
+def _check_revisions(
+    folder: Path,
+    numbers: Sequence[str],
+    shares: Mapping[str, int],
+    aside: Sequence[str],
+    shadow: Shadow | None,
+) -> None:
+    where = folder / (FILE if (folder / FILE).is_file() else TRITON)
+    for number in (*shares, *aside):
+        if number not in numbers:
+            raise ModelProblem(f"{where}: there is no revision `{number}`")
+    if shadow is not None and shadow.revision in shares:
+        raise ModelProblem(
+            f"{where}: the `shadow` is revision `{shadow.revision}`, which answers already; name "
+            "under `revisions` those that answer"
+        )
+
+
+def _split(folder: Path, shares: Mapping[str, int]) -> _Found:
+    arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
+    entry = Entry(manifest=SplitManifest(arms=arms))
+    plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
+    return _Found(folder=folder, entry=entry, own_digest=plan)
+
+
+def _read_revision(folder: Path, triton: TritonConfig | None) -> _Found:
+    beside = folder.parent if triton else None
+    told = triton.told if triton else {}
+    entry = read_manifest(folder, lambda name: find_file(folder, beside, name), told)
     for field in ("graph", "tokenizer", "weights"):
         name = getattr(entry.manifest, field, None)
-        if name is not None and not (folder / name).is_file():
+        if name is not None and not find_file(folder, beside, name).is_file():
             raise ModelProblem(f"{folder / name}: the file `{field}` names is missing")
-    return _Found(folder=folder, entry=entry, own_digest=_digest_files(folder))
+    digest = _digest_files(folder)
+    if beside is not None:
+        digest += _digest_files(beside, without=str.isdecimal)
+    return _Found(folder=folder, entry=entry, own_digest=digest, beside=beside)
+
+
+def find_file(folder: Path, beside: Path | None, name: str) -> Path:
+    """Return where a file lies, in `folder` unless only `beside` has it."""
+    if beside is not None and not (folder / name).exists() and (beside / name).exists():
+        return beside / name
+    return folder / name
 
 
 def _resolve(
@@ -142,16 +194,19 @@ def _resolve(
         manifest=manifest,
         digest=digest,
         inferred=own.entry.inferred,
+        shadow=own.shadow,
+        beside=own.beside,
     )
     return models[name]
 
 
-def _digest_files(folder: Path) -> str:
+def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:
     """Digest the name and content of every file, each with its length before it."""
     digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or any(map(_is_aside, name.split("/"))):
+        first, *_ = parts = name.split("/")
+        if not path.is_file() or any(map(_is_aside, parts)) or without(first):
             continue
         try:
             with path.open("rb") as file:

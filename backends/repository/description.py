@@ -26,6 +26,8 @@ def describe_model(info: ModelInfo, model: Model) -> list[str]:
     for field in ("outputs", "output", "function", "pooling", "truncate"):
         if written.get(field) is not None:
             told[field] = _value(written[field])
+    if model.shadow is not None:
+        told["shadow"] = f"{model.shadow.share:g} % of the items go to @{model.shadow.revision} too"
     if "pairs" in model.inferred:
         told["pairs"] = "as the tokenizer joins them"
     return [_line(field, value, model.inferred.get(field)) for field, value in told.items()]

@@ -16,6 +16,7 @@ import msgspec
 from backends.errors import ModelProblem
 from backends.protocol import Task
 from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
+from backends.repository.triton import FILE as TRITON
 
 Files = Callable[[str], Path]
 _GRAPH, _TOKENIZER, _CONFIG = "model.onnx", "tokenizer.json", "config.json"
@@ -43,15 +44,18 @@ class Inferred(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, str]
 
 
-def infer(document: Mapping[str, Any], folder: Path, files: Files) -> Inferred:
+def infer(
+    document: Mapping[str, Any], folder: Path, files: Files, told: Mapping[str, Any]
+) -> Inferred:
     """Return the manifest of a graph's model with nothing left out.
 
-    `files` says where a file of the model lies, which need not exist.
+    `files` says where a file of the model lies, which need not exist; `told` is what a
+    configuration of Triton says.
 
     Raises:
         ModelProblem: something cannot be told; the message names the field and where to write it.
     """
-    return _Inference(document, folder, files).run()
+    return _Inference(document, folder, files).run(told)
 
 
 class _Inference:
@@ -62,7 +66,9 @@ class _Inference:
         self._sources: dict[str, str] = {}
         self._config = self._json(_CONFIG)
 
-    def run(self) -> Inferred:
+    def run(self, told: Mapping[str, Any]) -> Inferred:
+        for field, value in told.items():
+            self._set(field, value, TRITON)
         self._set("graph", _GRAPH, "the default")
         self._set("tokenizer", _TOKENIZER, "the default")
         if self._is_whole():

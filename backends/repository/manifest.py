@@ -1,5 +1,7 @@
 """What a `model.yaml` may say."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,9 +12,10 @@ from backends.errors import ModelProblem
 from backends.protocol import Task
 from backends.repository.inference import Files, infer
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
 # A model, or one of its revisions where `serving.yaml` names that.
-Reference = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(@[0-9]+)?$")]
+Reference = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}(@[0-9]+)?$")]
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Function = Literal["softmax", "sigmoid", "none"]
@@ -156,22 +159,26 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     inferred: dict[str, str] = {}
 
 
-def read_manifest(folder: Path, files: Files) -> Entry:
+def read_manifest(folder: Path, files: Files, told: Mapping[str, Any] | None = None) -> Entry:
     """Read the `model.yaml` of a folder; a graph's model needs none where its files tell all.
+
+    `told` is what a configuration of another server says; what is written wins over it.
 
     Raises:
         ModelProblem: it is missing or no YAML, says what it may not, or leaves out what nothing
             else tells; the message names the file and the field.
     """
-    path = folder / _FILE
+    path = files(_FILE)
+    told = told or {}
     document = _read_yaml(path)
     if document is None:
-        if not files("model.onnx").is_file():
-            raise ModelProblem(f"{path}: the file is missing, and there is no `model.onnx`")
+        graph = told.get("graph", "model.onnx")
+        if not files(graph).is_file():
+            raise ModelProblem(f"{path}: the file is missing, and there is no `{graph}`")
         document = {}
     sources: dict[str, str] = {}
     if isinstance(document, dict) and document.get("kind") in _INFERRED:
-        inferred = infer(document, folder, files)
+        inferred = infer(document, folder, files, told)
         document, sources = inferred.document, inferred.sources
     try:
         manifest: Manifest = msgspec.convert(document, Manifest)

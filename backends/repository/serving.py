@@ -13,18 +13,31 @@ Revision = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
 Weight = Annotated[int, msgspec.Meta(ge=1)]
 
 
+class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The revision that `share` per cent of the items are mirrored to.
+
+    Answers are the same where no number of them is further apart than `tolerance`.
+    """
+
+    revision: Revision
+    share: Annotated[float, msgspec.Meta(gt=0, le=100)] = 100.0
+    tolerance: Annotated[float, msgspec.Meta(ge=0)] = 0.01
+
+
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The revisions that answer, each with its share of the items; others that are kept warm.
 
-    Revisions that share and those in `preload` are also models of their own, `name@revision`.
+    Revisions that share, those in `preload` and the `shadow` are also models of their own,
+    `name@revision`.
     """
 
     revisions: Annotated[dict[Revision, Weight], msgspec.Meta(min_length=1)] | None = None
     preload: list[Revision] = []
+    shadow: Shadow | None = None
 
 
-def read_serving(folder: Path) -> Serving:
-    """Return what a model's folder says.
+def read_serving(folder: Path) -> Serving | None:
+    """Return what a model's folder says; `None` where it says nothing.
 
     Raises:
         ModelProblem: the file cannot be read, or says what it may not.
@@ -35,6 +48,6 @@ def read_serving(folder: Path) -> Serving:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506 - makes texts only
         return msgspec.convert(document or {}, Serving, strict=False)
     except FileNotFoundError:
-        return Serving()
+        return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise ModelProblem(f"{path}: {' '.join(str(error).split())}") from None

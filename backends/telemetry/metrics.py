@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from backends.types import EncoderStatistics, Snapshot
+from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 _Read = Callable[[EncoderStatistics], float]
@@ -63,6 +63,7 @@ class BackendMetrics(Collector):
         for labels, count in snapshot.items.items():
             items.add_metric(list(labels), count)
         yield items
+        yield from _shadows(snapshot.shadows)
         for kind, table in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
             for name, text, read in table:
                 family = kind(f"sluicegate_backend_{name}", text, labels=["encoder"])
@@ -83,6 +84,25 @@ class BackendMetrics(Collector):
             cache = snapshot.encoders[0].rows
             yield _gauge("row_cache_bytes", "Bytes of the row cache.", cache.size_bytes)
             yield _gauge("row_cache_rows", "Rows in the row cache.", cache.entries)
+
+
+def _shadows(shadows: ShadowStatistics) -> Iterator[Metric]:
+    items = CounterMetricFamily(
+        "sluicegate_backend_shadow_items",
+        "Items mirrored to a revision, by how its answers compare.",
+        labels=["model", "shadow", "outcome"],
+    )
+    for labels, count in shadows.outcomes.items():
+        items.add_metric(list(labels), count)
+    yield items
+    largest = GaugeMetricFamily(
+        "sluicegate_backend_shadow_largest_difference",
+        "How far numbers of answers that say the same were apart at most.",
+        labels=["model", "shadow"],
+    )
+    for names, difference in shadows.largest.items():
+        largest.add_metric(list(names), difference)
+    yield largest
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -138,7 +138,7 @@ async def _tune(
     if not isinstance(manifest, EncoderManifest) or manifest.outputs.pooled is None:
         raise StartProblem(f"`{model.name}` has no pooled output to measure")
     with ThreadPoolExecutor(settings.tokenizer_threads) as pool:
-        tokenizer = Tokenizer(model.folder / manifest.tokenizer, pool=pool)
+        tokenizer = Tokenizer(model.file(manifest.tokenizer), pool=pool)
         encoded = zip(texts, tokenizer.encode_now(texts), strict=True)
         fitting = [(text, e.ids) for text, e in encoded if len(e.ids) <= manifest.max_tokens]
         if not fitting:

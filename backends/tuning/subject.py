@@ -32,7 +32,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def graph(self) -> Path:
         """The encoder's graph."""
-        return self.encoder.folder / self.encoder_manifest.graph
+        return self.encoder.file(self.encoder_manifest.graph)
 
     def open(self, graph: Path) -> ModelExecutor:
         """Open a graph in the place of the encoder's."""
@@ -53,7 +53,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the token ids of texts, each cut to what the encoder reads."""
         longest = self.encoder_manifest.max_tokens
         with ThreadPoolExecutor(1) as pool:
-            path = self.encoder.folder / self.encoder_manifest.tokenizer
+            path = self.encoder.file(self.encoder_manifest.tokenizer)
             tokenizer = Tokenizer(path, pool=pool, truncate_to=longest)
             return [encoding.ids for encoding in tokenizer.encode_now(texts)]
 
@@ -88,7 +88,7 @@ def find_subject(catalogue: Catalogue, name: str, *, lanes: int) -> Subject:
             f"`{model.folder}` to go back to the revision before"
         )
     layers = read_head(
-        model.folder / model.manifest.weights,
+        model.file(model.manifest.weights),
         inputs=encoder.manifest.dimensions,
         outputs=len(model.manifest.labels),
     )

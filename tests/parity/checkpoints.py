@@ -2,6 +2,7 @@
 
 Their random numbers are the raw output of PCG64, which never changes, so that references recorded
 once stay right. Heads are scaled until logits over the texts spread: near zero any model is right.
+MiniLM-L6-v2 has its published weights, with seeded heads on top.
 """
 
 import json
@@ -15,10 +16,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.demo.source import find_source
 from backends.graphs.shapes import BertShape, weight_shapes
+from backends.graphs.weights import read_safetensors
 from tests.parity.texts import DATA
 
-Family = Literal["bert", "distilbert", "roberta", "deberta"]
+Family = Literal["bert", "distilbert", "roberta", "deberta", "minilm"]
 Purpose = Literal["text", "many", "tokens", "choice", "cross", "embed", "embed-cls"]
 FAMILIES: tuple[Family, ...] = ("bert", "distilbert", "roberta", "deberta")
 PURPOSES: tuple[Purpose, ...] = (
@@ -30,6 +33,7 @@ PURPOSES: tuple[Purpose, ...] = (
     "embed",
     "embed-cls",
 )
+MINILM_PURPOSES: tuple[Purpose, ...] = ("text", "tokens")
 MAX_TOKENS = 64
 _WHOLE = 256
 LAYERS, HIDDEN, HEADS, INTERMEDIATE, VOCABULARY = 2, 32, 4, 64, 800
@@ -37,7 +41,7 @@ _BUCKETS = 16
 _SPREAD = 0.25
 _OUT = ("classifier.out_proj", "classifier")
 HEADS_FILE = DATA / "heads.json"
-_SEEDS = {"bert": 11, "distilbert": 12, "roberta": 13, "deberta": 14}
+_SEEDS = {"bert": 11, "distilbert": 12, "roberta": 13, "deberta": 14, "minilm": 15}
 _TOKENIZERS = {
     "bert": "wordpiece",
     "distilbert": "wordpiece",
@@ -84,23 +88,28 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def all_checkpoints() -> Iterator[Checkpoint]:
-    """Yield every family with every head."""
+    """Yield every family with every head, and MiniLM with some."""
     for family in FAMILIES:
         for purpose in PURPOSES:
             yield Checkpoint(family=family, purpose=purpose)
+    for purpose in MINILM_PURPOSES:
+        yield Checkpoint(family="minilm", purpose=purpose)
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, *, raw: bool = False) -> Path:
     """Write the folder of a checkpoint and return it; a `raw` one has its head as it was seeded."""
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = _encoder_shapes(checkpoint) | _head_shapes(checkpoint)
-    weights = _weights(checkpoint, shapes)
+    if checkpoint.family == "minilm":
+        weights, tokenizer = _minilm_weights(checkpoint), find_source() / "tokenizer.json"
+    else:
+        shapes = _encoder_shapes(checkpoint) | _head_shapes(checkpoint)
+        weights = _weights(checkpoint, shapes)
+        tokenizer = DATA / f"{_TOKENIZERS[checkpoint.family]}-tokenizer.json"
     if checkpoint.labels and not raw:
         _adjust_head(checkpoint, weights)
     _write_safetensors(folder / "model.safetensors", weights)
     (folder / "config.json").write_text(json.dumps(_config(checkpoint), indent=1))
-    tokenizer = _TOKENIZERS[checkpoint.family]
-    shutil.copyfile(DATA / f"{tokenizer}-tokenizer.json", folder / "tokenizer.json")
+    shutil.copyfile(tokenizer, folder / "tokenizer.json")
     (folder / "tokenizer_config.json").write_text(json.dumps(_tokenizer_config(checkpoint)))
     if not checkpoint.labels:
         write_sentence_files(folder, "cls" if checkpoint.purpose == "embed-cls" else "mean")
@@ -130,11 +139,20 @@ def write_sentence_files(folder: Path, pooling: str) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
 
 
+def _minilm_weights(checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:
+    """Return the published weights, as under a head, and a seeded head."""
+    published = read_safetensors(find_source() / "model.safetensors")
+    hidden = published["embeddings.word_embeddings.weight"].shape[1]
+    head = _linear("classifier", len(checkpoint.labels), hidden)
+    encoder = {f"bert.{name}": np.asarray(tensor) for name, tensor in published.items()}
+    return encoder | _weights(checkpoint, head)
+
+
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
-    kind = _ARCHITECTURES[checkpoint.family]
+    kind = _ARCHITECTURES.get(checkpoint.family, "Bert")
     labels = checkpoint.labels
     head = _HEADS_OF.get(checkpoint.purpose, "ForSequenceClassification") if labels else "Model"
-    config: dict[str, Any] = {"architectures": [f"{kind}{head}"], **_sizes(checkpoint)}
+    config: dict[str, Any] = {**_sizes(checkpoint), "architectures": [f"{kind}{head}"]}
     if labels:
         config["id2label"] = {str(place): label for place, label in enumerate(labels)}
         config["label2id"] = {label: place for place, label in enumerate(labels)}
@@ -145,6 +163,9 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     family, positions = checkpoint.family, checkpoint.max_tokens
+    if family == "minilm":
+        published: dict[str, Any] = json.loads((find_source() / "config.json").read_bytes())
+        return published
     common = {"vocab_size": VOCABULARY, "pad_token_id": 0}
     bert = {
         "hidden_size": HIDDEN,
@@ -193,7 +214,7 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
     names = ["input_ids", "attention_mask"]
-    if checkpoint.family == "bert":
+    if checkpoint.family in {"bert", "minilm"}:
         names.insert(1, "token_type_ids")
     special = {
         "pad_token": "[PAD]",

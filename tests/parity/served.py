@@ -77,10 +77,12 @@ class Served:
         """Return the scores of `labels`, a line per item."""
         return _by_label(await self._ask(model, Task.CLASSIFY, items), labels)
 
-    async def zero_shot(self, model: str, texts: list[str], *, several: bool) -> Numbers:
+    async def zero_shot(
+        self, model: str, texts: list[str], *, several: bool, template: str = TEMPLATE
+    ) -> Numbers:
         """Return the scores of the candidate labels, a line per text."""
         parameters = ZeroShotParameters(
-            labels=LABELS, hypothesis_template=TEMPLATE, multi_label=several
+            labels=LABELS, hypothesis_template=template, multi_label=several
         )
         return _by_label(await self._ask(model, Task.ZERO_SHOT, texts, parameters), LABELS)
 

@@ -17,7 +17,7 @@ from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer
 from tests.parity import faults
-from tests.parity.checkpoints import FAMILIES, PURPOSES, Checkpoint, Family, Purpose
+from tests.parity.checkpoints import Checkpoint, all_checkpoints
 from tests.parity.comparison import Difference, compare
 from tests.parity.references import References, read_references, reference_file
 from tests.parity.served import MINILM, Served, serving, write_models
@@ -46,13 +46,10 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         yield running
 
 
-@pytest.mark.parametrize("purpose", PURPOSES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("checkpoint", list(all_checkpoints()), ids=lambda each: each.name)
 async def test_answers_are_those_of_the_reference(
-    served: Served, texts: list[str], family: Family, purpose: Purpose
+    served: Served, texts: list[str], checkpoint: Checkpoint
 ) -> None:
-    checkpoint = Checkpoint(family=family, purpose=purpose)
-
     differences = compare(
         await served.answer(checkpoint, texts), read_references(reference_file(checkpoint.name))
     )
@@ -70,11 +67,10 @@ async def test_minilm_embeds_as_sentence_transformers_do(served: Served, texts: 
     assert line.is_equal, line
 
 
-@pytest.mark.parametrize("purpose", [p for p in PURPOSES if not p.startswith("embed")])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_spread_so_that_parity_says_something(family: Family, purpose: Purpose) -> None:
-    checkpoint = Checkpoint(family=family, purpose=purpose)
-
+@pytest.mark.parametrize(
+    "checkpoint", [each for each in all_checkpoints() if each.labels], ids=lambda each: each.name
+)
+def test_logits_spread_so_that_parity_says_something(checkpoint: Checkpoint) -> None:
     assert read_references(reference_file(checkpoint.name)).spread >= 1.0
 
 
@@ -119,6 +115,21 @@ async def test_a_swapped_pair_breaks_parity(served: Served, texts: list[str]) ->
     found.scores["single"] = expected.scores["single"]
 
     assert not by_task(found)["pair"].is_equal
+
+
+async def test_zero_shot_without_its_template_breaks_parity(
+    served: Served, texts: list[str]
+) -> None:
+    checkpoint = Checkpoint(family="bert", purpose="text")
+    expected = read_references(reference_file(checkpoint.name))
+    found = References()
+    found.scores = expected.scores | {
+        "zero-shot": await served.zero_shot(checkpoint.name, texts, several=False, template="{}")
+    }
+
+    (line,) = [line for line in compare(found, expected) if line.task == "zero-shot"]
+
+    assert not line.is_equal
 
 
 async def test_cutting_the_beginning_of_long_texts_breaks_parity(

@@ -175,3 +175,13 @@ def test_a_folder_without_a_revision_is_named(tmp_path: Path) -> None:
 def test_a_repository_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartProblem, match="does not exist"):
         read_catalogue(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["Mood", "mood@2", "two words"])
+def test_a_folder_that_no_call_could_name_is_a_problem_of_its_own(root: Path, name: str) -> None:
+    shutil.copytree(root / "mood", root / name)
+
+    catalogue = read_catalogue(root)
+
+    assert set(catalogue.problems) == {name}
+    assert "rename the folder" in catalogue.problems[name]

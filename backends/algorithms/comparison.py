@@ -1,0 +1,78 @@
+"""How far two answers to one item are apart. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """`changed` where the answers say different things; else how far their numbers are apart."""
+
+    changed: bool = False
+    largest: float = 0.0
+
+
+_CHANGED = Difference(changed=True)
+_NONE = Difference()
+
+
+def compare(one: Any, other: Any) -> Difference:
+    """Compare two answers as JSON has them.
+
+    Ranked labels say the same when the same label is first and none is new; scores below the first
+    may change places. Everything else must be alike but for its numbers: lengths, places, names.
+    """
+    if _is_number(one) and _is_number(other):
+        return Difference(largest=abs(one - other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return _compare_mappings(one, other)
+    if isinstance(one, list) and isinstance(other, list):
+        if _is_ranking(one) and _is_ranking(other):
+            return _compare_rankings(one, other)
+        if len(one) != len(other):
+            return _CHANGED
+        return _worst([compare(*pair) for pair in zip(one, other, strict=True)])
+    return _NONE if one == other else _CHANGED
+
+
+def _compare_mappings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Difference:
+    if one.keys() != other.keys():
+        return _CHANGED
+    return _worst(
+        [
+            # Places and choices are numbers, too, but a near miss is another answer.
+            (_NONE if one[key] == other[key] else _CHANGED)
+            if isinstance(one[key], int)
+            else compare(one[key], other[key])
+            for key in one
+        ]
+    )
+
+
+def _compare_rankings(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Difference:
+    scores, others = (
+        {entry["label"]: entry["score"] for entry in ranking} for ranking in (one, other)
+    )
+    if one[0]["label"] != other[0]["label"]:
+        return _CHANGED
+    return _compare_mappings(scores, others)
+
+
+def _worst(differences: list[Difference]) -> Difference:
+    if any(difference.changed for difference in differences):
+        return _CHANGED
+    return Difference(largest=max((each.largest for each in differences), default=0.0))
+
+
+def _is_ranking(values: list[Any]) -> bool:
+    """Whether these are labels with scores, each once; entities have places besides."""
+    if not values or not all(isinstance(value, dict) for value in values):
+        return False
+    if any(value.keys() != {"label", "score"} for value in values):
+        return False
+    return len({value["label"] for value in values}) == len(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

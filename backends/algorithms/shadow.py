@@ -1,0 +1,158 @@
+"""Mirrors a share of a model's items to another revision, and counts how the answers compare."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm, Endpoint
+from backends.algorithms.comparison import compare
+from backends.algorithms.split import place_of
+from backends.errors import BackendError
+from backends.pipelines.ask import Ask, encode_result
+from backends.repository.serving import Shadow
+from backends.types import ShadowStatistics
+
+_log = logging.getLogger(__name__)
+# So many items are mirrored at a time, no longer than so many seconds each.
+_MOST = 8
+_PATIENCE = 10.0
+# A device with less to spare mirrors nothing.
+_BUSY = 0.7
+_ALL = 100
+
+
+class Mirror:
+    """Owns what mirrors items beside the answers of a process, and counts what came of it.
+
+    It takes nothing while enough is under way or the device is busy: what is skipped is counted,
+    never kept for later.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        busy_share: Callable[[], float],
+        most: int = _MOST,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._clock = clock
+        self._busy_share = busy_share
+        self._most = most
+        self._patience = patience
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outcomes: Counter[tuple[str, str, str]] = Counter()
+        self._largest: dict[tuple[str, str], float] = {}
+
+    def offer(
+        self, shadow: "Shadowed", item: Any, parameters: Any, *, answer: Any, ask: Ask
+    ) -> None:
+        """Mirror an item that was answered, if there is room; returns at once."""
+        if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
+            self._count(shadow, "skipped")
+            return
+        aside = ask.aside(deadline=self._clock() + self._patience)
+        task = asyncio.create_task(self._run(shadow, item, parameters, answer, aside))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Call off what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def statistics(self) -> ShadowStatistics:
+        """Return what was counted since the process began."""
+        return ShadowStatistics(outcomes=dict(self._outcomes), largest=dict(self._largest))
+
+    async def _run(
+        self, shadow: "Shadowed", item: Any, parameters: Any, answer: Any, ask: Ask
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                other = await shadow.shadow.run(item, parameters, ask)
+            # Both as callers would read them: a result may be arrays, or bytes of JSON.
+            found = compare(_as_json(answer), _as_json(other))
+        except (BackendError, TimeoutError):
+            self._count(shadow, "failed")
+        except Exception:  # noqa: BLE001 - whatever a revision on trial does wrong is told in the log
+            _log.exception("a shadow failed unexpectedly", extra={"model": shadow.names[1]})
+            self._count(shadow, "failed")
+        else:
+            near = not found.changed and found.largest <= shadow.tolerance
+            self._count(shadow, "changed" if found.changed else "same" if near else "moved")
+            largest = self._largest.get(shadow.names, 0.0)
+            self._largest[shadow.names] = max(largest, found.largest)
+
+    def _count(self, shadow: "Shadowed", outcome: str) -> None:
+        self._outcomes[(*shadow.names, outcome)] += 1
+
+
+class Shadowed(Algorithm):
+    """Answers as `below` does; what it answered to a share of the items is then mirrored.
+
+    Which items are mirrored depends on scope and item alone, as with shares between revisions. The
+    caller has its answer whatever becomes of the mirrored one, and neither rows nor time of that
+    are counted to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        below: Algorithm,
+        shadow: Algorithm,
+        names: tuple[str, str],
+        plan: Shadow,
+        mirror: Mirror,
+    ) -> None:
+        """`names` are those of the model and of the revision that is mirrored to."""
+        self._below = below
+        self.shadow = shadow
+        self.names = names
+        self.tolerance = plan.tolerance
+        self._share = plan.share / _ALL
+        self._mirror = mirror
+
+    @property
+    @override
+    def version(self) -> int:
+        return self._below.version
+
+    @override
+    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+        answer = await self._below.run(item, parameters, ask)
+        if place_of("shadow", ask.scope, item) < self._share:
+            self._mirror.offer(self, item, parameters, answer=answer, ask=ask)
+        return answer
+
+
+def shadowed(
+    endpoint: Endpoint, shadow: Endpoint, *, plan: Shadow, mirror: Mirror
+) -> Endpoint | None:
+    """Return an endpoint whose items are mirrored; `None` where the two have no task in common."""
+    common: Mapping[Any, Algorithm] = {
+        task: Shadowed(
+            below=algorithm,
+            shadow=shadow.algorithms[task],
+            names=(endpoint.info.name, shadow.info.name),
+            plan=plan,
+            mirror=mirror,
+        )
+        for task, algorithm in endpoint.algorithms.items()
+        if task in shadow.algorithms
+    }
+    if not common:
+        return None
+    return Endpoint(
+        info=endpoint.info, encoder=endpoint.encoder, algorithms={**endpoint.algorithms, **common}
+    )
+
+
+def _as_json(answer: Any) -> Any:
+    return orjson.loads(encode_result(answer))
