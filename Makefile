@@ -14,7 +14,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	chaos fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
 	bench-limits bench-latency bench-peers parity clean
 
 help: ## List the targets
@@ -50,6 +50,9 @@ imports: install-dev ## Check the directions of imports
 
 fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare every byte
 	$(BIN)/python -m pytest tests/unit/gateway/api/test_two_doors.py --door-requests 100000
+
+chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
+	$(BIN)/python -m loadtests chaos $(ARGS)
 
 bench-hit: install-dev ## Measure requests a second answered from the cache
 	$(BIN)/python -m loadtests hit $(ARGS)

@@ -12,7 +12,8 @@ from backends.errors import StartProblem
 
 PREFIX = "SLUICEGATE_BACKEND_"
 
-Provider = Literal["cpu", "cuda", "tensorrt"]
+Provider = Literal["cpu", "cuda", "tensorrt", "paced"]
+Duration = Annotated[float, msgspec.Meta(ge=0)]
 Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[int, msgspec.Meta(ge=0)]
@@ -31,6 +32,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     serving answers calls that name it for `retire_after` more. `token` is a secret shared with
     the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
     and `tensorrt` only.
+    `paced` computes nothing: a batch takes `paced_base`, and `paced_token` for each of its tokens,
+    in seconds of waiting. It is for tests of what surrounds a model.
     """
 
     models: Path = Path("models")
@@ -53,6 +56,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpu_attention_kernels: Share = 0
     gpu_tf32: bool = False
     gpu_engine_cache: Path | None = None
+    paced_base: Duration = 2e-3
+    paced_token: Duration = 5e-4
     token: str = ""
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0

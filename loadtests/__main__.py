@@ -3,6 +3,7 @@
 import click
 
 from loadtests import hit, latency, limits, miss, mixed, overload, rows, shares, threads
+from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -114,6 +115,7 @@ def peers_command(
         peers.measure(peers=names, connections=connections, count=count, rounds=rounds)
 
 
+main.add_command(chaos_command)
 main.add_command(gpu_command)
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
 _ROWS_PER_BATCH = 16
+# What runs as many batches at a time as it is given threads.
+_HOST = ("cpu", "paced")
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
@@ -256,7 +258,7 @@ def _rows_per_batch(settings: BackendSettings, found: Tuned | None) -> int:
 
 def _lanes(settings: BackendSettings, found: Tuned | None) -> int | None:
     """Return what the settings say, or else what was found best here; `None` for all there are."""
-    if settings.provider == "cpu" and settings.threads:
+    if settings.provider in _HOST and settings.threads:
         return settings.threads
     return found.threads if found is not None else None
 
@@ -281,4 +283,4 @@ def _candidate(
 
 def _slots(settings: BackendSettings) -> int:
     """Return how many batches the device takes at a time."""
-    return settings.lanes if settings.provider == "cpu" else settings.gpu_runs
+    return settings.lanes if settings.provider in _HOST else settings.gpu_runs

@@ -1,6 +1,7 @@
 """A deterministic executor for tests and load tests: it computes nothing worth knowing."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +22,8 @@ class DummyExecutor(ModelExecutor):
         self._poison = poison
         self._frequencies = np.arange(1, dimensions + 1, dtype=np.float32)
         self._lock = threading.Lock()
-        self.shapes: list[tuple[int, int]] = []
+        # The latest: a process may run for days.
+        self.shapes: deque[tuple[int, int]] = deque(maxlen=4096)
 
     @property
     @override

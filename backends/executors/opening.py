@@ -8,6 +8,7 @@ from backends.executors.buckets import Buckets
 from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.paced import paced_executor
 from backends.executors.provider import DeviceOptions
 from backends.settings import BackendSettings
 
@@ -19,6 +20,13 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
     def open_executor(source: GraphSource) -> ModelExecutor:
         if settings.provider == "cpu":
             return OnnxExecutor(source, lanes=settings.lanes, wide=settings.wide != "never")
+        if settings.provider == "paced":
+            return paced_executor(
+                source,
+                lanes=settings.lanes,
+                base=settings.paced_base,
+                token=settings.paced_token,
+            )
         return CudaExecutor(
             source,
             options=device_options(settings),

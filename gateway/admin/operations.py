@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
-from litestar.params import JSONBody, SkipValidation
+from litestar.params import FromPath, JSONBody, SkipValidation
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.admin.active import ActiveDocument
 from gateway.cache.redis_pipes import Pipe
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
@@ -50,6 +50,15 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     """`live` when every backend serves its repository as it is, and every worker knows it."""
 
+    live: bool
+    workers: dict[str, str]
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether `backend` is given work; `live` when every worker has heard of it."""
+
+    backend: str
+    drained: bool
     live: bool
     workers: dict[str, str]
 
@@ -114,6 +123,7 @@ class OperationsController(Controller):
         """Return the backends of each region, as every worker sees them."""
         seen = await _reports(control, "fleet")
         document = await active.document()
+        drained = await control.drained()
         regions = [
             {
                 "name": region.name,
@@ -123,6 +133,7 @@ class OperationsController(Controller):
                         "url": backend.url,
                         "pool": pool.name,
                         "overflow": pool.overflow,
+                        "drained": backend.id in drained,
                         "workers": _views(seen, backend.id),
                     }
                     for pool in region.pools
@@ -132,6 +143,36 @@ class OperationsController(Controller):
             for region in document.regions
         ]
         return {"regions": regions}
+
+    @post("/regions/{region:str}/backends/{backend:str}/drain", status_code=200)
+    async def drain(
+        self,
+        region: FromPath[str],
+        backend: FromPath[str],
+        control: NamedDependency[Control],
+        active: NamedDependency[ActiveDocument],
+        ledger: NamedDependency[Ledger],
+    ) -> Response[Drained]:
+        """Give a backend no more work; what it has is finished. 200 when every worker knows."""
+        await _find(active, region, backend)
+        version = await control.drain(backend)
+        await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
+        return await _drained(control, backend, version, drained=True)
+
+    @post("/regions/{region:str}/backends/{backend:str}/restore", status_code=200)
+    async def restore(
+        self,
+        region: FromPath[str],
+        backend: FromPath[str],
+        control: NamedDependency[Control],
+        active: NamedDependency[ActiveDocument],
+        ledger: NamedDependency[Ledger],
+    ) -> Response[Drained]:
+        """Give a drained backend work again, little at first. 200 when every worker knows."""
+        await _find(active, region, backend)
+        version = await control.restore(backend)
+        await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
+        return await _drained(control, backend, version, drained=False)
 
 
 @get("/metrics")
@@ -164,6 +205,26 @@ async def ready(
     return Response(
         Readiness(ready=not missing, missing=missing), status_code=503 if missing else 200
     )
+
+
+async def _find(active: ActiveDocument, region: str, backend: str) -> None:
+    """Raise `NotFound` unless the document places the backend in the region."""
+    document = await active.document()
+    for entry in document.regions:
+        if entry.name == region and any(
+            placed.id == backend for pool in entry.pools for placed in pool.backends
+        ):
+            return
+    raise NotFound(f"there is no backend `{backend}` in region `{region}`")
+
+
+async def _drained(
+    control: Control, backend: str, version: int, *, drained: bool
+) -> Response[Drained]:
+    workers = await control.settled(Topic.DRAINS, version, within=_PATIENCE)
+    live = all(outcome == "ok" for outcome in workers.values())
+    done = Drained(backend=backend, drained=drained, live=live, workers=workers)
+    return Response(done, status_code=200 if live else 202)
 
 
 def _collect(folder: Path) -> bytes:

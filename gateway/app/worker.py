@@ -178,6 +178,7 @@ class _Worker:
             report=figures.report,
             accounts_changed=self.principals.read_again,
             models_changed=self.models.newest,
+            drains_changed=self.fleet.drain,
         )
         stack.push_async_callback(asyncio.to_thread, self.tracer.close)
         stack.enter_context(self.ledger)

@@ -6,6 +6,7 @@ from typing_extensions import override
 from gateway.cli.accounts import keys, usage
 from gateway.cli.config import config
 from gateway.cli.processes import admin, backend, models, worker
+from gateway.cli.regions import regions
 from gateway.cli.serving import gateway, up
 
 _EPILOG = (
@@ -29,5 +30,5 @@ def main() -> None:
     """Sluicegate: a caching inference gateway and request router for small models."""
 
 
-for _command in (up, gateway, backend, worker, admin, config, keys, usage, models):
+for _command in (up, gateway, backend, worker, admin, config, regions, keys, usage, models):
     main.add_command(_command)

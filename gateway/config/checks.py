@@ -127,9 +127,14 @@ def _routing(document: Document) -> Iterator[Finding]:
         "probe_interval",
         "probe_timeout",
         "eject_for",
+        "slow_start",
+        "spill_after",
+        "overflow_after",
     )
     for name in durations:
         yield from _positive(getattr(routing, name), ("routing", name))
+    for name in ("eject_share", "max_ejected", "panic_threshold", "hedge_share"):
+        yield from _between(getattr(routing, name), ("routing", name))
 
 
 def _prices(prices: tuple[PriceEntry, ...]) -> Iterator[Finding]:

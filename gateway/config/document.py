@@ -93,6 +93,20 @@ class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     probe_timeout: float = 1.0
     eject_after: int = 5
     eject_for: float = 5.0
+    eject_share: float = 0.2
+    """Share of failed calls from which a backend is left out, though none follows another."""
+    max_ejected: float = 0.5
+    """Share of the backends that may be left out at a time."""
+    panic_threshold: float = 0.5
+    """Below this share of backends in use, those left out are used as well."""
+    hedge_share: float = 0.0
+    """Share of items that may be tried at a second backend as well, when the first is late."""
+    slow_start: float = 5.0
+    """Seconds in which a backend that came back is given more and more."""
+    spill_after: float = 0.05
+    """What would wait so long in its region goes to another that answers sooner."""
+    overflow_after: float = 0.2
+    """What would wait so long in every region goes to an overflow pool."""
     max_calls_per_backend: int = 256
 
 

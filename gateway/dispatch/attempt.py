@@ -20,7 +20,12 @@ class Attempt:
         self.items = items
         self.tried = (*before, endpoint.backend)
         self.waiting = {item.index: item for item in items}
+        self.doubled: dict[int, WorkItem] = {}
+        """Items that are tried elsewhere as well, and may still be answered here."""
+        self.started = 0.0
         self.failed: list[tuple[WorkItem, ItemFailure]] = []
+        self.answered = 0
+        self.rows = 0
         self._is_useful = False
         self._is_to_blame = False
 
@@ -33,10 +38,14 @@ class Attempt:
         if not 0 <= frame.index < len(self.items):
             return None
         item = self.items[frame.index]
-        if self.waiting.pop(item.index, None) is None:
+        is_waited_for = self.waiting.pop(item.index, None) is not None
+        is_doubled = self.doubled.pop(item.index, None) is not None
+        if not is_waited_for and (not is_doubled or isinstance(frame, Failed)):
             return None
         if isinstance(frame, Done):
             self._is_useful = True
+            self.answered += 1
+            self.rows += frame.rows
             return item, ItemOutcome(
                 source=Source.COMPUTED,
                 result=frame.result,
@@ -51,6 +60,22 @@ class Attempt:
         self._is_to_blame |= failures.blames_backend(frame)
         self.failed.append((item, failure))
         return None
+
+    def double(self) -> list[WorkItem]:
+        """Return what still waits, to be tried elsewhere as well."""
+        items = list(self.waiting.values())
+        self.doubled |= self.waiting
+        self.waiting.clear()
+        return items
+
+    def end(self) -> None:
+        """Hold nothing any more: no answer comes."""
+        self.waiting.clear()
+        self.doubled.clear()
+
+    def holds(self, index: int) -> bool:
+        """Tell whether the item may still be answered here."""
+        return index in self.waiting or index in self.doubled
 
     def take_failed(self) -> list[tuple[WorkItem, ItemFailure]]:
         """Return the items that failed since the last time, to be tried elsewhere."""

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
+from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.run import Means, Run, Settle
 from gateway.dispatch.statistics import Counters, DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
@@ -33,6 +34,9 @@ class Dispatcher:
     ) -> None:
         self._tasks = OwnedTasks()
         self._counters = Counters()
+        self.hedging = Hedging()
+        """What is late, and what may be tried twice."""
+        self._runs: set[Run] = set()
         self._means = Means(
             fleet=fleet,
             client=client,
@@ -40,8 +44,11 @@ class Dispatcher:
             tracer=tracer or NoTracing(),
             tasks=self._tasks,
             budget=RetryBudget(clock=clock),
+            hedging=self.hedging,
             counters=self._counters,
+            runs=self._runs,
         )
+        fleet.on_lost(self._leave)
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,8 +73,13 @@ class Dispatcher:
         never an exception.
         """
         if work.items:
+            self.hedging.share = self._means.fleet.routing.hedge_share
             run = Run(self._means, work, deadline=deadline, settle=settle, traceparent=traceparent)
             await run.finish()
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        for run in tuple(self._runs):
+            run.leave(endpoint)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""

@@ -9,7 +9,7 @@ from typing import Self
 from backends.protocol import BackendState
 from gateway.routing.fleet import Fleet, ProbeFailure
 from gateway.types import Endpoint
-from gateway.upstream.base import BackendClient, CallFailed
+from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.tasks import OwnedTasks
 
 # Probes of one backend are so many seconds apart, however often one is asked for.
@@ -98,10 +98,13 @@ class Prober:
             await watch.probed.wait()
 
     async def _follow(self, watch: _Watch) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             watch.wake.clear()
             asked, watch.asked = watch.asked, []
-            self._fleet.observe(watch.endpoint, await self._ask(watch.endpoint))
+            asked_at = loop.time()
+            found = await self._ask(watch.endpoint)
+            self._fleet.observe(watch.endpoint, found, loop.time() - asked_at)
             watch.settle(asked)
             await asyncio.sleep(MIN_INTERVAL)
             interval = self._fleet.routing.probe_interval
@@ -117,4 +120,5 @@ class Prober:
         try:
             return await self._client.state(endpoint, patience=patience)
         except CallFailed as error:
-            return ProbeFailure(detail=error.detail)
+            is_silent = error.cause is Cause.TIMED_OUT
+            return ProbeFailure(detail=error.detail, silence=patience if is_silent else 0.0)

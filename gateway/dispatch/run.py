@@ -10,6 +10,7 @@ from backends.protocol import Call, CallItem, Done, Failed, Report
 from gateway.dispatch import failures
 from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
+from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.statistics import Counters
 from gateway.dispatch.tracing import CallTracer
 from gateway.dispatch.work import Work, WorkItem
@@ -33,7 +34,10 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     tracer: CallTracer
     tasks: OwnedTasks
     budget: RetryBudget
+    hedging: Hedging
     counters: Counters
+    runs: "set[Run]"
+    """The runs in progress."""
 
 
 class Run:
@@ -49,7 +53,8 @@ class Run:
         self._traceparent = traceparent
         self._loop = asyncio.get_running_loop()
         self._open = {item.index for item in work.items}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempts: dict[asyncio.Task[None], Attempt] = {}
+        self._latencies = means.hedging.of((work.model.info.name, work.task))
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
 
@@ -58,6 +63,7 @@ class Run:
 
         Cancelled, it settles the open items as `cancelled` first.
         """
+        self._means.runs.add(self)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
@@ -69,8 +75,10 @@ class Run:
             self._fail(self._work.items, failures.cancelled())
             raise
         finally:
-            for task in self._tasks:
-                task.cancel()
+            self._means.runs.discard(self)
+            if self._open:
+                for task in self._attempts:
+                    task.cancel()
             self._fail(self._work.items, failures.expired())
         if self._bug is not None:
             raise self._bug
@@ -78,24 +86,65 @@ class Run:
     def _start(self) -> None:
         items, means = self._work.items, self._means
         means.budget.earn(len(items))
+        means.hedging.earn(len(items))
         shares = means.fleet.spread(self._work.model, [item.affinity for item in items])
         for share in shares:
             self._launch(Attempt(share.endpoint, [items[n] for n in share.items]))
         if not shares:
             self._fail(items, failures.unavailable())
 
-    def _launch(self, attempt: Attempt) -> None:
-        task = self._means.tasks.start(self._attempt(attempt))
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._attempt_ended, attempt))
+    def leave(self, endpoint: Endpoint) -> None:
+        """Try elsewhere as well what waits for a backend that is in trouble."""
+        for attempt in list(self._attempts.values()):
+            if attempt.endpoint.backend == endpoint.backend:
+                self._means.counters.retried += self._double(attempt)
 
-    def _attempt_ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _launch(self, attempt: Attempt) -> None:
+        attempt.started = self._loop.time()
+        task = self._means.tasks.start(self._attempt(attempt))
+        self._attempts[task] = attempt
+        task.add_done_callback(self._attempt_ended)
+        late = self._latencies.late
+        if self._means.hedging.share and attempt.started + late < self._deadline:
+            timer = self._loop.call_later(late, self._hedge, attempt)
+            task.add_done_callback(lambda _: timer.cancel())
+
+    def _hedge(self, attempt: Attempt) -> None:
+        waiting = len(attempt.waiting)
+        if waiting and self._open and self._means.hedging.spend(waiting):
+            self._means.counters.hedged += self._double(attempt)
+
+    def _double(self, attempt: Attempt) -> int:
+        """Try what waits elsewhere as well, where there is another backend; return how much."""
+        if not attempt.waiting or not self._open:
+            return 0
+        affinity = next(iter(attempt.waiting.values())).affinity
+        endpoint = self._next(attempt, affinity, may_repeat=False)
+        if endpoint is None:
+            return 0
+        items = attempt.double()
+        self._launch(Attempt(endpoint, items, attempt.tried))
+        return len(items)
+
+    def _attempt_ended(self, task: asyncio.Task[None]) -> None:
+        attempt = self._attempts.pop(task)
         if task.cancelled():
-            self._fail(attempt.waiting.values(), failures.cancelled())
+            self._fail(self._unanswered(attempt), failures.cancelled())
         elif (bug := task.exception()) is not None:
             self._bug = bug
             self._fail(attempt.items, failures.unexpected())
+
+    def _unanswered(self, attempt: Attempt) -> list[WorkItem]:
+        """Return the items that `attempt` left open, and that no other one may still answer."""
+        left = [*attempt.waiting.values(), *attempt.doubled.values()]
+        return [item for item in left if self._is_left(item, attempt)]
+
+    def _is_left(self, item: WorkItem, attempt: Attempt) -> bool:
+        if item.index not in self._open:
+            return False
+        return not any(
+            other is not attempt and other.holds(item.index) for other in self._attempts.values()
+        )
 
     async def _attempt(self, attempt: Attempt) -> None:
         means, endpoint, count = self._means, attempt.endpoint, len(attempt.items)
@@ -110,7 +159,13 @@ class Run:
             means.fleet.record(endpoint, verdict_on(error, is_patient=is_patient))
             self._after_failure(attempt, error)
         else:
-            means.fleet.record(endpoint, attempt.verdict(), report)
+            means.fleet.record(
+                endpoint,
+                attempt.verdict(),
+                report,
+                items=attempt.answered,
+                rows=attempt.rows,
+            )
             # A report says that the call is over; items without an outcome were forgotten.
             self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))
         finally:
@@ -148,6 +203,7 @@ class Run:
         is_first_failure = not attempt.failed
         ended = attempt.take(frame)
         if ended is not None:
+            self._latencies.note(self._loop.time() - attempt.started)
             self._settle(*ended)
         elif attempt.failed and is_first_failure:
             # All that fail in this tick go elsewhere together, and none waits for slower items.
@@ -161,14 +217,18 @@ class Run:
         if error.cause is Cause.UNREACHABLE or is_changed(error):
             self._means.reprobe(attempt.endpoint)
         failure = failures.of_call(error)
-        left = [(item, failure) for item in attempt.waiting.values()]
+        unanswered = self._unanswered(attempt) if attempt.waiting or attempt.doubled else []
+        attempt.end()
+        if not unanswered:
+            return
+        left = [(item, failure) for item in unanswered]
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):
             # Going elsewhere adds no load where the backend is gone or did no work.
             is_free = is_lost or is_misplaced(error)
             self._retry(attempt, left, is_free=is_free, may_repeat=is_lost)
         else:
-            self._fail(attempt.waiting.values(), failure)
+            self._fail(unanswered, failure)
 
     def _retry(
         self,
@@ -179,7 +239,7 @@ class Run:
         may_repeat: bool = False,
     ) -> None:
         """Try the items at the next candidate; those that may not go on fail as given."""
-        left = [(item, failure) for item, failure in left if item.index in self._open]
+        left = [(item, failure) for item, failure in left if self._is_left(item, attempt)]
         if not left or self._loop.time() >= self._deadline:
             return
         means = self._means

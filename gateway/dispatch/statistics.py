@@ -6,11 +6,13 @@ from gateway.types import ItemOutcome
 
 
 class DispatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls, and items by how they ended. `retried` and `denied` count item attempts."""
+    """Calls, and items by how they ended. `retried`, `hedged` and `denied` count item attempts."""
 
     calls: int
     failed_calls: int
     retried: int
+    hedged: int
+    """Items tried elsewhere as well, since their first backend took its time."""
     denied: int
     """Retries that the retry budget did not allow."""
     computed: int
@@ -25,6 +27,7 @@ class Counters:
         self.calls = 0
         self.failed_calls = 0
         self.retried = 0
+        self.hedged = 0
         self.denied = 0
         self.computed = 0
         self._failed: dict[str, int] = {}
@@ -43,6 +46,7 @@ class Counters:
             calls=self.calls,
             failed_calls=self.failed_calls,
             retried=self.retried,
+            hedged=self.hedged,
             denied=self.denied,
             computed=self.computed,
             failed=sum(self._failed.values()),

@@ -1,8 +1,8 @@
-"""The order in which equal backends are tried: affinity, bounded by load.
+"""Which backend an item goes to: by affinity while that costs little, else by predicted finish.
 
 Rendezvous hashing sends equal items to the same backend, where they meet in its row cache and its
-work in flight. Affinity yields to load: a backend with more than its share in flight is passed by
-for the better of two others drawn at random.
+work in flight; a faster backend draws more of them. Affinity yields to load: where the favourite
+would finish clearly later than the better of two others drawn at random, that one is taken.
 """
 
 import math
@@ -13,41 +13,59 @@ import xxhash
 
 from gateway.routing.member import Member
 
-# A backend may have so much more than its fair share in flight before affinity yields, ...
+# The favourite may finish by so much later than another before affinity yields, ...
 SLACK = 1.25
-# ... and so many items whatever the share is, so that affinity holds while there is little to do.
-FREE_ITEMS = 8
+# ... and so many items later, so that affinity holds while there is little to do.
+FREE_ITEMS = 2
+# Speeds are rounded to powers of this: equal items must not move with every measurement.
+_STEP = math.log(1.5)
 _SPAN = float(1 << 64)
 
 
-def score(member: Member, affinity: bytes) -> float:
+class Moment:
+    """The time of a choice, and how long a backend that came back is spared."""
+
+    __slots__ = ("now", "slow_start")
+
+    def __init__(self, now: float, slow_start: float) -> None:
+        self.now = now
+        self.slow_start = slow_start
+
+    def finish(self, member: Member) -> float:
+        """Return the seconds after which `member` should answer."""
+        return member.finish_time(self.now, self.slow_start)
+
+    def cost(self, member: Member) -> float:
+        """Return that, more for a lesser weight: the member of least cost is chosen."""
+        return self.finish(member) / member.endpoint.weight
+
+
+def score(member: Member, affinity: bytes, moment: Moment) -> float:
     """Return the weighted rendezvous score; the highest of all members wins."""
     digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
-    return member.endpoint.weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
+    weight = member.endpoint.weight * _speed(member, moment)
+    return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
 
 
-def ranked(members: Sequence[Member], affinity: bytes) -> list[Member]:
-    """Return `members` by rendezvous score, best first."""
+def _speed(member: Member, moment: Moment) -> float:
+    speed = member.share(moment.now, moment.slow_start) / member.item_time()
+    return math.exp(round(math.log(speed) / _STEP) * _STEP)
+
+
+def favourite(members: Sequence[Member], affinity: bytes, moment: Moment) -> Member:
+    """Return the member that items of this affinity should meet in."""
     if len(members) == 1:
-        return list(members)
-    return sorted(members, key=lambda member: score(member, affinity), reverse=True)
+        return members[0]
+    return max(members, key=lambda member: score(member, affinity, moment))
 
 
-def has_room(member: Member, members: Sequence[Member]) -> bool:
-    """Tell whether `member` has no more in flight than its share among `members` allows."""
-    total = sum(other.in_flight for other in members) + 1
-    weights = sum(other.endpoint.weight for other in members)
-    share = total * member.endpoint.weight / weights if weights else total
-    return member.in_flight < FREE_ITEMS + SLACK * share
-
-
-def order(members: Sequence[Member], affinity: bytes, random: Random) -> list[Member]:
-    """Return `members` in the order in which to try them for an item of this affinity."""
-    by_affinity = ranked(members, affinity)
-    if len(members) == 1 or has_room(by_affinity[0], members):
-        return by_affinity
-    free = [member for member in by_affinity if has_room(member, members)]
-    # Some member is always below its share, unless weights were set to nothing.
-    drawn = random.sample(free, min(2, len(free))) or by_affinity[:1]
-    first = min(drawn, key=Member.finish_time)
-    return [first, *(member for member in by_affinity if member is not first)]
+def choose(members: Sequence[Member], affinity: bytes, moment: Moment, random: Random) -> Member:
+    """Return the member that an item of this affinity goes to; there must be some."""
+    first = favourite(members, affinity, moment)
+    if len(members) == 1:
+        return first
+    bound = moment.cost(first) - FREE_ITEMS * first.item_time()
+    others = [member for member in members if member is not first]
+    drawn = others if len(others) <= 2 else random.sample(others, 2)  # noqa: PLR2004 - two choices
+    second = min(drawn, key=moment.cost)
+    return first if bound <= SLACK * moment.cost(second) else second

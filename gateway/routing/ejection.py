@@ -1,17 +1,42 @@
-"""Outlier ejection as arithmetic: a backend that fails again and again rests for a while."""
+"""Outlier ejection as arithmetic: a backend that fails again and again rests for a while.
+
+The circuit is closed while a backend is in use, open while it rests, and half open when it comes
+back: the first failure then opens it again, for longer.
+"""
+
+import math
 
 import msgspec
 
 # The rest grows with every ejection in a row, up to this multiple of `eject_for`.
 MAX_TIMES = 6
+# The share of failures is over about this many seconds, and means something from so many calls on.
+_MEMORY = 5.0
+_LEAST_CALLS = 10.0
+# What is left of a failure when it is forgotten.
+_FORGOTTEN = 0.05
+
+
+class EjectionRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Out after `failures` in a row or a `share` of all calls, for `rest` seconds at first."""
+
+    failures: int
+    share: float
+    rest: float
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """How a backend fared: consecutive `failures`, `times` ejected, out of use `until`."""
+    """How a backend fared: consecutive `failures`, `times` ejected, out of use `until`.
+
+    `calls` and those of them that were `bad` fade; they are of the time `at`.
+    """
 
     failures: int = 0
     times: int = 0
     until: float = 0.0
+    calls: float = 0.0
+    bad: float = 0.0
+    at: float = 0.0
 
     def holds(self, now: float) -> bool:
         """Tell whether the backend is out of use."""
@@ -21,9 +46,7 @@ class Ejection(msgspec.Struct, frozen=True, kw_only=True):
 CLEAN = Ejection()
 
 
-def after_failure(
-    ejection: Ejection, now: float, *, eject_after: int, eject_for: float
-) -> Ejection:
+def after_failure(ejection: Ejection, now: float, rules: EjectionRules) -> Ejection:
     """Return `ejection` after one more failure.
 
     Calls that were in flight at the ejection also fail, and do not lengthen it. A backend back
@@ -32,16 +55,40 @@ def after_failure(
     if ejection.holds(now):
         return ejection
     failures = ejection.failures + 1
-    if failures < eject_after:
-        return Ejection(failures=failures, times=ejection.times, until=ejection.until)
+    calls, bad = _faded(ejection, now)
+    calls, bad = calls + 1.0, bad + 1.0
+    is_out = failures >= rules.failures or (calls >= _LEAST_CALLS and bad >= rules.share * calls)
+    if not is_out:
+        return Ejection(
+            failures=failures,
+            times=ejection.times,
+            until=ejection.until,
+            calls=calls,
+            bad=bad,
+            at=now,
+        )
     times = min(ejection.times + 1, MAX_TIMES)
-    return Ejection(failures=eject_after - 1, times=times, until=now + eject_for * times)
+    return Ejection(failures=rules.failures - 1, times=times, until=now + rules.rest * times)
 
 
-def after_success(ejection: Ejection, now: float, *, eject_for: float) -> Ejection:
+def after_success(ejection: Ejection, now: float, rules: EjectionRules) -> Ejection:
     """Return `ejection` after a success; earlier ejections are forgotten when it lasted."""
     if ejection is CLEAN or ejection.holds(now):
         return ejection
-    if now - ejection.until >= eject_for * ejection.times:
+    calls, bad = _faded(ejection, now)
+    is_over = now - ejection.until >= rules.rest * ejection.times
+    if is_over and bad < _FORGOTTEN:
         return CLEAN
-    return Ejection(failures=0, times=ejection.times, until=ejection.until)
+    return Ejection(
+        failures=0,
+        times=0 if is_over else ejection.times,
+        until=ejection.until,
+        calls=calls + 1.0,
+        bad=bad,
+        at=now,
+    )
+
+
+def _faded(ejection: Ejection, now: float) -> tuple[float, float]:
+    fade = math.exp((ejection.at - now) / _MEMORY)
+    return ejection.calls * fade, ejection.bad * fade

@@ -13,9 +13,11 @@ import msgspec
 from backends.protocol import BackendState, Report
 from gateway.config.document import RoutingEntry
 from gateway.routing.catalog import Placement, catalog, tiers
-from gateway.routing.choice import order, score
-from gateway.routing.ejection import CLEAN, after_failure, after_success
+from gateway.routing.choice import Moment, choose, score
+from gateway.routing.ejection import CLEAN, EjectionRules, after_failure, after_success
 from gateway.routing.member import Health, Member
+from gateway.routing.regions import Tier, choose_tier
+from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Endpoint, RegionName, ServedModel
 
 # A request is spread over one backend per so many items.
@@ -32,9 +34,10 @@ class Verdict(StrEnum):
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend that could not be asked for its state."""
+    """A backend that could not be asked for its state, or did not answer in `silence` seconds."""
 
     detail: str
+    silence: float = 0.0
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,23 +45,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: Endpoint
     items: tuple[int, ...]
-
-
-class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one endpoint; `in_flight` counts items."""
-
-    backend: BackendId
-    region: RegionName
-    overflow: bool
-    health: Health
-    missing: tuple[str, ...]
-    provider: str
-    in_flight: int
-    ejected_for: float
-    """Seconds until the end of its ejection; 0 when it is in use."""
-    calls: int
-    failures: int
-    report: Report
 
 
 class Fleet:
@@ -70,12 +56,18 @@ class Fleet:
         self._members: dict[BackendId, Member] = {}
         self._placements: dict[str, Placement] = {}
         self._regions: tuple[RegionName, ...] = ()
-        self.routing = RoutingEntry()
+        self._drained: frozenset[str] = frozenset()
+        self._on_lost: Callable[[Endpoint], None] = lambda _: None
+        self._use(RoutingEntry())
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints in order of use."""
         return tuple(member.endpoint for member in self._members.values())
+
+    def on_lost(self, tell: Callable[[Endpoint], None]) -> None:
+        """Have `tell` called for each endpoint that is no longer ready, whoever still waits."""
+        self._on_lost = tell
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Use these endpoints from now on, keeping what is known of those that stay."""
@@ -88,27 +80,48 @@ class Fleet:
             members[endpoint.backend] = member
         self._members = members
         self._regions = tuple(dict.fromkeys(endpoint.region for endpoint in endpoints))
-        self.routing = routing
+        self._use(routing)
+        self.drain(self._drained)
         self._placements = catalog(tuple(members.values()), self._regions)
 
-    def observe(self, endpoint: Endpoint, found: BackendState | ProbeFailure) -> None:
-        """Note what a probe found. An endpoint that is no longer configured is ignored."""
+    def drain(self, drained: frozenset[str]) -> None:
+        """Give no more work to these backends, by id, and again to all others."""
+        self._drained = drained
+        now = self._clock()
+        for member in self._members.values():
+            is_drained = member.endpoint.backend in drained
+            if member.drained and not is_drained:
+                member.returned = now
+            member.drained = is_drained
+
+    def observe(
+        self, endpoint: Endpoint, found: BackendState | ProbeFailure, took: float = 0.0
+    ) -> None:
+        """Note what a probe found that `took` so long. An endpoint not configured is ignored."""
         member = self._member(endpoint)
         if member is None:
             return
         before = (member.health, member.models)
+        now = self._clock()
         if isinstance(found, BackendState):
-            member.state, member.report = found, found.report
+            member.state = found
+            member.take_report(found.report, now)
+            member.take_round_trip(took)
             member.health = Health.READY if found.ready else Health.NOT_READY
             member.models = {info.name: info for info in found.models}
             if before[0] is Health.NOT_READY and found.ready:
                 # It came back: what its predecessor did is not held against it.
-                member.ejection = CLEAN
+                member.ejection, member.returned = CLEAN, now
+        elif found.silence and member.heard > now - found.silence:
+            # It still answers calls: it is slow, not away.
+            member.round_trip = found.silence
         else:
             # Its models stay known: they are unavailable, not unheard of.
             member.health = Health.NOT_READY
         if before != (member.health, member.models):
             self._placements = catalog(tuple(self._members.values()), self._regions)
+            if before[0] is Health.READY and member.health is Health.NOT_READY:
+                self._on_lost(endpoint)
 
     def model(self, name: str) -> ServedModel | None:
         """Return the model as served, or `None` when no backend ever named it."""
@@ -129,37 +142,42 @@ class Fleet:
         return any(member.is_available(now) for member in self._members.values())
 
     def candidates(self, model: ServedModel, affinity: bytes) -> list[Endpoint]:
-        """Return the endpoints that serve `model` at its revision, in the order to try them.
+        """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
-        Available ones by region and load; then, as a last resort (nothing may be known better),
-        ejected ones and those that are not ready.
+        The others after the first come by region and by when they would answer; those that are
+        ejected come last. Those known to be away are not among them: a probe will tell of their
+        return, and trying them would only take time.
         """
-        now = self._clock()
-        rest: list[Member] = []
-        found: list[Endpoint] = []
-        for tier in self._tiers(model):
-            available = [member for member in tier if member.is_available(now)]
-            if available:
-                ordered = order(available, affinity, self._random)
-                found += [member.endpoint for member in ordered]
-            rest += [member for member in tier if not member.is_available(now)]
-        rest.sort(key=lambda member: member.health is not Health.READY)
-        return found + [member.endpoint for member in rest]
+        moment = self._moment()
+        tiers = self._available(self._tiers(model), moment.now)
+        if not tiers:
+            return self._last_resort(model)
+        tier = self._choose_tier(tiers, moment)
+        first = choose(tier, affinity, moment, self._random)
+        found = [first.endpoint]
+        for each in [tier, *(other for other in tiers if other is not tier)]:
+            others = sorted((m for m in each if m is not first), key=moment.cost)
+            found += [member.endpoint for member in others]
+        return found + [each for each in self._last_resort(model) if each not in found]
 
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[Share]:
         """Return where the items of one request go first: few backends, equal items together."""
-        first = self._first_tier(model)
-        width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(first))
+        moment = self._moment()
+        tiers = self._available(self._tiers(model), moment.now)
         everything = tuple(range(len(affinities)))
-        if not first:
-            last_resort = self.candidates(model, affinities[0])[:1]
+        if not tiers:
+            last_resort = self._last_resort(model)[:1]
             return [Share(endpoint=endpoint, items=everything) for endpoint in last_resort]
-        chosen = order(first, affinities[0], self._random)[:width]
+        tier = self._choose_tier(tiers, moment)
+        width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
+        first = choose(tier, affinities[0], moment, self._random)
         if width == 1:
-            return [Share(endpoint=chosen[0].endpoint, items=everything)]
+            return [Share(endpoint=first.endpoint, items=everything)]
+        others = sorted((m for m in tier if m is not first), key=moment.cost)
+        chosen = [first, *others[: width - 1]]
         items: dict[BackendId, list[int]] = {member.endpoint.backend: [] for member in chosen}
         for position, affinity in enumerate(affinities):
-            best = max(chosen, key=lambda member: score(member, affinity))
+            best = max(chosen, key=lambda member: score(member, affinity, moment))
             items[best.endpoint.backend].append(position)
         return [
             Share(endpoint=member.endpoint, items=tuple(items[member.endpoint.backend]))
@@ -172,6 +190,7 @@ class Fleet:
         member = self._member(endpoint)
         if member is not None:
             member.in_flight += items
+            member.sent_since += items
             member.calls += 1
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
@@ -181,31 +200,50 @@ class Fleet:
             # A member made anew since then has not counted the start.
             member.in_flight = max(0, member.in_flight - items)
 
-    def record(self, endpoint: Endpoint, verdict: Verdict, report: Report | None = None) -> None:
-        """Judge `endpoint` by a call that ended."""
+    def record(
+        self,
+        endpoint: Endpoint,
+        verdict: Verdict,
+        report: Report | None = None,
+        *,
+        items: int = 0,
+        rows: int = 0,
+    ) -> None:
+        """Judge `endpoint` by a call that ended, in which `items` had so many `rows`."""
         member = self._member(endpoint)
         if member is None:
             return
+        now = self._clock()
         if report is not None:
-            member.report = report
-        routing = self.routing
-        if verdict is Verdict.FAILED:
+            member.take_report(report, now)
+        if items:
+            member.take_rows(rows, items)
+        if verdict is Verdict.OK:
+            member.heard = now
+            member.ejection = after_success(member.ejection, now, self._rules)
+        elif verdict is Verdict.FAILED:
             member.failures += 1
-            member.ejection = after_failure(
-                member.ejection,
-                self._clock(),
-                eject_after=routing.eject_after,
-                eject_for=routing.eject_for,
-            )
-        elif verdict is Verdict.OK:
-            member.ejection = after_success(
-                member.ejection, self._clock(), eject_for=routing.eject_for
-            )
+            ejection = after_failure(member.ejection, now, self._rules)
+            if not ejection.holds(now) or self._may_eject(member, now):
+                member.ejection = ejection
+            if ejection.holds(now):
+                member.returned = ejection.until
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return what is known of every endpoint."""
-        now = self._clock()
-        return tuple(_statistics(member, now) for member in self._members.values())
+        now, slow_start = self._clock(), self.routing.slow_start
+        return tuple(
+            endpoint_statistics(member, now, slow_start) for member in self._members.values()
+        )
+
+    def _use(self, routing: RoutingEntry) -> None:
+        self.routing = routing
+        self._rules = EjectionRules(
+            failures=routing.eject_after, share=routing.eject_share, rest=routing.eject_for
+        )
+
+    def _moment(self) -> Moment:
+        return Moment(self._clock(), self.routing.slow_start)
 
     def _member(self, endpoint: Endpoint) -> Member | None:
         member = self._members.get(endpoint.backend)
@@ -228,27 +266,41 @@ class Fleet:
         ]
         return tiers(serving, self._regions)
 
-    def _first_tier(self, model: ServedModel) -> list[Member]:
-        now = self._clock()
-        for tier in self._tiers(model):
-            available = [member for member in tier if member.is_available(now)]
-            if available:
-                return available
-        return []
+    def _available(self, tiers: Sequence[Tier], now: float) -> list[Tier]:
+        """Return what of the tiers can be used, without those of which nothing can.
+
+        Where hardly any backend is left that is not ejected, ejections count for nothing: more
+        likely it is us, or the rest would break under the load of all.
+        """
+        found = [[member for member in tier if member.is_available(now)] for tier in tiers]
+        members = [member for tier in tiers for member in tier if not member.drained]
+        if sum(map(len, found)) < self.routing.panic_threshold * len(members):
+            found = [[member for member in tier if _is_in_use(member)] for tier in tiers]
+        return [tier for tier in found if tier]
+
+    def _choose_tier(self, tiers: Sequence[Tier], moment: Moment) -> Tier:
+        return choose_tier(
+            tiers,
+            moment,
+            self._random,
+            spill_after=self.routing.spill_after,
+            overflow_after=self.routing.overflow_after,
+        )
+
+    def _last_resort(self, model: ServedModel) -> list[Endpoint]:
+        """Return what is ejected, or has not been asked yet."""
+        return [
+            member.endpoint
+            for tier in self._tiers(model)
+            for member in tier
+            if member.health is not Health.NOT_READY and not member.drained
+        ]
+
+    def _may_eject(self, member: Member, now: float) -> bool:
+        """Tell whether not too many others are ejected already."""
+        out = sum(other.ejection.holds(now) for other in self._members.values())
+        return out + 1 <= ceil(self.routing.max_ejected * len(self._members))
 
 
-def _statistics(member: Member, now: float) -> EndpointStatistics:
-    state = member.state
-    return EndpointStatistics(
-        backend=member.endpoint.backend,
-        region=member.endpoint.region,
-        overflow=member.endpoint.overflow,
-        health=member.health,
-        missing=tuple(state.missing) if state else (),
-        provider=state.provider if state else "",
-        in_flight=member.in_flight,
-        ejected_for=max(0.0, member.ejection.until - now),
-        calls=member.calls,
-        failures=member.failures,
-        report=member.report,
-    )
+def _is_in_use(member: Member) -> bool:
+    return member.health is Health.READY and not member.drained

@@ -1,4 +1,4 @@
-"""What the gateway knows of one endpoint."""
+"""What the gateway knows of one endpoint, and what that lets it expect."""
 
 from enum import StrEnum
 
@@ -7,6 +7,17 @@ import xxhash
 from backends.protocol import BackendState, ModelInfo, Report
 from gateway.routing.ejection import CLEAN, Ejection
 from gateway.types import Endpoint
+
+# Seconds an item is believed to take where nothing has been measured.
+UNKNOWN_ITEM = 0.005
+# A backend that came back begins with this share of what it can do.
+LEAST_SHARE = 0.1
+# Round trips that grow are believed slowly: most of it is our own machine being busy.
+_DOUBT = 0.1
+_ROWS_SHARE = 0.05
+# Small batches keep a device as busy as large ones that do more.
+_LEAST_IDLE = 0.05
+_NEVER = float("-inf")
 
 
 class Health(StrEnum):
@@ -22,14 +33,21 @@ class Member:
 
     __slots__ = (
         "calls",
+        "drained",
         "ejection",
         "endpoint",
         "failures",
         "health",
+        "heard",
         "in_flight",
         "models",
         "report",
+        "reported",
+        "returned",
+        "round_trip",
+        "rows_per_item",
         "seed",
+        "sent_since",
         "state",
     )
 
@@ -40,25 +58,67 @@ class Member:
         self.models: dict[str, ModelInfo] = {}
         self.health = Health.UNKNOWN
         self.report = Report()
+        self.reported = _NEVER
+        self.heard = _NEVER
+        """When it last did something useful."""
+        self.returned = _NEVER
+        """When it came back from where it was of no use."""
         self.ejection: Ejection = CLEAN
+        self.drained = False
         self.in_flight = 0
+        self.sent_since = 0
+        """Items sent since the last report, which cannot know of them."""
+        self.round_trip = 0.0
+        self.rows_per_item = 1.0
         self.calls = 0
         self.failures = 0
 
     def is_available(self, now: float) -> bool:
-        """Tell whether the backend is ready and not ejected."""
-        return self.health is Health.READY and not self.ejection.holds(now)
+        """Tell whether the backend is ready, in use and not ejected."""
+        return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
-    def finish_time(self) -> float:
-        """Return the seconds after which work given now should be done, as far as is known.
+    def take_report(self, report: Report, now: float) -> None:
+        """Keep what the backend says of its load."""
+        self.report = report
+        self.reported = now
+        self.sent_since = 0
 
-        What this process has in flight and what the backend reports queued overlap, so the longer
-        of the two counts, not their sum.
+    def take_rows(self, rows: int, items: int) -> None:
+        """Learn how many rows an item has."""
+        self.rows_per_item += _ROWS_SHARE * (rows / items - self.rows_per_item)
+
+    def take_round_trip(self, took: float) -> None:
+        """Learn how far away the backend is."""
+        if took < self.round_trip or not self.round_trip:
+            self.round_trip = took
+        else:
+            self.round_trip += _DOUBT * (took - self.round_trip)
+
+    def share(self, now: float, slow_start: float) -> float:
+        """Return what of its speed is used: less than all of it for a while after a return."""
+        since = max(0.0, now - self.returned)
+        if since >= slow_start:
+            return 1.0
+        return LEAST_SHARE + (1.0 - LEAST_SHARE) * since / slow_start
+
+    def item_time(self) -> float:
+        """Return the seconds that one item more keeps the backend busy."""
+        speed = self.report.rows_per_second
+        return self.rows_per_item / speed if speed > 0 else UNKNOWN_ITEM
+
+    def finish_time(self, now: float, slow_start: float) -> float:
+        """Return the seconds after which an item given now should be answered.
+
+        What was queued when the backend last reported has shrunk since, and what this process has
+        sent since comes on top. What it has in flight is there whatever the report says: a
+        backend that has stopped reports nothing.
         """
-        report = self.report
-        queued = 0.0
-        if report.tokens_per_second > 0:
-            queued = report.queued_tokens / report.tokens_per_second
-        if report.rows_per_second > 0:
-            queued = max(queued, self.in_flight / report.rows_per_second)
-        return queued
+        item = self.item_time()
+        queued = max(0.0, self.report.queued_seconds - (now - self.reported))
+        busy = max(queued + self.sent_since * item, self.in_flight * item)
+        return self.round_trip + (busy + item) / self.share(now, slow_start)
+
+    def headroom(self, now: float, slow_start: float) -> float:
+        """Return the items a second that it could take on top of what it does."""
+        idle = max(_LEAST_IDLE, 1.0 - self.report.device_busy_share)
+        return idle * self.share(now, slow_start) * self.endpoint.weight / self.item_time()

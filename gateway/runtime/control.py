@@ -2,8 +2,8 @@
 
 Keys share one hash tag, so that a script may use several of them on a Redis Cluster:
 `sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`, `:workers`,
-`:reports`, `:epochs`. Channel `sg:{config}:changed` says that something is new; who misses a
-message finds out by asking for the versions.
+`:reports`, `:epochs`, `:drained`. Channel `sg:{config}:changed` says that something is new; who
+misses a message finds out by asking for the versions.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ _HISTORY = _PREFIX + "history"
 _WORKERS = _PREFIX + "workers"
 _REPORTS = _PREFIX + "reports"
 _EPOCHS = _PREFIX + "epochs"
+_DRAINED = _PREFIX + "drained"
 _CHANGED = _PREFIX + "changed"
 _KEPT = 50
 _ACKS_KEPT = 86_400
@@ -63,12 +64,13 @@ return redis.call('ZRANGEBYSCORE', KEYS[1], now - ARGV[1], '+inf')
 
 
 class Topic(StrEnum):
-    """What may change: the document, the cache's epochs, tenants and keys, or the models."""
+    """What may change: the document, the cache's epochs, accounts, models, drained backends."""
 
     CONFIG = "config"
     EPOCHS = "epochs"
     ACCOUNTS = "accounts"
     MODELS = "models"
+    DRAINS = "drains"
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +98,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int = 0
     accounts: int = 0
     models: int = 0
+    drains: int = 0
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
@@ -110,14 +113,15 @@ class Control:
 
     async def versions(self) -> Versions:
         """Return what is newest, topic by topic."""
-        topics = (Topic.EPOCHS, Topic.ACCOUNTS, Topic.MODELS)
+        topics = (Topic.EPOCHS, Topic.ACCOUNTS, Topic.MODELS, Topic.DRAINS)
         keys = (_GENERATION, *map(_version, topics))
-        config, epochs, accounts, models = await self._ask(self._redis.mget(*keys))
+        config, epochs, accounts, models, drains = await self._ask(self._redis.mget(*keys))
         return Versions(
             config=int(config or 0),
             epochs=int(epochs or 0),
             accounts=int(accounts or 0),
             models=int(models or 0),
+            drains=int(drains or 0),
         )
 
     async def active(self) -> Published | None:
@@ -152,6 +156,21 @@ class Control:
         """Make every cached answer of `name` unreachable; return the version to wait for."""
         await self._ask(self._redis.hincrby(_EPOCHS, name, 1))
         return await self.touch(Topic.EPOCHS)
+
+    async def drained(self) -> frozenset[str]:
+        """Return the backends, by id, that are given no work."""
+        found = await self._ask(self._redis.smembers(_DRAINED))
+        return frozenset(name.decode() for name in found)
+
+    async def drain(self, backend: str) -> int:
+        """Give `backend` no more work; return the version to wait for."""
+        await self._ask(self._redis.sadd(_DRAINED, backend))
+        return await self.touch(Topic.DRAINS)
+
+    async def restore(self, backend: str) -> int:
+        """Give `backend` work again; return the version to wait for."""
+        await self._ask(self._redis.srem(_DRAINED, backend))
+        return await self.touch(Topic.DRAINS)
 
     async def touch(self, topic: Topic) -> int:
         """Tell everybody that `topic` changed; return the version to wait for."""

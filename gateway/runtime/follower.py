@@ -21,7 +21,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
-_NEVER = Versions(config=-1, epochs=-1, accounts=-1)
+_NEVER = Versions(config=-1, epochs=-1, accounts=-1, drains=-1)
 
 
 def identity(settings: Settings) -> str:
@@ -57,7 +57,8 @@ class RuntimeFollower:
 
     `report` makes the JSON that a worker leaves with each sign of life; `accounts_changed` is
     awaited when tenants or keys changed, before that is acknowledged. `models_changed` hears the
-    newest version of the models, and acknowledges it itself.
+    newest version of the models, and acknowledges it itself. `drains_changed` is told the backends
+    that are given no work.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class RuntimeFollower:
         report: Callable[[], bytes] = lambda: b"{}",
         accounts_changed: Callable[[], Awaitable[None]] | None = None,
         models_changed: Callable[[int], None] = lambda _: None,
+        drains_changed: Callable[[frozenset[str]], None] = lambda _: None,
         poll: float = 1.0,
     ) -> None:
         self._store = store
@@ -78,6 +80,7 @@ class RuntimeFollower:
         self._report = report
         self._accounts_changed = accounts_changed
         self._models_changed = models_changed
+        self._drains_changed = drains_changed
         self._poll = poll
         self._seen = _NEVER
         self._news = asyncio.Event()
@@ -130,6 +133,9 @@ class RuntimeFollower:
             if newest.config != self._seen.config or newest.epochs != self._seen.epochs:
                 await self._take_config(newest)
             self._models_changed(newest.models)
+            if newest.drains != self._seen.drains:
+                self._drains_changed(await self._control.drained())
+                await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
             taken = newest
             if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
                 # To be tried again, until the keys are what they should be.

@@ -125,7 +125,7 @@ async def test_a_backend_killed_amid_a_thousand_requests_loses_none_of_them() ->
 
     answered = outcomes.backends()
     assert len(answered) == 1000
-    assert answered.count("eu-0") >= 200
+    assert answered.count("eu-0") >= 20
     assert answered.count("us-0") >= 500
     assert calls <= 1200
 
@@ -250,7 +250,7 @@ async def test_all_down_is_told_at_once() -> None:
 
 async def test_backends_that_return_are_used_again() -> None:
     before, during, after = Outcomes(), Outcomes(), Outcomes()
-    routing = RoutingEntry(probe_interval=0.1, eject_for=60.0, eject_after=1)
+    routing = RoutingEntry(probe_interval=0.1, eject_for=60.0, eject_after=1, slow_start=1e-3)
     async with two_regions() as (eu, us), stack_of(eu, us, routing=routing) as stack:
         await stack.run(1, outcomes=before)
         await eu.stop()
@@ -285,7 +285,7 @@ async def test_cancelled_requests_leave_no_call_behind() -> None:
     gate = asyncio.Event()
     async with (
         two_regions() as (eu, us),
-        stack_of(eu, us, routing=RoutingEntry(connect_timeout=5.0)) as stack,
+        stack_of(eu, us, routing=RoutingEntry(connect_timeout=5.0, spill_after=60.0)) as stack,
     ):
         eu.behaviour = answer_when(gate)
         runs = []

@@ -90,6 +90,30 @@ async def test_caches_and_regions_are_shown_as_workers_see_them(
     assert [view["health"] for view in shown["workers"].values()] == ["ready"]
 
 
+async def test_a_backend_is_drained_and_restored_by_its_place(
+    admin: httpx.AsyncClient, worker: RuntimeStore, settings: Settings
+) -> None:
+    backend = '{id: eu-0, url: "http://h:1"}'
+    (settings.config / "r.yaml").write_text(
+        f"regions: [{{name: eu, pools: [{{backends: [{backend}]}}]}}]"
+    )
+    await admin.post("/admin/config/reload")
+
+    drained = await admin.post("/admin/regions/eu/backends/eu-0/drain")
+    shown = (await admin.get("/admin/regions")).json()["regions"][0]["backends"][0]
+    restored = await admin.post("/admin/regions/eu/backends/eu-0/restore")
+    elsewhere = await admin.post("/admin/regions/us/backends/eu-0/drain")
+
+    assert (drained.status_code, drained.json()["drained"], drained.json()["live"]) == (
+        200,
+        True,
+        True,
+    )
+    assert shown["drained"]
+    assert (restored.status_code, restored.json()["drained"]) == (200, False)
+    refused(elsewhere, 404, "not_found")
+
+
 async def test_metrics_are_text_for_prometheus(admin: httpx.AsyncClient) -> None:
     answer = await admin.get("/metrics")
 

@@ -1,91 +1,128 @@
-"""Which of several backends is tried first."""
+"""Which of several backends an item goes to."""
 
 from collections import Counter
 from random import Random
 
 from backends.protocol import Report
-from gateway.routing.choice import FREE_ITEMS, has_room, order, ranked
-from gateway.routing.member import Member
+from gateway.routing.choice import Moment, choose, favourite
+from gateway.routing.member import LEAST_SHARE, Member
 from tests.support.dispatching import endpoint
+
+NOW = 1000.0
+MOMENT = Moment(NOW, 5.0)
 
 
 def members(count: int, *, weights: tuple[float, ...] = ()) -> list[Member]:
-    return [
+    made = [
         Member(endpoint(f"backend-{n}", weight=weights[n] if weights else 1.0))
         for n in range(count)
     ]
+    for member in made:
+        member.take_report(Report(rows_per_second=100.0), NOW)
+    return made
 
 
-def firsts(among: list[Member], items: int) -> Counter[str]:
+def favourites(among: list[Member], items: int) -> Counter[str]:
     return Counter(
-        str(ranked(among, n.to_bytes(16, "big"))[0].endpoint.backend) for n in range(items)
+        str(favourite(among, n.to_bytes(16, "big"), MOMENT).endpoint.backend) for n in range(items)
     )
 
 
-def test_equal_affinity_gives_equal_order_whatever_the_order_of_configuration() -> None:
+def chosen(among: list[Member], affinity: bytes = b"item") -> set[str]:
+    return {
+        str(choose(among, affinity, MOMENT, Random(seed)).endpoint.backend) for seed in range(20)
+    }
+
+
+def test_equal_items_meet_whatever_the_order_of_configuration() -> None:
     three = members(3)
 
-    forwards = ranked(three, b"item")
-    backwards = ranked(three[::-1], b"item")
-
-    assert forwards == backwards
+    assert favourite(three, b"item", MOMENT) is favourite(three[::-1], b"item", MOMENT)
 
 
-def test_items_spread_evenly_and_by_weight() -> None:
-    even = firsts(members(4), 4000)
-    weighted = firsts(members(2, weights=(1.0, 3.0)), 4000)
+def test_items_spread_evenly_by_weight_and_by_speed() -> None:
+    even = favourites(members(4), 4000)
+    weighted = favourites(members(2, weights=(1.0, 3.0)), 4000)
+    unlike = members(2)
+    unlike[1].take_report(Report(rows_per_second=300.0), NOW)
+    by_speed = favourites(unlike, 4000)
 
     assert all(850 < count < 1150 for count in even.values())
     assert 2850 < weighted["backend-1"] < 3150
+    assert 2700 < by_speed["backend-1"] < 3300
 
 
 def test_a_backend_that_leaves_moves_only_its_own_items() -> None:
     four = members(4)
     keys = [n.to_bytes(16, "big") for n in range(500)]
 
-    before = {key: ranked(four, key)[0] for key in keys}
-    after = {key: ranked(four[1:], key)[0] for key in keys}
+    before = {key: favourite(four, key, MOMENT) for key in keys}
+    after = {key: favourite(four[1:], key, MOMENT) for key in keys}
 
     assert all(after[key] is before[key] for key in keys if before[key] is not four[0])
 
 
 def test_affinity_yields_to_load() -> None:
     three = members(3)
-    favourite = ranked(three, b"item")[0]
-    favourite.in_flight = 100
+    loved = favourite(three, b"item", MOMENT)
 
-    chosen = {order(three, b"item", Random(seed))[0].endpoint.backend for seed in range(20)}
+    loved.in_flight = 1
+    before = chosen(three)
+    loved.in_flight = 100
+    after = chosen(three)
 
-    assert favourite.endpoint.backend not in chosen
-    assert len(chosen) == 2
+    assert before == {loved.endpoint.backend}
+    assert loved.endpoint.backend not in after
 
 
 def test_of_two_drawn_the_one_that_finishes_sooner_wins() -> None:
     three = members(3)
-    favourite, slow, fast = ranked(three, b"item")
-    favourite.in_flight = 100
-    slow.report = Report(queued_tokens=9000, tokens_per_second=1000.0)
-    fast.report = Report(queued_tokens=9000, tokens_per_second=9000.0)
+    loved = favourite(three, b"item", MOMENT)
+    slow, fast = (member for member in three if member is not loved)
+    loved.in_flight = 100
+    slow.take_report(Report(queued_seconds=3.0, rows_per_second=100.0), NOW)
 
-    chosen = {order(three, b"item", Random(seed))[0].endpoint.backend for seed in range(20)}
-
-    assert chosen == {fast.endpoint.backend}
+    assert chosen(three) == {fast.endpoint.backend}
 
 
-def test_every_order_has_every_backend_once() -> None:
-    three = members(3)
-    ranked(three, b"item")[0].in_flight = 100
+def test_the_far_away_are_passed_by() -> None:
+    near, far = members(2)
+    far.take_round_trip(1.0)
 
-    assert sorted(member.endpoint.backend for member in order(three, b"item", Random(1))) == [
-        "backend-0",
-        "backend-1",
-        "backend-2",
-    ]
+    found = {
+        str(choose([near, far], bytes([n]), MOMENT, Random(1)).endpoint.backend) for n in range(50)
+    }
+
+    assert found == {near.endpoint.backend}
 
 
-def test_a_lone_or_weightless_backend_always_has_room_for_a_little() -> None:
-    weightless = members(2, weights=(0.0, 0.0))
-    weightless[0].in_flight = FREE_ITEMS
+def test_what_was_queued_shrinks_and_what_was_sent_since_counts() -> None:
+    (member,) = members(1)
+    member.take_report(Report(queued_seconds=1.0, rows_per_second=100.0), NOW)
 
-    assert has_room(weightless[0], weightless)
-    assert len(order(weightless, b"item", Random(1))) == 2
+    then = member.finish_time(NOW, 5.0)
+    later = member.finish_time(NOW + 0.6, 5.0)
+    member.sent_since = 20
+    more = member.finish_time(NOW + 0.6, 5.0)
+
+    assert abs(then - 1.01) < 1e-6
+    assert abs(later - 0.41) < 1e-6
+    assert abs(more - 0.61) < 1e-6
+
+
+def test_items_of_many_rows_take_longer() -> None:
+    (member,) = members(1)
+
+    for _ in range(200):
+        member.take_rows(40, 2)
+
+    assert 0.19 < member.item_time() < 0.21
+
+
+def test_a_backend_that_came_back_begins_with_little() -> None:
+    (member,) = members(1)
+    member.returned = NOW
+
+    shares = [member.share(NOW + seconds, 5.0) for seconds in (0.0, 2.5, 5.0, 60.0)]
+
+    assert shares == [LEAST_SHARE, (1.0 + LEAST_SHARE) / 2, 1.0, 1.0]

@@ -1,11 +1,13 @@
 """When a backend that fails is left out, and for how long."""
 
-from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
+from gateway.routing.ejection import CLEAN, Ejection, EjectionRules, after_failure, after_success
+
+RULES = EjectionRules(failures=5, share=0.2, rest=10.0)
 
 
 def fail(ejection: Ejection, now: float, times: int = 1) -> Ejection:
     for _ in range(times):
-        ejection = after_failure(ejection, now, eject_after=5, eject_for=10.0)
+        ejection = after_failure(ejection, now, RULES)
     return ejection
 
 
@@ -16,7 +18,7 @@ def test_the_fifth_failure_in_a_row_ejects() -> None:
 
 
 def test_a_success_starts_the_count_anew() -> None:
-    shaken = after_success(fail(CLEAN, 100.0, times=4), 100.0, eject_for=10.0)
+    shaken = after_success(fail(CLEAN, 100.0, times=4), 100.0, RULES)
 
     assert not fail(shaken, 100.0, times=4).holds(100.0)
 
@@ -39,8 +41,31 @@ def test_a_failure_after_the_return_ejects_at_once_and_for_longer() -> None:
 def test_ejections_are_forgotten_after_a_good_while() -> None:
     ejected = fail(CLEAN, 100.0, times=5)
 
-    early = after_success(ejected, 115.0, eject_for=10.0)
-    late = after_success(ejected, 121.0, eject_for=10.0)
+    early = after_success(ejected, 115.0, RULES)
+    late = after_success(ejected, 121.0, RULES)
 
     assert early.times == 1
     assert late == CLEAN
+
+
+def test_a_share_of_failures_ejects_though_none_follows_another() -> None:
+    ejection = CLEAN
+    for number in range(40):
+        now = 100.0 + number / 100
+        if number % 3:
+            ejection = after_success(ejection, now, RULES)
+        else:
+            ejection = after_failure(ejection, now, RULES)
+
+    assert ejection.holds(101.0)
+
+
+def test_few_failures_among_many_calls_do_not_eject() -> None:
+    ejection = CLEAN
+    for number in range(1000):
+        now = 100.0 + number / 100
+        if number % 10:
+            ejection = after_success(ejection, now, RULES)
+        else:
+            ejection = after_failure(ejection, now, RULES)
+        assert not ejection.holds(now)

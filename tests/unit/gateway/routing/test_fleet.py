@@ -7,7 +7,7 @@ import pytest
 from backends.protocol import Report
 from gateway.config.document import RoutingEntry
 from gateway.routing.fleet import Fleet, ProbeFailure, Verdict
-from gateway.routing.member import Health
+from gateway.routing.member import LEAST_SHARE, Health
 from gateway.types import Endpoint, ServedModel
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
@@ -78,7 +78,7 @@ def test_a_model_stays_known_while_its_backends_are_away(clock: Clock) -> None:
 
     assert fleet.model("stub") is not None
     assert not fleet.is_ready()
-    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["us-0"]
+    assert fleet.candidates(model_of(fleet), b"item") == []
 
 
 def test_regions_come_in_order_and_overflow_pools_last(clock: Clock) -> None:
@@ -90,12 +90,12 @@ def test_regions_come_in_order_and_overflow_pools_last(clock: Clock) -> None:
     assert found[2:] == ["us-0", "eu-spare"]
 
 
-def test_backends_that_are_not_ready_come_after_all_others(clock: Clock) -> None:
+def test_backends_that_are_not_ready_are_no_candidates(clock: Clock) -> None:
     fleet = fleet_of([*EU, *US], clock)
 
     fleet.observe(EU[0], state(ready=False))
 
-    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0", "eu-0"]
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0"]
 
 
 def test_an_ejected_backend_comes_last_until_its_time_is_over(clock: Clock) -> None:
@@ -196,6 +196,61 @@ def test_a_reload_keeps_what_is_known_of_backends_that_stay(clock: Clock) -> Non
     health = {each.backend: each.health for each in fleet.statistics()}
     assert health == {"us-0": Health.UNKNOWN, "eu-1": Health.READY}
     assert fleet.endpoints == (moved, EU[1])
+
+
+def test_a_drained_backend_is_given_nothing_until_it_is_restored(clock: Clock) -> None:
+    fleet = fleet_of([*EU[:1], *US], clock)
+
+    fleet.drain(frozenset({"eu-0"}))
+    fleet.configure([*EU[:1], *US], ROUTING)
+    drained = ids(fleet.candidates(model_of(fleet), b"item"))
+    fleet.drain(frozenset())
+    restored = fleet.statistics()[0].share
+    clock.advance(10.0)
+
+    assert drained == ["us-0"]
+    assert restored == LEAST_SHARE
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-0", "us-0"]
+
+
+def test_a_slow_backend_that_still_answers_is_far_away_and_not_lost(clock: Clock) -> None:
+    lost: list[Endpoint] = []
+    fleet = fleet_of([*EU[:1], *US], clock)
+    fleet.on_lost(lost.append)
+
+    fleet.record(EU[0], Verdict.OK)
+    clock.advance(0.5)
+    fleet.observe(EU[0], ProbeFailure(detail="late", silence=1.0))
+    while_slow = ids(fleet.candidates(model_of(fleet), b"item"))
+    before = list(lost)
+    clock.advance(1.0)
+    fleet.observe(EU[0], ProbeFailure(detail="late", silence=1.0))
+
+    assert while_slow == ["us-0", "eu-0"]
+    assert before == []
+    assert lost == EU[:1]
+
+
+def test_half_of_all_backends_is_ejected_at_most(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US, *SPARE], clock)
+
+    for each in [*EU, *US, *SPARE]:
+        fail(fleet, each)
+
+    assert [each.ejected_for > 0 for each in fleet.statistics()] == [True, True, False, False]
+
+
+def test_in_a_panic_ejections_count_for_nothing(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US, *SPARE], clock)
+
+    for each in EU:
+        fail(fleet, each)
+    calm = ids(fleet.candidates(model_of(fleet), b"item"))
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+    panicking = ids(fleet.candidates(model_of(fleet), b"item"))
+
+    assert calm[:2] == ["us-0", "eu-spare"]
+    assert panicking[0] in ("eu-0", "eu-1")
 
 
 def test_news_of_a_backend_that_left_is_ignored(clock: Clock) -> None:

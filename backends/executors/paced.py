@@ -1,0 +1,37 @@
+"""An executor of declared speed: real queues and batches around it, and no work inside."""
+
+import time
+
+from typing_extensions import override
+
+from backends.executors.cost import CostModel
+from backends.executors.dummy import PacedExecutor
+from backends.executors.graph import GraphSource
+
+
+class DeclaredExecutor(PacedExecutor):
+    """A dummy that takes `base` seconds a batch and `token` for each padded token, waiting."""
+
+    def __init__(self, *, dimensions: int, lanes: int, base: float, token: float) -> None:
+        def pace(rows: int, length: int) -> None:
+            time.sleep(base + token * rows * length)
+
+        super().__init__(pace, dimensions=dimensions, lanes=lanes)
+        self._declared = CostModel(base=base, padded=token, square=0.0)
+
+    @property
+    @override
+    def provider(self) -> str:
+        return "PacedExecutionProvider"
+
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return self._declared
+
+
+def paced_executor(
+    source: GraphSource, *, lanes: int, base: float, token: float
+) -> DeclaredExecutor:
+    """Return what stands in for the graph of `source`, whose file is not read."""
+    return DeclaredExecutor(dimensions=source.dimensions, lanes=lanes, base=base, token=token)

@@ -1,0 +1,73 @@
+"""`sluicegate regions`: shows the backends of each region, drains and restores them."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from gateway.cli.admin_client import AdminClient, admin_options
+from gateway.cli.config import JSON
+
+_REGION = click.argument("region")
+_BACKEND = click.argument("backend")
+
+
+@click.group()
+def regions() -> None:
+    """Show, drain or restore the backends of each region."""
+
+
+@regions.command("list")
+@admin_options
+@JSON
+def list_command(*, client: AdminClient, as_json: bool) -> None:
+    """Show every backend as the workers see it."""
+    answer = client.ask("GET", "/admin/regions")
+    if as_json:
+        _print_json(answer)
+        return
+    for region in answer["regions"]:
+        for backend in region["backends"]:
+            states = ", ".join(sorted({_state(view) for view in backend["workers"].values()}))
+            drained = " (drained)" if backend["drained"] else ""
+            click.echo(f"{region['name']:12} {backend['id']:24} {states or 'unknown'}{drained}")
+
+
+@regions.command()
+@_REGION
+@_BACKEND
+@admin_options
+@JSON
+def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
+    """Give a backend no more work; what it has is finished."""
+    _tell(client.ask("POST", f"/admin/regions/{region}/backends/{backend}/drain"), as_json=as_json)
+
+
+@regions.command()
+@_REGION
+@_BACKEND
+@admin_options
+@JSON
+def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
+    """Give a drained backend work again, little at first."""
+    _tell(
+        client.ask("POST", f"/admin/regions/{region}/backends/{backend}/restore"), as_json=as_json
+    )
+
+
+def _state(view: dict[str, Any]) -> str:
+    return "ejected" if view["ejected_for"] else str(view["health"])
+
+
+def _tell(answer: Any, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(answer)
+        return
+    state = "is given no more work" if answer["drained"] else "is given work again"
+    click.echo(f"`{answer['backend']}` {state}")
+    for name, outcome in answer["workers"].items():
+        click.echo(f"{name}: {outcome}")
+
+
+def _print_json(value: object) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

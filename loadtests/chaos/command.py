@@ -1,0 +1,19 @@
+"""`python -m loadtests chaos`."""
+
+import click
+
+from loadtests.chaos import matrix
+from loadtests.machine import this_machine
+
+
+@click.command("chaos")
+@click.option("--quiet", default=15.0, show_default=True, help="Seconds before the fault.")
+@click.option("--faulty", default=45.0, show_default=True, help="Seconds with it.")
+@click.option("--only", multiple=True, help="Faults whose names begin so.")
+@click.option("--of", "extents", multiple=True, type=click.Choice(["one", "region"]))
+def chaos_command(
+    *, quiet: float, faulty: float, only: tuple[str, ...], extents: tuple[matrix.Extent, ...]
+) -> None:
+    """Faults of one backend and of a region, under load."""
+    matrix.measure(quiet=quiet, faulty=faulty, only=only, extents=extents)
+    print(this_machine())

@@ -1,0 +1,154 @@
+"""An open loop of requests of one item each, whose every answer is judged."""
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Self
+
+import httpx
+import msgspec
+
+from loadtests.chaos.models import MODEL, Judge, texts
+from loadtests.chaos.system import KEY
+
+# No answer takes longer: the gateway's own deadline is shorter.
+_LONGEST = 30.0
+_GRACE = 15.0
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was due at `due` (loop time) and how it ended; status 0 is no answer at all.
+
+    `latency` counts from when it was due. `retry_after` is what a refusal said.
+    """
+
+    due: float
+    latency: float
+    status: int
+    is_right: bool
+    retry_after: str = ""
+
+
+class Load:
+    """Sends at `rate` a second, spaced at random, while it is entered; `sent` is what came."""
+
+    def __init__(
+        self,
+        port: int,
+        judge: Judge,
+        *,
+        rate: float,
+        seed: int,
+        timeout: float | None = None,
+        repeat: str | None = None,
+    ) -> None:
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        if timeout is not None:
+            headers["x-request-timeout"] = str(timeout)
+        self.rate = rate
+        self.sent: list[Sent] = []
+        self._judge = judge
+        self._texts: Iterator[str] = texts(seed)
+        self._chooser = random.Random(seed)
+        self._connections = _Connections(port, headers)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: asyncio.Task[None] | None = None
+        self._unjudged: list[tuple[int, str, bytes]] = []
+        self._repeat = repeat
+
+    async def __aenter__(self) -> Self:
+        self._sending = asyncio.create_task(self._send())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_GRACE)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._connections.close()
+        self._pass_judgement()
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due += self._chooser.expovariate(self.rate)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            task = asyncio.create_task(self._one(due, self._repeat or next(self._texts)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _one(self, due: float, text: str) -> None:
+        loop = asyncio.get_running_loop()
+        status, head, body = 0, b"", b""
+        with contextlib.suppress(OSError, EOFError, TimeoutError):
+            async with asyncio.timeout(_LONGEST):
+                content = msgspec.json.encode({"model": MODEL, "input": [text]})
+                status, head, body = await self._connections.exchange(content)
+        found = Sent(
+            due=due,
+            latency=loop.time() - due,
+            status=status,
+            is_right=False,
+            retry_after=_field(head, b"retry-after:"),
+        )
+        if status == httpx.codes.OK:
+            self._unjudged.append((len(self.sent), text, body))
+        self.sent.append(found)
+
+    def _pass_judgement(self) -> None:
+        """Judge when nothing is measured any more."""
+        for place, text, body in self._unjudged:
+            is_right = self._judge.is_right(text, body)
+            self.sent[place] = msgspec.structs.replace(self.sent[place], is_right=is_right)
+        self._unjudged.clear()
+
+
+class _Connections:
+    """Connections that are kept, as many as are needed at a time."""
+
+    def __init__(self, port: int, headers: dict[str, str]) -> None:
+        lines = ["POST /v1/embed HTTP/1.1", "host: gateway"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._head = "\r\n".join(lines).encode()
+        self._port = port
+        self._idle: deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = deque()
+
+    async def exchange(self, content: bytes) -> tuple[int, bytes, bytes]:
+        """Send a body; return the answer's status, head and body."""
+        reader, writer = await self._take()
+        try:
+            writer.write(
+                b"%b\r\ncontent-length: %d\r\n\r\n%b" % (self._head, len(content), content)
+            )
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            body = await reader.readexactly(int(_field(head, b"content-length:")))
+        except BaseException:  # whatever it was, what comes on it next is not ours
+            writer.transport.abort()
+            raise
+        self._idle.append((reader, writer))
+        return int(head[9:12]), head, body
+
+    async def _take(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        # In turn, so that none is idle for as long as the gateway keeps one that is.
+        while self._idle:
+            reader, writer = self._idle.popleft()
+            if not reader.at_eof() and not writer.is_closing():
+                return reader, writer
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for _, writer in self._idle:
+            writer.transport.abort()
+
+
+def _field(head: bytes, name: bytes) -> str:
+    place = head.find(name)
+    return "" if place < 0 else head[place + len(name) :].split(b"\r\n", 1)[0].strip().decode()

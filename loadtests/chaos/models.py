@@ -1,0 +1,85 @@
+"""A repository of one model whose answers can be foretold, in two revisions that differ."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+
+from backends.executors.dummy import DummyExecutor
+from backends.repository.catalogue import read_catalogue
+from backends.types import OutputKind
+from tests.support.backend_repository import DIMENSIONS, WORDS, write_encoder
+
+MODEL = "tiny"
+_WORDS = 8
+_TOLERANCE = 1e-4
+
+
+class _Result(msgspec.Struct):
+    embedding: list[float]
+
+
+class _Body(msgspec.Struct):
+    revision: str
+    results: list[_Result]
+
+
+def write_revision(root: Path, number: int) -> None:
+    """Write revision `number`; each gives every word another id, and so every text another answer.
+
+    It appears all at once, as a reload wants it.
+    """
+    folder = write_encoder(root / f".{number}")
+    path = folder / "tokenizer.json"
+    document = msgspec.json.decode(path.read_bytes())
+    vocabulary = document["model"]["vocab"]
+    # The words come after the four special tokens.
+    for place, word in enumerate(WORDS):
+        vocabulary[word] = 4 + (place + number) % len(WORDS)
+    path.write_bytes(msgspec.json.encode(document))
+    target = root / MODEL / str(number)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(target)
+
+
+def texts(seed: int) -> Iterator[str]:
+    """Yield texts of a few words each, hardly one of them twice."""
+    chooser = random.Random(seed)
+    while True:
+        yield " ".join(chooser.choices(WORDS, k=_WORDS))
+
+
+class Judge:
+    """Knows the right answers of every revision written below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[str, Tokenizer] = {}
+        self._executor = DummyExecutor(dimensions=DIMENSIONS)
+        self.learn()
+
+    def learn(self) -> None:
+        """Take up the newest revision."""
+        model = read_catalogue(self._root).models[MODEL]
+        tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._known[model.revision] = tokenizer
+
+    def is_right(self, text: str, body: bytes) -> bool:
+        """Tell whether `body` answers `text` as the revision that it names does."""
+        answer = msgspec.json.decode(body, type=_Body)
+        tokenizer = self._known.get(answer.revision)
+        if tokenizer is None or len(answer.results) != 1:
+            return False
+        ids = np.array([tokenizer.encode(text).ids], dtype=np.int32)
+        ones = np.ones_like(ids)
+        (vector,) = self._executor.run(
+            ids=ids, mask=ones, type_ids=ones * 0, output=OutputKind.POOLED
+        )
+        expected = vector / np.linalg.norm(vector)
+        found = np.array(answer.results[0].embedding)
+        return found.shape == expected.shape and bool(np.abs(found - expected).max() <= _TOLERANCE)

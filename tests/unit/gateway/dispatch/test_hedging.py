@@ -1,0 +1,112 @@
+"""When an item is sent to a second backend as well, and how often."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from backends.protocol import Call
+from gateway.config.document import RoutingEntry
+from gateway.dispatch.hedging import Hedging, Latencies
+from gateway.routing.fleet import ProbeFailure
+from gateway.types import Endpoint
+from gateway.upstream.base import CallFailed, Cause
+from tests.support.dispatch_scene import EU, Scene, failing
+from tests.support.dispatching import Outcomes, work
+from tests.support.scripted_client import Step, echo_all
+
+pytestmark = pytest.mark.anyio
+
+
+def test_late_is_later_than_nineteen_of_twenty() -> None:
+    latencies = Latencies()
+
+    for number in range(1, 1001):
+        latencies.note(number / 1000)
+
+    assert 0.94 < latencies.late < 1.15
+
+
+def test_a_few_stalls_do_not_move_it_and_many_do() -> None:
+    rare, common = Latencies(), Latencies()
+
+    for number in range(2000):
+        rare.note(1.0 if number % 40 == 0 else 0.01)
+        common.note(1.0 if number % 10 == 0 else 0.01)
+
+    assert rare.late < 0.02
+    assert common.late > 0.9
+
+
+def test_hedges_are_a_share_of_items() -> None:
+    hedging = Hedging()
+    hedging.share = 0.05
+
+    for _ in range(1000):
+        hedging.earn(1)
+    granted = sum(hedging.spend(1) for _ in range(1000))
+    hedging.earn(20)
+
+    assert granted == 16
+    assert hedging.spend(1)
+    assert not hedging.spend(1)
+
+
+async def stalls(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+    """Never answer."""
+    await asyncio.Event().wait()
+    yield CallFailed(Cause.CUT, "unreachable")
+
+
+async def test_a_late_item_is_answered_by_another_backend() -> None:
+    scene = Scene({"eu-0": stalls}, routing=RoutingEntry(hedge_share=1.0))
+    latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.01)
+
+    outcomes = await scene.run(2)
+
+    assert outcomes.backends() == ["us-0"] * 2
+    assert scene.dispatcher.statistics().hedged == 2
+
+
+async def test_a_hedge_that_fails_leaves_the_item_to_the_first_backend() -> None:
+    answers = asyncio.Event()
+
+    async def late(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        await answers.wait()
+        async for step in echo_all(target, call):
+            yield step
+
+    async def refuses(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        answers.set()
+        yield CallFailed(Cause.REFUSED, "no", status=400, code="bad_call", retryable=False)
+
+    scene = Scene({"eu-0": late, "us-0": refuses}, routing=RoutingEntry(hedge_share=1.0))
+    latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.01)
+
+    assert (await scene.run(1)).backends() == ["eu-0"]
+
+
+async def test_what_waits_for_a_backend_that_is_lost_goes_elsewhere_at_once() -> None:
+    scene = Scene({"eu-0": stalls})
+    outcomes = Outcomes()
+    async with scene.dispatcher:
+        running = asyncio.create_task(
+            scene.dispatcher.run(work(3), deadline=scene.loop.time() + 5.0, settle=outcomes.settle)
+        )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        scene.fleet.observe(EU, ProbeFailure(detail="refused"))
+        await running
+
+    assert outcomes.backends() == ["us-0"] * 3
+    assert scene.dispatcher.statistics().hedged == 0
+
+
+async def test_without_another_backend_a_lost_one_may_still_answer() -> None:
+    scene = Scene({"eu-0": failing(Cause.CUT)}, endpoints=(EU,))
+
+    assert (await scene.run(1)).codes() == ["upstream_unavailable"]

@@ -1,0 +1,69 @@
+"""Which region work goes to, by what each would make of it."""
+
+from collections import Counter
+from random import Random
+
+from backends.protocol import Report
+from gateway.routing.choice import Moment
+from gateway.routing.member import Member
+from gateway.routing.regions import Tier, choose_tier
+from tests.support.dispatching import endpoint
+
+NOW = 1000.0
+
+
+def tier(
+    region: str,
+    *,
+    queued: float = 0.0,
+    busy: float = 0.0,
+    speed: float = 100.0,
+    overflow: bool = False,
+) -> list[Member]:
+    member = Member(endpoint(f"{region}-0", region=region, overflow=overflow))
+    report = Report(queued_seconds=queued, rows_per_second=speed, device_busy_share=busy)
+    member.take_report(report, NOW)
+    return [member]
+
+
+def shares(*tiers: Tier) -> Counter[str]:
+    random = Random(1)
+    return Counter(
+        str(
+            choose_tier(tiers, Moment(NOW, 5.0), random, spill_after=0.05, overflow_after=0.2)[
+                0
+            ].endpoint.backend
+        )
+        for _ in range(1000)
+    )
+
+
+def test_the_preferred_region_keeps_what_it_finishes_soon() -> None:
+    assert shares(tier("eu", queued=0.03), tier("us")) == {"eu-0": 1000}
+
+
+def test_what_would_wait_goes_where_it_finishes_sooner() -> None:
+    assert shares(tier("eu", queued=0.5), tier("us")) == {"us-0": 1000}
+    assert shares(tier("eu", queued=0.5), tier("us", queued=0.6)) == {"eu-0": 1000}
+
+
+def test_work_spills_in_proportion_to_headroom() -> None:
+    found = shares(
+        tier("eu", queued=0.15, busy=1.0),
+        tier("us", busy=0.7, speed=100.0),
+        tier("ap", busy=0.4, speed=100.0),
+        tier("sa", queued=0.2, busy=0.0),
+    )
+
+    assert found["eu-0"] == found["sa-0"] == 0
+    assert 280 < found["us-0"] < 390
+    assert 610 < found["ap-0"] < 720
+
+
+def test_overflow_is_used_only_when_all_others_would_be_late() -> None:
+    spare = tier("eu", overflow=True)
+    spare[0].endpoint = endpoint("spare-0", overflow=True)
+
+    assert shares(tier("eu", queued=0.15), tier("us", queued=0.18), spare)["spare-0"] == 0
+    assert shares(tier("eu", queued=0.5), tier("us"), spare)["spare-0"] == 0
+    assert shares(tier("eu", queued=0.5), tier("us", queued=0.3), spare) == {"spare-0": 1000}
