@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from backends.protocol import Done, encode_frame
+from loadtests.capacity import sustained
 from loadtests.open_loop import Answer
-from loadtests.overload import sustained
 from loadtests.shares import Sample, ratio, swapped
 
 
@@ -33,8 +33,13 @@ def test_a_queue_that_still_grows_is_not_sustained() -> None:
     steady = [_answered(due / 10, after=0.01) for due in range(40)]
     growing = [_answered(due / 10, after=due / 100) for due in range(40)]
 
-    assert sustained(steady, deadline=0.5)
-    assert not sustained(growing, deadline=0.5)
+    assert sustained(steady, 0.5, _is_done)
+    assert not sustained(growing, 0.5, _is_done)
+    assert not sustained(steady, 0.5, lambda answer: answer.due < 2.0)
+
+
+def _is_done(answer: Answer) -> bool:
+    return answer.status == 200
 
 
 def _answered(due: float, *, after: float) -> Answer:
