@@ -83,7 +83,7 @@ async def test_rows_that_arrive_while_a_batch_runs_leave_together() -> None:
         gate.open()
         await asyncio.gather(first, *others)
 
-    assert executor.shapes == [(1, 2), (6, 2)]
+    assert list(executor.shapes) == [(1, 2), (6, 2)]
 
 
 async def test_a_row_gets_its_own_answer_whatever_its_company() -> None:
@@ -279,7 +279,7 @@ async def test_a_cancelled_asker_s_rows_never_run() -> None:
         await until(lambda: batcher.statistics().queued_rows == 0)
         await ask(rows, encode(2))
 
-    assert executor.shapes == [(1, 1), (1, 1)]
+    assert list(executor.shapes) == [(1, 1), (1, 1)]
     assert batcher.statistics().skipped_rows == 2
 
 

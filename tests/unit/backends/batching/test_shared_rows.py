@@ -70,7 +70,7 @@ async def test_a_hundred_equal_rows_at_once_run_once_and_are_paid_once() -> None
         b.gate.open()
         counted = await asyncio.gather(*tasks)
 
-    assert b.executor.shapes == [(1, 2)]
+    assert list(b.executor.shapes) == [(1, 2)]
     assert sorted(counted) == [(0, 0)] * 99 + [(1, 2)]
     assert b.rows.statistics().joined_rows == 99
 
