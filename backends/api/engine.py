@@ -153,7 +153,8 @@ class Engine:
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         batcher = running.batcher
-        if batcher.is_full():
+        flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
+        if all(map(batcher.is_full, flows)):
             batcher.turn_away(len(call.items))
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
         # Refused before its texts are tokenized if not even the shortest would be in time.
@@ -162,7 +163,8 @@ class Engine:
             batcher.check_time(
                 max(item.remaining for item in call.items),
                 batcher.work(min(shortest, endpoint.info.max_tokens)),
-                lane=call.lane,
+                # Whose rows would run first.
+                min(flows, key=batcher.held),
             )
         except Overloaded:
             batcher.turn_away(len(call.items))
