@@ -20,7 +20,7 @@ from backends.protocol import BackendState, Call, ModelInfo, Report, encode_fram
 from backends.types import EncoderStatistics, Snapshot
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
-_REPORT_AGE = 0.005
+_REPORT_AGE = 0.01
 # Bytes of text to a token, more than most have: a low guess refuses nothing that would be in time.
 _TOKEN_BYTES = 6
 _SOON = 0.1
@@ -271,6 +271,8 @@ class Engine:
             padding_waste_ratio=sum(s.wasted for s in statistics) / work if work else 0.0,
             queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
             device_busy_share=self._device.busy_share() if self._device else 0.0,
+            runs_in_flight=sum(s.runs_in_flight for s in statistics),
+            releases=dict(sum((Counter(s.releases) for s in statistics), Counter())),
         )
 
     def snapshot(self) -> Snapshot:

@@ -318,6 +318,7 @@ class Batcher:
                 died = ExecutorDied("the executor died while it ran this row")
                 left = (row for row in (*taken.dropped, *taken.rows) if id(row) not in settled)
                 outcomes += [(row, died) for row in left]
+            self._meter.stop(taken.work)
             loop.call_soon_threadsafe(self._deliver, outcomes)
         if taken.rows:
             took = self._clock() - started
