@@ -195,7 +195,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """How busy the backend is, in every reply and in its state.
 
-    `queued_seconds` is what the longest queue will take, `device_busy_share` of the last seconds.
+    `queued_seconds` is what the longest queue will take, `device_busy_share` of the last seconds;
+    `releases` counts batches by the reason why they left as they were, since the start.
     """
 
     queued_rows: int = 0
@@ -205,6 +206,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     padding_waste_ratio: float = 0.0
     queued_seconds: float = 0.0
     device_busy_share: float = 0.0
+    runs_in_flight: int = 0
+    releases: dict[str, int] = {}
 
 
 Frame = Done | Failed | Report

@@ -57,6 +57,7 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     queued_rows: int = 0
     queued_tokens: int = 0
+    runs_in_flight: int = 0
     batches: int = 0
     rows: int = 0
     tokens: int = 0

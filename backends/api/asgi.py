@@ -1,6 +1,8 @@
 """The bit of ASGI the handlers need."""
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from backends.errors import BadCall, CallTooLarge
@@ -12,6 +14,33 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+# Under this name a server may hand over the `Client` of a request.
+CLIENT_EXTENSION = "sluicegate.client"
+
+
+class Client:
+    """Who waits at the end of a connection: its answer is called off when it leaves."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Cancel the current task when the client leaves."""
+        self._task = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self._task = None
+
+    def leave(self) -> None:
+        """Note that it left."""
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 class ClientGone(Exception):

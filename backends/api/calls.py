@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from backends.api.asgi import (
+    CLIENT_EXTENSION,
+    Client,
     ClientGone,
     Receive,
     Scope,
@@ -108,24 +110,25 @@ class CallHandler:
             return
         with self._engine.working():
             if len(call.items) == 1:
-                await self._answer_one(answerer, call.items[0], receive, send)
+                await self._answer_one(answerer, call.items[0], scope, receive, send)
             else:
                 await _OutcomeStream(answerer, call.items).run(receive, send, self._engine)
 
     async def _answer_one(
-        self, answerer: ItemAnswerer, item: CallItem, receive: Receive, send: Send
+        self, answerer: ItemAnswerer, item: CallItem, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer a call of one item in this very task, in one write; tasks are what costs."""
-        client = _Client(receive, asyncio.current_task())
-        watcher = asyncio.create_task(client.watch())
+        client, watcher = _client_of(scope, receive)
         try:
-            outcome = await answerer.answer(0, item)
+            with client.waiting():
+                outcome = await answerer.answer(0, item)
         except asyncio.CancelledError:
             if not client.gone:
                 raise
             return
         finally:
-            watcher.cancel()
+            if watcher is not None:
+                watcher.cancel()
         body = encode_frame(outcome) + self._engine.report_frame()
         await respond(send, _OK, body, _MEDIA)
 
@@ -143,21 +146,19 @@ class CallHandler:
         return call
 
 
-class _Client:
-    """Whoever waits for a call of one item: it is cancelled when the client leaves."""
+def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
+    """Return the client as the server knows it, else one and the task that watches it."""
+    client = scope.get("extensions", {}).get(CLIENT_EXTENSION)
+    if client is not None:
+        return client, None
+    client = Client()
+    return client, asyncio.create_task(_watch(client, receive))
 
-    def __init__(self, receive: Receive, task: "asyncio.Task[None] | None") -> None:
-        self._receive = receive
-        self._task = task
-        self.gone = False
 
-    async def watch(self) -> None:
-        """Return when the client has left."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        if self._task is not None:
-            self._task.cancel()
+async def _watch(client: Client, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    client.leave()
 
 
 class _OutcomeStream:

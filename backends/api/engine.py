@@ -21,7 +21,7 @@ from backends.protocol import BackendState, Call, ModelInfo, Report, encode_fram
 from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
-_REPORT_AGE = 0.005
+_REPORT_AGE = 0.01
 # Bytes of text to a token, more than most have: a low guess refuses nothing that would be in time.
 _TOKEN_BYTES = 6
 _SOON = 0.1
@@ -156,7 +156,8 @@ class Engine:
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         batcher = running.batcher
-        if batcher.is_full():
+        flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
+        if all(map(batcher.is_full, flows)):
             batcher.turn_away(len(call.items))
             raise Overloaded("the queue is full", retry_after=batcher.backlog())
         # Refused before its texts are tokenized if not even the shortest would be in time.
@@ -165,7 +166,8 @@ class Engine:
             batcher.check_time(
                 max(item.remaining for item in call.items),
                 batcher.work(min(shortest, endpoint.info.max_tokens)),
-                lane=call.lane,
+                # Whose rows would run first.
+                min(flows, key=batcher.held),
             )
         except Overloaded:
             batcher.turn_away(len(call.items))
@@ -272,6 +274,8 @@ class Engine:
             padding_waste_ratio=sum(s.wasted for s in statistics) / work if work else 0.0,
             queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
             device_busy_share=self._device.busy_share() if self._device else 0.0,
+            runs_in_flight=sum(s.runs_in_flight for s in statistics),
+            releases=dict(sum((Counter(s.releases) for s in statistics), Counter())),
         )
 
     def snapshot(self) -> Snapshot:

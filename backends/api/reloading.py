@@ -81,18 +81,18 @@ class Repository:
         await asyncio.shield(self._waiting)
 
     async def _reload_next(self, asked: "asyncio.Future[None]") -> None:
-        async with self._lock:
-            self._waiting = None
-            try:
+        try:
+            async with self._lock:
+                self._waiting = None
                 await self._reload()
-            except StartProblem as error:
-                asked.set_exception(error)
-            except BaseException:
-                # Whatever ends this, nobody may go on waiting for it.
-                asked.cancel()
-                raise
-            else:
-                asked.set_result(None)
+        except StartProblem as error:
+            asked.set_exception(error)
+        except BaseException:
+            # Whatever ends this, nobody may go on waiting for it.
+            asked.cancel()
+            raise
+        else:
+            asked.set_result(None)
 
     async def _reload(self) -> None:
         catalogue = await asyncio.to_thread(read_catalogue, self._root)

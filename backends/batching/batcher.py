@@ -8,33 +8,28 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-import numpy as np
 
 from backends.batching.caution import Caution
 from backends.batching.device import Device
-from backends.batching.flows import BULK, INTERACTIVE
+from backends.batching.flows import BULK, FlowKey
 from backends.batching.line import Line
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue, Taken
 from backends.batching.row import Row
-from backends.batching.split import split
+from backends.batching.runner import Outcome, Runner
 from backends.batching.width import Width
 from backends.errors import (
     BackendError,
-    DeadlineExceeded,
     ExecutorDied,
-    ModelFailed,
-    OutOfMemory,
     Overloaded,
 )
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import Tracing
-from backends.types import FloatArray, QueueStatistics
+from backends.types import QueueStatistics
 
 _log = logging.getLogger(__name__)
-_Outcome = tuple[Row, "FloatArray | BackendError"]
 # No caller is asked to come back earlier.
 _SOONEST = 0.1
 # How much a new row moves the mean of what rows cost.
@@ -42,6 +37,9 @@ _WORK_SHARE = 0.02
 # Items wait for room no longer than this share of their time: what is left is for the rows, or
 # for another backend.
 _PATIENCE = 0.5
+# This share of a queue is kept for flows that hold no more than the 64th part of its rows.
+_RESERVE = 1 / 8
+_FEW = 64
 # So many queues may stand in line: the items that one call may ask at once.
 _LINE_QUEUES = 16
 
@@ -51,6 +49,16 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int = 4096
     tokens: int = 262_144
+
+    def admit(self, *, rows: int, tokens: int, held: int) -> bool:
+        """Whether so much may wait in all, for a flow that would hold `held` of the rows.
+
+        The last eighth is for flows that hold few: no tenant shuts out the others.
+        """
+        few = self.rows // _FEW
+        kept = 0 if held <= few or not few else _RESERVE
+        most_rows, most_tokens = (most - int(most * kept) for most in (self.rows, self.tokens))
+        return rows <= most_rows and tokens <= most_tokens
 
 
 class Batcher:
@@ -79,12 +87,20 @@ class Batcher:
         self._executor = executor
         self._limits = queue
         self._clock = clock
-        self._tracing = tracing
         self._cost = cost or CostModel()
         self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
         self._lanes = min(executor.lanes, lanes or executor.lanes)
         self._meter = Meter(lanes=self._lanes, clock=clock)
         self._width = Width(narrow=self._cost, wide=executor.wide_cost, always=always_wide)
+        self._runner = Runner(
+            executor=executor,
+            queue=self._queue,
+            meter=self._meter,
+            cost=self._cost,
+            clock=clock,
+            tracing=tracing,
+            backlog=self.backlog,
+        )
         self._share = (device or Device(slots=self._lanes, clock=clock)).share()
         self._incoming: list[Row] = []
         self._incoming_tokens = 0
@@ -95,8 +111,6 @@ class Batcher:
         self._row_work = 0.0
         self._lanes_left = self._lanes
         self._threads: list[threading.Thread] = []
-        # The last row that worked tells a broken executor from a batch of broken rows.
-        self._proven: Row | None = None
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -119,6 +133,8 @@ class Batcher:
         for thread in self._threads:
             # A run that hangs must not keep the process; its thread is a daemon.
             await asyncio.to_thread(thread.join, 5.0)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._share.close()
         # What the threads sent before they ended is in the loop's hands; let it arrive.
         await asyncio.sleep(0)
 
@@ -146,15 +162,15 @@ class Batcher:
         self._row_work += _WORK_SHARE * (work / len(rows) - self._row_work)
         # Refused work counts, too: the shares follow what is asked for.
         self._arrived(work)
-        if not self.fits(len(rows), tokens):
+        flow = rows[0].flow
+        if not self.fits(len(rows), tokens, flow):
             self._refused += len(rows)
             raise Overloaded(
                 f"the queue of `{self.name}` is full; try again later",
                 retry_after=self.backlog(),
             )
-        lane = rows[0].flow[0]
         try:
-            self.check_time(max(row.deadline for row in rows) - self._clock(), work, lane=lane)
+            self.check_time(max(row.deadline for row in rows) - self._clock(), work, flow)
         except Overloaded:
             self._refused += len(rows)
             raise
@@ -164,7 +180,9 @@ class Batcher:
         self._incoming_tokens += tokens
         self._incoming_seconds += work
 
-    async def wait_for_room(self, size: Callable[[], tuple[int, int]], *, deadline: float) -> None:
+    async def wait_for_room(
+        self, size: Callable[[], tuple[int, int]], *, flow: FlowKey, deadline: float
+    ) -> None:
         """Wait in line until the queue has room for an item's rows: submit them at once then.
 
         `size` returns how many rows and tokens it would be: answers that arrive meanwhile make
@@ -177,24 +195,31 @@ class Batcher:
         came = False
         if self._line.rows + rows <= _LINE_QUEUES * self._limits.rows:
             patience = (deadline - self._clock()) * _PATIENCE
-            came = await self._line.wait(lambda: self.fits(*size()), rows=rows, patience=patience)
+            came = await self._line.wait(
+                lambda: self.fits(*size(), flow), rows=rows, flow=flow, patience=patience
+            )
         if not came:
             self._refused += rows
             raise Overloaded(
                 f"the queue of `{self.name}` is full; try again later", retry_after=self.backlog()
             )
 
-    def check_time(self, time_left: float, work: float = 0.0, *, lane: str = INTERACTIVE) -> None:
-        """Refuse what would be late: by the work that waits and the pace at which it is done.
+    def check_time(self, time_left: float, work: float, flow: FlowKey) -> None:
+        """Refuse what would be late: by the work before it and the pace at which that is done.
+
+        Before it is what waits of its flow, and of each other one its fair share meanwhile.
 
         Raises:
             Overloaded: with the time until such work would be taken.
         """
         waiting = self._queue.seconds + self._incoming_seconds + self._meter.running
-        if not waiting or lane == BULK:
+        if not waiting or flow[0] == BULK:
             # Bulk rows wait behind others for as long as they have time.
             return
         late = (waiting + work) / self._meter.pace * self._caution.factor - time_left
+        if late > 0.0:
+            waiting += self._queue.ahead(flow, work) - self._queue.seconds
+            late = (waiting + work) / self._meter.pace * self._caution.factor - time_left
         if late > 0.0:
             raise Overloaded(
                 f"`{self.name}` is too busy to answer in the time left; try again later",
@@ -215,16 +240,23 @@ class Batcher:
         """Return the predicted seconds that a row of `length` tokens adds."""
         return self._cost.alone(length)
 
-    def is_full(self) -> bool:
-        """Whether not even one more row would be taken now."""
-        return self._line.rows > 0 or not self.fits(1, 1)
+    def is_full(self, flow: FlowKey) -> bool:
+        """Whether not even one more row of a flow would be taken now."""
+        return self._line.holds(flow) or not self.fits(1, 1, flow)
 
-    def fits(self, rows: int, tokens: int) -> bool:
-        """Whether there is room for so many rows; an empty queue takes any item."""
+    def held(self, flow: FlowKey) -> int:
+        """Return how many rows of a flow wait."""
+        return self._queue.waiting(flow) + len(self._incoming)
+
+    def fits(self, rows: int, tokens: int, flow: FlowKey) -> bool:
+        """Whether there is room for so many rows of a flow; an empty queue takes any item."""
         waiting = self._queue.rows + len(self._incoming)
-        return not waiting or (
-            waiting + rows <= self._limits.rows
-            and self._queue.tokens + self._incoming_tokens + tokens <= self._limits.tokens
+        if not waiting:
+            return True
+        return self._limits.admit(
+            rows=waiting + rows,
+            tokens=self._queue.tokens + self._incoming_tokens + tokens,
+            held=self.held(flow) + rows,
         )
 
     def backlog(self) -> float:
@@ -268,26 +300,26 @@ class Batcher:
             loop.call_soon_threadsafe(self._lose_lane, error)
 
     def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
-        late = DeadlineExceeded(
-            "the time of the item was over before it could run", retry_after=self.backlog()
-        )
-        outcomes: list[_Outcome] = [(row, late) for row in taken.dropped]
-        wide = bool(taken.rows) and self._width.choose(
-            alone=alone and not taken.more,
-            rows=len(taken.rows),
-            longest=max(row.length for row in taken.rows),
-            tokens=sum(row.length for row in taken.rows),
-        )
+        outcomes: list[Outcome] = []
         started = self._clock()
         self._meter.begin(taken.work)
         try:
-            outcomes += self._run_batch(taken.rows, wide=wide)
+            outcomes += self._runner.give_up(taken.dropped)
+            wide = bool(taken.rows) and self._width.choose(
+                alone=alone and not taken.more,
+                rows=len(taken.rows),
+                longest=max(row.length for row in taken.rows),
+                tokens=sum(row.length for row in taken.rows),
+            )
+            outcomes += self._runner.run(taken.rows, wide=wide)
         finally:
             # A thread that dies here leaves no row behind.
             if len(outcomes) < len(taken.rows) + len(taken.dropped):
                 settled = {id(row) for row, _ in outcomes}
                 died = ExecutorDied("the executor died while it ran this row")
-                outcomes += [(row, died) for row in taken.rows if id(row) not in settled]
+                left = (row for row in (*taken.dropped, *taken.rows) if id(row) not in settled)
+                outcomes += [(row, died) for row in left]
+            self._meter.stop(taken.work)
             loop.call_soon_threadsafe(self._deliver, outcomes)
         ended = self._clock()
         self._caution.learn(taken, ended)
@@ -302,74 +334,6 @@ class Batcher:
             )
             self._queue.slowness = self._meter.slowness
 
-    def _run_batch(self, rows: list[Row], *, wide: bool = False) -> list[_Outcome]:
-        """Run rows together; halve a batch that fails until the row to blame is alone."""
-        if not rows:
-            return []
-        try:
-            values = self._run_rows(rows, wide=wide)
-        except ModelFailed as error:
-            if len(rows) == 1:
-                self._blame(rows[0])
-                return [(rows[0], error)]
-            if isinstance(error, OutOfMemory):
-                self._queue.limit_tokens(len(rows) * max(row.length for row in rows) // 2)
-            half = len(rows) // 2
-            return self._run_batch(rows[:half]) + self._run_batch(rows[half:])
-        outcomes = list(zip(rows, values, strict=True))
-        self._proven = next((r for r, v in outcomes if not isinstance(v, BackendError)), None)
-        return outcomes
-
-    def _blame(self, row: Row) -> None:
-        """Make sure that it is the row that fails: if a proven one fails too, it is not."""
-        self._meter.count_failed(1)
-        if self._proven is None or self._proven is row:
-            return
-        try:
-            self._run_rows([self._proven])
-        except ModelFailed as error:
-            raise ExecutorDied("the executor fails on a row it could run before") from error
-
-    def _run_rows(
-        self, rows: list[Row], *, wide: bool = False
-    ) -> list["FloatArray | BackendError"]:
-        kind = rows[0].kind
-        lengths = [row.length for row in rows]
-        longest, tokens = max(lengths), sum(lengths)
-        span = self._tracing.batch(
-            [row.span for row in rows],
-            {"rows": len(rows), "tokens": tokens, "padded_tokens": len(rows) * longest},
-        )
-        ids = np.zeros((len(rows), longest), dtype=np.int32)
-        mask = np.zeros_like(ids)
-        type_ids = np.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : row.length] = row.encoding.ids
-            mask[place, : row.length] = 1
-            if row.encoding.type_ids is not None:
-                type_ids[place, : row.length] = row.encoding.type_ids
-        run = span.child("model run", {"provider": self._executor.provider})
-        started = self._clock()
-        try:
-            compute = self._executor.run_wide if wide else self._executor.run
-            output = compute(ids=ids, mask=mask, type_ids=type_ids, output=kind)
-        except BackendError as error:
-            run.end(error.code)
-            span.end(error.code)
-            raise
-        took = self._clock() - started
-        run.end()
-        span.end()
-        self._meter.count(
-            rows=len(rows),
-            tokens=tokens,
-            padded_tokens=len(rows) * longest,
-            work=self._cost.padding(rows=len(rows), longest=longest, tokens=tokens),
-            took=took,
-            late=sum(row.deadline <= started for row in rows),
-        )
-        return split(output, lengths, kind)
-
     def _lose_lane(self, error: BaseException) -> None:
         self._lanes_left -= 1
         self.failure = f"a lane of the executor died with `{type(error).__name__}`"
@@ -380,12 +344,12 @@ class Batcher:
     def _abandon(self, error: BackendError) -> None:
         self._deliver([(row, error) for row in self._queue.close()])
 
-    def _deliver(self, outcomes: list[_Outcome]) -> None:
+    def _deliver(self, outcomes: list[Outcome]) -> None:
         _settle(outcomes)
         self._line.look()
 
 
-def _settle(outcomes: list[_Outcome]) -> None:
+def _settle(outcomes: list[Outcome]) -> None:
     for row, value in outcomes:
         row.span.end(value.code if isinstance(value, BackendError) else None)
         row.settle(row, value)

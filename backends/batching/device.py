@@ -30,6 +30,10 @@ class DeviceShare:
         self.running = 0
         self.returns_by = -math.inf
 
+    def close(self) -> None:
+        """Let the device forget the model; nobody waits for a slot any more."""
+        self._device.close(self)
+
     def arrived(self, seconds: float) -> None:
         """Note that so much predicted work arrived."""
         self._device.note_arrival(self, seconds)
@@ -76,6 +80,17 @@ class Device:
         with self._changed:
             self._shares.append(share)
         return share
+
+    @property
+    def shares(self) -> int:
+        """How many accounts are open."""
+        return len(self._shares)
+
+    def close(self, share: DeviceShare) -> None:
+        """Close the account of a model that has gone."""
+        with self._changed:
+            if share in self._shares:
+                self._shares.remove(share)
 
     def note_arrival(self, share: DeviceShare, seconds: float) -> None:
         """Count work to a model's weight, older work less."""

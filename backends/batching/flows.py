@@ -20,13 +20,14 @@ _BULK_PACE = 10.0
 
 
 class _Flow:
-    __slots__ = ("clock", "heap", "pace", "waiting")
+    __slots__ = ("clock", "heap", "pace", "waiting", "work")
 
     def __init__(self, clock: float, pace: float) -> None:
         self.clock = clock
         self.pace = pace
         self.heap: list[tuple[float, int, Row]] = []
         self.waiting = 0
+        self.work = 0.0
 
 
 class Flows:
@@ -41,10 +42,10 @@ class Flows:
         """Let a row wait in its flow."""
         flow = self._flows.get(row.flow)
         if flow is None:
-            pace = _BULK_PACE if row.flow[0] == BULK else 1.0
-            flow = self._flows[row.flow] = _Flow(self._now, pace)
-        heapq.heappush(flow.heap, (row.deadline, next(self._arrivals), row))
+            flow = self._flows[row.flow] = _Flow(self._now, _pace(row.flow))
+        heapq.heappush(flow.heap, (row.due, next(self._arrivals), row))
         flow.waiting += 1
+        flow.work += row.work
 
     def lead(self) -> Row | None:
         """Return the row that leads the next batch; it stays until `left`."""
@@ -61,12 +62,25 @@ class Flows:
         flow = self._flows[row.flow]
         flow.clock += seconds * flow.pace
         flow.waiting -= 1
+        flow.work -= row.work
         if not flow.waiting:
             # What it used beyond its share is forgotten with it; it was alone or is patient.
             del self._flows[row.flow]
         elif len(flow.heap) > 2 * flow.waiting + 64:
             flow.heap = [entry for entry in flow.heap if not entry[2].taken]
             heapq.heapify(flow.heap)
+
+    def waiting(self, key: FlowKey) -> int:
+        """Return how many rows of a flow wait."""
+        flow = self._flows.get(key)
+        return flow.waiting if flow is not None else 0
+
+    def ahead(self, key: FlowKey, work: float) -> float:
+        """Return the work that is done before `work` more of a flow: its own, and fair shares."""
+        own = self._flows.get(key)
+        pace = own.pace if own is not None else _pace(key)
+        until = (work + (own.work if own is not None else 0.0)) * pace
+        return sum(min(flow.work, until / flow.pace) for flow in self._flows.values())
 
     def rows(self) -> Iterator[Row]:
         """Return all rows that wait."""
@@ -76,3 +90,7 @@ class Flows:
     def clear(self) -> None:
         """Forget every row."""
         self._flows.clear()
+
+
+def _pace(key: FlowKey) -> float:
+    return _BULK_PACE if key[0] == BULK else 1.0

@@ -1,7 +1,10 @@
 """Items that wait, in the order they came, until a full queue has room for their rows."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+
+from backends.batching.flows import FlowKey
 
 
 class Line:
@@ -11,14 +14,22 @@ class Line:
         # Fair: whoever holds it stands at the head and looks for room.
         self._head = asyncio.Lock()
         self._freed = asyncio.Event()
+        self._flows: Counter[FlowKey] = Counter()
         self.rows = 0
 
-    async def wait(self, fits: Callable[[], bool], *, rows: int, patience: float) -> bool:
+    def holds(self, flow: FlowKey) -> bool:
+        """Whether an item of this flow stands in line."""
+        return flow in self._flows
+
+    async def wait(
+        self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, patience: float
+    ) -> bool:
         """Return when it is this item's turn and `fits()`: `True`; `False` when that took too long.
 
         Whoever gets `True` must enter before it waits for anything else.
         """
         self.rows += rows
+        self._flows[flow] += 1
         try:
             async with asyncio.timeout(patience), self._head:
                 while not fits():
@@ -28,6 +39,7 @@ class Line:
             return False
         finally:
             self.rows -= rows
+            self._flows -= Counter([flow])
         return True
 
     def look(self) -> None:

@@ -26,8 +26,9 @@ class Meter:
         self._busy = self._work = self._wasted = 0.0
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
-        # The work of the batches that run now.
+        # The work of the batches that run now, and how many they are.
         self.running = 0.0
+        self._runs = 0
         # Work done, and the time that passed meanwhile, while rows were waiting.
         self._paced, self._pacing = 0.0, 0.0
         self._predicted = self._took = 0.0
@@ -65,6 +66,13 @@ class Meter:
         """Count rows as running."""
         with self._lock:
             self.running += work
+            self._runs += 1
+
+    def stop(self, work: float) -> None:
+        """Count rows as running no more, whatever became of them."""
+        with self._lock:
+            self.running = max(0.0, self.running - work)
+            self._runs -= 1
 
     def end(
         self, *, release: Release, predicted: float, work: float, took: float, more: bool
@@ -73,7 +81,6 @@ class Meter:
         now = self._clock()
         with self._lock:
             self._releases[release] += 1
-            self.running = max(0.0, self.running - work)
             self._predicted = 0.95 * self._predicted + predicted
             self._took = 0.95 * self._took + took
             if self._last_end is not None and now > self._last_end:
@@ -111,6 +118,7 @@ class Meter:
             return QueueStatistics(
                 queued_rows=queued_rows,
                 queued_tokens=queued_tokens,
+                runs_in_flight=self._runs,
                 batches=self._batches,
                 rows=self._rows,
                 tokens=self._tokens,

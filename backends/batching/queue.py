@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.batching.flows import Flows
+from backends.batching.flows import FlowKey, Flows
 from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
 from backends.batching.row import Row
 from backends.executors.cost import CostModel
@@ -59,6 +59,7 @@ class RowQueue:
         """Add rows and wake threads that wait."""
         with self._changed:
             for row in rows:
+                row.work = self._cost.alone(row.length)
                 self._flows.add(row)
                 shelf = self._shelves.setdefault(row.shelf, {})
                 shelf.setdefault(row.length, deque()).append(row)
@@ -66,8 +67,17 @@ class RowQueue:
                 counts[row.length] = counts.get(row.length, 0) + 1
                 self.rows += 1
                 self.tokens += row.length
-                self.seconds += self._cost.alone(row.length)
+                self.seconds += row.work
             self._changed.notify(len(rows))
+
+    def waiting(self, flow: FlowKey) -> int:
+        """Return how many rows of a flow wait; without the lock, which a lane may hold long."""
+        return self._flows.waiting(flow)
+
+    def ahead(self, flow: FlowKey, work: float) -> float:
+        """Return the seconds of work that is done before `work` more of a flow."""
+        with self._changed:
+            return self._flows.ahead(flow, work)
 
     def wait(self) -> bool:
         """Wait until there are rows; return whether the queue is still open."""
@@ -107,6 +117,14 @@ class RowQueue:
             self._changed.notify_all()
             return left
 
+    def sort_out(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+        """Split rows that would run once more: those that are worth it, and the others."""
+        dropped: list[Row] = []
+        with self._changed:
+            now = self._clock()
+            kept = [row for row in rows if self._worth_it(row, now, dropped)]
+        return kept, dropped
+
     def limit_tokens(self, tokens: int) -> None:
         """Make batches no larger than this, because a larger one found no memory."""
         with self._changed:
@@ -119,7 +137,7 @@ class RowQueue:
             self._counts[lead.shelf],
             self._limits,
             self._cost,
-            time_left=(lead.deadline - now) / self.slowness,
+            time_left=((lead.due if lead.due > now else lead.deadline) - now) / self.slowness,
         )
 
     def _oldest(self, lead: Row, now: float, dropped: list[Row]) -> Taken:
@@ -168,15 +186,24 @@ class RowQueue:
         )
 
     def _alive(self, row: Row, now: float, dropped: list[Row]) -> bool:
+        if self._worth_it(row, now, dropped):
+            return True
+        self._forget(row, 0.0)
+        return False
+
+    def _worth_it(self, row: Row, now: float, dropped: list[Row]) -> bool:
         if not row.wanted:
             self.skipped += 1
-        elif row.deadline <= now + self._least(row):
-            self.expired += 1
+        elif row.deadline <= (least := now + self._least(row)):
             row.expired = True
+            if row.deadline > least:
+                # Somebody with more time joined at that moment, and may have seen it as alive.
+                row.expired = False
+                return True
+            self.expired += 1
         else:
             return True
         dropped.append(row)
-        self._forget(row, 0.0)
         return False
 
     def _least(self, row: Row) -> float:
@@ -200,4 +227,4 @@ class RowQueue:
             del shelf[row.length]
         self.rows -= 1
         self.tokens -= row.length
-        self.seconds = self.seconds - self._cost.alone(row.length) if self.rows else 0.0
+        self.seconds = self.seconds - row.work if self.rows else 0.0

@@ -53,6 +53,7 @@ class Row:
 
     __slots__ = (
         "deadline",
+        "due",
         "encoding",
         "expired",
         "flow",
@@ -61,9 +62,11 @@ class Row:
         "length",
         "settle",
         "shelf",
+        "slower",
         "span",
         "taken",
         "waiters",
+        "work",
     )
 
     def __init__(
@@ -76,6 +79,7 @@ class Row:
         span: Span,
         settle: Callable[["Row", FloatArray | BackendError], None],
         lane: str = "interactive",
+        slower: "Row | None" = None,
     ) -> None:
         self.encoding = encoding
         self.kind = kind
@@ -83,9 +87,12 @@ class Row:
         self.length = len(encoding.ids)
         self.flow = (lane, key[0])
         self.shelf = (kind, lane)
-        self.deadline = deadline
+        # Whoever has the least time decides when it should run, who has the most until when it may.
+        self.due = self.deadline = deadline
+        self.work = 0.0
         self.span = span
         self.settle = settle
+        self.slower = slower
         self.taken = False
         self.expired = False
         self.waiters: list[tuple[Ticket, int]] = []
@@ -95,7 +102,26 @@ class Row:
         """Whether any asker is still there."""
         return any(ticket.wanted for ticket, _ in self.waiters)
 
-    def join(self, ticket: Ticket, index: int) -> None:
-        """Let another asker wait for this row, for as long as its own time lasts."""
+    @property
+    def alive(self) -> bool:
+        """Whether it will be answered as long as somebody waits."""
+        return self.wanted and not self.expired
+
+    def join(self, ticket: Ticket, index: int) -> bool:
+        """Let another asker wait for this row, for as long as its own time lasts.
+
+        `False` when a thread gave the row up at that very moment.
+        """
         self.waiters.append((ticket, index))
         self.deadline = max(self.deadline, ticket.deadline)
+        if self.expired:
+            self.waiters.pop()
+        return not self.expired
+
+    def overtake(self) -> None:
+        """Answer those who wait for the row that would run later; it is then nobody's."""
+        if self.slower is not None:
+            self.waiters = self.slower.waiters + self.waiters
+            self.deadline = max(self.deadline, self.slower.deadline)
+            self.slower.waiters = []
+            self.slower = None

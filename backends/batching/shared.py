@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from backends.batching.batcher import Batcher
+from backends.batching.flows import BULK
 from backends.batching.row import Row, RowKey, Ticket
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
@@ -12,6 +13,8 @@ from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
 
 # What an entry costs beside its value: key, objects, a place in the dictionary.
 _ENTRY_BYTES = 400
+# Who has so many seconds less than those who wait for a row does not wait for its turn.
+_EARLIER = 0.25
 
 
 class RowCache:
@@ -104,9 +107,10 @@ class SharedRows:
             BackendError: one of the rows failed, or there was no room for them in time.
         """
         caller.spend(len(encodings))
-        if not self._batcher.fits(len(encodings), sum(len(each.ids) for each in encodings)):
+        flow = (caller.lane, caller.scope)
+        if not self._batcher.fits(len(encodings), sum(len(each.ids) for each in encodings), flow):
             await self._batcher.wait_for_room(
-                lambda: self._size(encodings, kind, caller), deadline=caller.deadline
+                lambda: self._size(encodings, kind, caller), flow=flow, deadline=caller.deadline
             )
         ticket = Ticket(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
@@ -158,10 +162,9 @@ class SharedRows:
             self._known += 1
             ticket.deliver(index, value, computed_tokens=0)
             return
-        row = self._in_flight.get(key)
-        if row is not None and row.wanted and not row.expired:
+        known = self._in_flight.get(key)
+        if known is not None and self._join(known, ticket, index, caller):
             self._joined += 1
-            row.join(ticket, index)
             return
         row = Row(
             encoding=encoding,
@@ -171,10 +174,18 @@ class SharedRows:
             span=caller.span.child("row", {"tokens": len(encoding.ids)}),
             settle=self._settle,
             lane=caller.lane,
+            slower=known if known is not None and known.alive else None,
         )
         row.join(ticket, index)
         self._in_flight[key] = row
         fresh.append(row)
+
+    def _join(self, row: Row, ticket: Ticket, index: int, caller: Caller) -> bool:
+        """Wait for a row in flight, unless it is lost or would run too late for the caller."""
+        hurried = caller.deadline < row.due - _EARLIER or row.flow[0] == BULK != caller.lane
+        if not row.alive or (hurried and not row.taken):
+            return False
+        return row.join(ticket, index)
 
     def _submit(self, fresh: list[Row], ticket: Ticket) -> None:
         try:
@@ -183,9 +194,13 @@ class SharedRows:
             ticket.future.cancel()
             for row in fresh:
                 row.span.end(error.code)
-                if self._in_flight.get(row.key) is row:
+                if row.slower is not None:
+                    self._in_flight[row.key] = row.slower
+                else:
                     del self._in_flight[row.key]
             raise
+        for row in fresh:
+            row.overtake()
 
     def _settle(self, row: Row, value: FloatArray | BackendError) -> None:
         if self._in_flight.get(row.key) is row:

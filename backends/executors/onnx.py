@@ -1,5 +1,6 @@
 """Runs an encoder graph with ONNX Runtime on the CPU."""
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,16 @@ from backends.errors import ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
 from backends.executors.graph import INPUTS, GraphSource, check_outputs, read_inputs
+from backends.executors.packing import save_packed_apart
 from backends.executors.prepacked import prepacked_graph
-from backends.executors.provider import DeviceOptions, open_session, runtime_version, save_packed
+from backends.executors.provider import DeviceOptions, open_session, runtime_version
 from backends.types import FloatArray, IntArray, OutputKind
 
 _CPU = DeviceOptions(provider="cpu")
 _LONGEST = 512
+_TRIAL = 4
+# A longer row would take seconds at every start.
+_LONGEST_TRIAL = 2048
 _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad allocation")
 
 
@@ -111,13 +116,19 @@ class OnnxExecutor(ModelExecutor):
             return CostModel()
 
     def _warm_up(self) -> None:
-        """Run a row once, so that a graph that cannot answer is found before it is served."""
-        ids = np.ones((1, 4), dtype=np.int32)
-        for output in self._source.outputs:
+        """Run a short row and the longest: what cannot answer them is found before it is served.
+
+        The memory of a run is allocated then, too, and not while somebody waits.
+        """
+        lengths = {_TRIAL, min(self._source.max_tokens or _TRIAL, _LONGEST_TRIAL)}
+        for output, length in itertools.product(self._source.outputs, sorted(lengths)):
+            ids = np.ones((1, length), dtype=np.int32)
             try:
                 result = self.run(ids=ids, mask=ids, type_ids=ids * 0, output=output)
             except ModelFailed as error:
-                raise ModelProblem(f"{self._source.path}: a trial run failed: {error}") from error
+                raise ModelProblem(
+                    f"{self._source.path}: a trial run of {length} tokens failed: {error}"
+                ) from error
             if result.shape[-1] != self.dimensions:
                 raise ModelProblem(
                     f"{self._source.path}: output `{self._source.outputs[output]}` is "
@@ -141,5 +152,5 @@ def _keep_packed(source: GraphSource) -> Path | None:
         source.path,
         digest=source.digest,
         runtime=runtime_version(),
-        save=lambda target: save_packed(source.path, target),
+        save=lambda target: save_packed_apart(source.path, target),
     )

@@ -1,7 +1,8 @@
 """A graph kept beside its model as ONNX Runtime packs its weights for this machine.
 
 Sessions over such files map the same pages: a further session costs no second copy of the weights,
-nor does a second process. Made at the first start, in `.prepacked` beside the graph.
+nor does a second process. Made at the first start, in `.prepacked` beside the graph; what this
+kind of machine packed there of other graphs or with other versions is deleted then.
 """
 
 import contextlib
@@ -37,22 +38,35 @@ def prepacked_graph(
     `None` when it cannot be kept: the folder is read-only, the disk is full, or a weight would lie
     where the processor cannot load it from.
     """
-    key = hashlib.blake2b(f"{digest} {runtime} {_processor()}".encode(), digest_size=8).hexdigest()
-    folder = graph.parent / _FOLDER / key
+    machine = _short(_processor())
+    folder = graph.parent / _FOLDER / f"{machine}-{_short(f'{digest} {runtime}')}"
     if (folder / _GRAPH).is_file():
         return _aligned(folder / _GRAPH)
-    building = folder.with_name(f"building-{os.getpid()}-{key}")
+    building = folder.with_name(f"building-{os.getpid()}-{folder.name}")
     try:
         building.mkdir(parents=True)
         save(building / _GRAPH)
         # Another process may have been quicker; its files are the same.
         with contextlib.suppress(OSError):
             building.rename(folder)
+        _delete_stale(folder, machine)
     except OSError:
         return None
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return _aligned(folder / _GRAPH) if (folder / _GRAPH).is_file() else None
+
+
+def _delete_stale(folder: Path, machine: str) -> None:
+    """Delete what `folder` replaces; whoever still runs it keeps its pages until it ends."""
+    for other in folder.parent.iterdir():
+        # Another machine may share the folder: it looks after its own.
+        if other != folder and other.name.startswith(f"{machine}-"):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _aligned(graph: Path) -> Path | None:

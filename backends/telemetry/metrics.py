@@ -29,6 +29,7 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
 _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("queued_rows", "Rows waiting.", lambda e: e.queue.queued_rows),
     ("queued_tokens", "Tokens waiting.", lambda e: e.queue.queued_tokens),
+    ("runs_in_flight", "Batches that run now.", lambda e: e.queue.runs_in_flight),
     ("rows_per_second", "Rows a busy encoder runs.", lambda e: e.queue.rows_per_second),
     ("tokens_per_second", "Tokens a busy encoder runs.", lambda e: e.queue.tokens_per_second),
     ("queued_seconds", "Seconds that what waits will take.", lambda e: e.queue.queued_seconds),

@@ -23,6 +23,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 POISON = 666
+FLOW = ("interactive", "tenant")
 
 
 def encode(*ids: int) -> Encoding:
@@ -160,7 +161,7 @@ async def test_a_queue_that_stays_full_refuses_in_time_and_says_when_to_return()
         running_row = asyncio.create_task(ask(rows, encode(1)))
         await until(lambda: gate.arrived == 1)
         waiting = asyncio.create_task(ask(rows, encode(2), encode(3)))
-        await until(batcher.is_full)
+        await until(lambda: batcher.is_full(FLOW))
         hurried = Caller(scope="tenant", deadline=time.monotonic() + 0.2, lane="bulk")
         with pytest.raises(Overloaded) as refused:
             await rows.ask([encode(4)], kind=OutputKind.POOLED, caller=hurried)
@@ -185,7 +186,7 @@ async def test_items_with_more_rows_than_there_is_room_for_wait_and_are_answered
     async with running(PacedExecutor(gate), limits) as (rows, batcher):
         tasks = items()
         await until(lambda: gate.arrived == 1)
-        full = batcher.is_full()
+        full = batcher.is_full(FLOW)
         while not all(task.done() for task in tasks):
             most = max(most, batcher.statistics().queued_rows)
             gate.let_one_pass()
@@ -226,7 +227,7 @@ async def test_who_leaves_the_line_lets_the_next_one_in() -> None:
         tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 3)]
         gone = asyncio.create_task(ask(rows, encode(8)))
         last = asyncio.create_task(ask(rows, encode(9)))
-        await until(lambda: gate.arrived == 1 and batcher.is_full())
+        await until(lambda: gate.arrived == 1 and batcher.is_full(FLOW))
         gone.cancel()
         gate.open()
         await asyncio.gather(*tasks, last)
@@ -238,7 +239,7 @@ async def test_who_stands_in_line_when_the_executor_dies_is_told() -> None:
     gate = Gate()
     async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
         tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 6)]
-        await until(lambda: gate.arrived == 1 and batcher.is_full())
+        await until(lambda: gate.arrived == 1 and batcher.is_full(FLOW))
         gate.failing = ExecutorDied("the device failed")
         gate.open()
         results = await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Packed weights that would lie where a processor cannot load them from are not used."""
+"""Packed weights: where they are kept and used, and when they are packed anew."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from backends.errors import ModelProblem
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.packing import save_packed_apart
 from backends.executors.prepacked import prepacked_graph
 from backends.executors.provider import runtime_version, save_packed
 from backends.types import OutputKind
@@ -70,3 +72,62 @@ def test_a_graph_with_odd_weights_runs(tmp_path: Path) -> None:
     ids = np.ones((2, 5), dtype=np.int32)
     tokens = executor.run(ids=ids, mask=ids, type_ids=ids, output=OutputKind.TOKENS)
     assert tokens.shape == (2, 5, WIDTH)
+
+
+def test_weights_packed_of_an_earlier_graph_are_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write_graph(path, words=512)
+    other = tmp_path / ".prepacked" / "of-another-machine"
+    other.mkdir(parents=True)
+
+    def pack(digest: str) -> Path | None:
+        return prepacked_graph(
+            path,
+            digest=digest,
+            runtime=runtime_version(),
+            save=lambda target: save_packed_apart(path, target),
+        )
+
+    first, second, again = pack("first"), pack("second"), pack("second")
+
+    assert first is not None
+    assert second is not None
+    assert again == second
+    assert sorted(second.parent.parent.iterdir()) == sorted([other, second.parent])
+
+
+def test_what_is_no_graph_is_not_packed(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text("no graph")
+
+    with pytest.raises(OSError, match="cannot be packed"):
+        save_packed_apart(path, tmp_path / "packed.onnx")
+
+
+def test_a_graph_that_cannot_run_its_longest_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    positions = numpy_helper.from_array(np.ones((1, 16, WIDTH), dtype=np.float32), "positions")
+    words = numpy_helper.from_array(np.ones((WIDTH, WIDTH), dtype=np.float32), "words")
+    rows = ["batch", "sequence"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["words", "input_ids"], ["embedded"]),
+            helper.make_node("Shape", ["input_ids"], ["length"], start=1),
+            helper.make_node("Sub", ["length", "length"], ["begin"]),
+            helper.make_node("Slice", ["positions", "begin", "length", "axis"], ["places"]),
+            helper.make_node("Add", ["embedded", "places"], ["tokens"]),
+        ],
+        "short",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT32, rows)],
+        [helper.make_tensor_value_info("tokens", TensorProto.FLOAT, [*rows, WIDTH])],
+        [positions, words, numpy_helper.from_array(np.array([1], dtype=np.int64), "axis")],
+    )
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    path.write_bytes(model.SerializeToString())
+    outputs = {OutputKind.TOKENS: "tokens"}
+
+    OnnxExecutor(GraphSource(path=path, outputs=outputs, dimensions=WIDTH, max_tokens=16), lanes=1)
+    with pytest.raises(ModelProblem, match="17 tokens"):
+        OnnxExecutor(
+            GraphSource(path=path, outputs=outputs, dimensions=WIDTH, max_tokens=17), lanes=1
+        )

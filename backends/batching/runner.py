@@ -1,0 +1,143 @@
+"""Runs the rows of a batch through an executor, and finds the one that makes it fail."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from backends.batching.meter import Meter
+from backends.batching.queue import RowQueue
+from backends.batching.row import Row
+from backends.batching.split import split
+from backends.errors import (
+    BackendError,
+    DeadlineExceeded,
+    ExecutorDied,
+    ModelFailed,
+    OutOfMemory,
+)
+from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
+from backends.telemetry.spans import Tracing
+from backends.types import FloatArray, IntArray
+
+Outcome = tuple[Row, "FloatArray | BackendError"]
+
+
+class Runner:
+    """Belongs to the lanes of one batcher, which may all be inside `run` at once."""
+
+    def __init__(
+        self,
+        *,
+        executor: ModelExecutor,
+        queue: RowQueue,
+        meter: Meter,
+        cost: CostModel,
+        clock: Callable[[], float],
+        tracing: Tracing,
+        backlog: Callable[[], float],
+    ) -> None:
+        self._executor = executor
+        self._queue = queue
+        self._meter = meter
+        self._cost = cost
+        self._clock = clock
+        self._tracing = tracing
+        self._backlog = backlog
+        # The last row that worked tells a broken executor from a batch of broken rows.
+        self._proven: Row | None = None
+
+    def give_up(self, rows: list[Row]) -> list[Outcome]:
+        """Return what the askers of rows are told that will not run in time."""
+        if not rows:
+            return []
+        late = DeadlineExceeded(
+            "the time of the item was over before it could run", retry_after=self._backlog()
+        )
+        return [(row, late) for row in rows]
+
+    def run(self, rows: list[Row], *, wide: bool = False) -> list[Outcome]:
+        """Run rows together; halve a batch that fails until the row to blame is alone."""
+        if not rows:
+            return []
+        try:
+            values = self._run_rows(rows, wide=wide)
+        except ModelFailed as error:
+            if len(rows) == 1:
+                self._blame(rows[0])
+                return [(rows[0], error)]
+            if isinstance(error, OutOfMemory):
+                self._queue.limit_tokens(len(rows) * max(row.length for row in rows) // 2)
+            return self._run_halves(rows)
+        outcomes = list(zip(rows, values, strict=True))
+        self._proven = next((r for r, v in outcomes if not isinstance(v, BackendError)), None)
+        return outcomes
+
+    def _run_halves(self, rows: list[Row]) -> list[Outcome]:
+        half = len(rows) // 2
+        outcomes: list[Outcome] = []
+        for part in (rows[:half], rows[half:]):
+            # The run that failed took its time: some may have none left.
+            again, dropped = self._queue.sort_out(part)
+            outcomes += self.give_up(dropped) + self.run(again)
+        return outcomes
+
+    def _blame(self, row: Row) -> None:
+        """Make sure that it is the row that fails: if a proven one fails too, it is not."""
+        self._meter.count_failed(1)
+        if self._proven is None or self._proven is row:
+            return
+        try:
+            self._compute([self._proven])
+        except ModelFailed as error:
+            raise ExecutorDied("the executor fails on a row it could run before") from error
+
+    def _run_rows(
+        self, rows: list[Row], *, wide: bool = False
+    ) -> list["FloatArray | BackendError"]:
+        lengths = [row.length for row in rows]
+        longest, tokens = max(lengths), sum(lengths)
+        span = self._tracing.batch(
+            [row.span for row in rows],
+            {"rows": len(rows), "tokens": tokens, "padded_tokens": len(rows) * longest},
+        )
+        run = span.child("model run", {"provider": self._executor.provider})
+        started = self._clock()
+        try:
+            output = self._compute(rows, wide=wide)
+        except BackendError as error:
+            run.end(error.code)
+            span.end(error.code)
+            raise
+        took = self._clock() - started
+        run.end()
+        span.end()
+        self._meter.count(
+            rows=len(rows),
+            tokens=tokens,
+            padded_tokens=len(rows) * longest,
+            work=self._cost.padding(rows=len(rows), longest=longest, tokens=tokens),
+            took=took,
+            late=sum(row.deadline <= started for row in rows),
+        )
+        return split(output, lengths, rows[0].kind)
+
+    def _compute(self, rows: list[Row], *, wide: bool = False) -> FloatArray:
+        compute = self._executor.run_wide if wide else self._executor.run
+        try:
+            ids, mask, type_ids = _padded(rows)
+            return compute(ids=ids, mask=mask, type_ids=type_ids, output=rows[0].kind)
+        except MemoryError as error:
+            raise OutOfMemory("there was no memory for the batch") from error
+
+
+def _padded(rows: list[Row]) -> tuple[IntArray, IntArray, IntArray]:
+    """Return ids, mask and types of rows, `(rows, longest)` each, padded to the right."""
+    ids: IntArray = np.zeros((len(rows), max(row.length for row in rows)), dtype=np.int32)
+    mask, type_ids = np.zeros_like(ids), np.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : row.length] = row.encoding.ids
+        mask[place, : row.length] = 1
+        if row.encoding.type_ids is not None:
+            type_ids[place, : row.length] = row.encoding.type_ids
+    return ids, mask, type_ids

@@ -1,0 +1,222 @@
+"""What goes wrong around a batch: whose rows are told, which run again, what is counted."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from typing_extensions import override
+
+from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.device import Device
+from backends.batching.policy import BatchLimits
+from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
+from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
+from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.telemetry.spans import NoTracing
+from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from tests.support.clock import Clock
+from tests.support.gate import Gate
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+POISON = 666
+
+
+def encode(*ids: int) -> Encoding:
+    array = np.array(ids, dtype=np.int32)
+    return Encoding(ids=array, type_ids=None, key=array.tobytes())
+
+
+class Bench:
+    """A batcher over an executor and its rows, on a clock of its own."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        *,
+        device: Device | None = None,
+        queue: QueueLimits | None = None,
+    ) -> None:
+        self.clock = Clock()
+        self.batcher = Batcher(
+            name="tiny",
+            executor=executor,
+            batch=BatchLimits(rows=8),
+            queue=queue or QueueLimits(rows=4, tokens=100),
+            clock=self.clock,
+            tracing=NoTracing(),
+            device=device,
+        )
+        self.rows = SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=self.batcher)
+
+    def ask(
+        self,
+        *encodings: Encoding,
+        scope: str = "tenant",
+        patience: float = 30.0,
+        lane: str = "interactive",
+    ) -> "asyncio.Task[list[FloatArray]]":
+        caller = Caller(scope=scope, deadline=self.clock() + patience, lane=lane)
+        return asyncio.create_task(self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
+
+
+class BrokenCost(CostModel, frozen=True, kw_only=True):
+    """Fails when a batch is chosen."""
+
+    @override
+    def seconds(self, *, rows: int, longest: int, tokens: int) -> float:
+        raise ArithmeticError
+
+
+async def test_a_thread_that_dies_while_it_chooses_a_batch_leaves_no_row_waiting() -> None:
+    bench = Bench(DummyExecutor())
+    bench.batcher._queue._cost = BrokenCost()
+    async with bench.batcher:
+        with pytest.raises(ExecutorDied):
+            async with asyncio.timeout(5.0):
+                await bench.ask(encode(1), encode(2))
+
+
+class Breathless(DummyExecutor):
+    """Has no memory for arrays of more than a row."""
+
+    @override
+    def run(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        if len(ids) > 1:
+            raise MemoryError
+        return super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+
+
+async def test_a_batch_for_which_python_finds_no_memory_is_halved_too() -> None:
+    bench = Bench(Breathless())
+    async with bench.batcher:
+        answers = await bench.ask(*(encode(n) for n in range(1, 5)))
+
+    assert len(answers) == 4
+    assert bench.batcher.failure is None
+
+
+async def test_rows_whose_time_ends_while_their_batch_fails_do_not_run_again() -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, poison=POISON)
+    bench = Bench(executor)
+    async with bench.batcher:
+        first = bench.ask(encode(9, 9))
+        await until(lambda: gate.arrived == 1)
+        hurried = [bench.ask(encode(n, n), patience=1.0) for n in (1, 2)]
+        patient = bench.ask(encode(3, 3))
+        poisoned = bench.ask(encode(POISON, 1))
+        await until(lambda: bench.batcher.statistics().queued_rows == 4)
+        gate.let_one_pass()
+        await until(lambda: gate.arrived == 2)
+        bench.clock.advance(2.0)
+        gate.open()
+        results = await asyncio.gather(first, patient, poisoned, *hurried, return_exceptions=True)
+
+    assert isinstance(results[2], ModelFailed)
+    assert all(isinstance(result, BackendError) for result in results[3:])
+    statistics = bench.batcher.statistics()
+    assert (statistics.late_rows, statistics.expired_rows) == (0, 2)
+
+
+async def test_a_batcher_that_stops_leaves_nothing_at_its_device() -> None:
+    device = Device(slots=1, clock=time.monotonic)
+    for _ in range(3):
+        bench = Bench(DummyExecutor(), device=device)
+        async with bench.batcher:
+            await bench.ask(encode(1))
+
+    assert device.shares == 0
+
+
+async def test_an_interactive_item_takes_a_row_out_of_the_bulk_lane() -> None:
+    gate = Gate()
+    bench = Bench(PacedExecutor(gate))
+    async with bench.batcher:
+        first = bench.ask(encode(9, 9, 9))
+        await until(lambda: gate.arrived == 1)
+        bulk = bench.ask(encode(1), lane="bulk")
+        await until(lambda: bench.batcher.statistics().queued_rows == 1)
+        interactive = [bench.ask(encode(1)) for _ in range(2)]
+        await until(lambda: bench.batcher.statistics().queued_rows == 2)
+        gate.open()
+        answers = await asyncio.gather(first, bulk, *interactive)
+        await until(lambda: bench.batcher.statistics().queued_rows == 0)
+
+    statistics = bench.batcher.statistics()
+    assert len(answers) == 4
+    assert (statistics.rows, statistics.skipped_rows) == (2, 1)
+
+
+async def test_a_row_in_flight_runs_in_time_for_whoever_has_the_least_of_it() -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate)
+    bench = Bench(executor)
+    async with bench.batcher:
+        first = bench.ask(encode(9, 9, 9))
+        await until(lambda: gate.arrived == 1)
+        patient = bench.ask(encode(1, 1), patience=20.0)
+        other = bench.ask(encode(*range(1, 61)), patience=10.0)
+        await until(lambda: bench.batcher.statistics().queued_rows == 2)
+        hurried = bench.ask(encode(1, 1), patience=5.0)
+        await until(lambda: bench.batcher.statistics().queued_rows == 3)
+        gate.open()
+        await asyncio.gather(first, patient, other, hurried)
+
+    assert executor.shapes == [(1, 3), (1, 2), (1, 60)]
+
+
+async def test_rows_asked_twice_by_one_item_run_once() -> None:
+    bench = Bench(DummyExecutor())
+    async with bench.batcher:
+        answers = await bench.ask(encode(1), encode(1), encode(2))
+
+    assert len(answers) == 3
+    assert bench.batcher.statistics().rows == 2
+
+
+async def test_a_tenant_that_fills_the_queue_leaves_room_for_another() -> None:
+    gate = Gate()
+    bench = Bench(PacedExecutor(gate), queue=QueueLimits(rows=128, tokens=10_000))
+    async with bench.batcher:
+        first = bench.ask(encode(9))
+        await until(lambda: gate.arrived == 1)
+        greedy = [bench.ask(encode(n, 1), lane="bulk", scope="greedy") for n in range(1, 200)]
+        await until(lambda: bench.batcher.is_full(("bulk", "greedy")))
+        full_for_all = bench.batcher.is_full(("interactive", "modest"))
+        modest = bench.ask(encode(1), scope="modest", patience=2.0)
+        await until(lambda: bench.batcher.statistics().queued_rows == 113)
+        gate.open()
+        answers = await asyncio.gather(first, modest, *greedy)
+
+    assert not full_for_all
+    assert len(answers) == 201
+
+
+async def test_a_tenant_is_not_refused_for_what_another_has_waiting() -> None:
+    gate = Gate()
+    bench = Bench(PacedExecutor(gate), queue=QueueLimits(rows=4096, tokens=262_144))
+    long = range(1, 100)
+    async with bench.batcher:
+        first = bench.ask(encode(9))
+        await until(lambda: gate.arrived == 1)
+        greedy = [bench.ask(encode(n, *long), scope="greedy", patience=1.0) for n in range(100)]
+        refused = [task for task in greedy if await _is_refused(task)]
+        modest = bench.ask(encode(1), scope="modest", patience=0.5)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(first, modest)
+        await asyncio.gather(*greedy, return_exceptions=True)
+
+    assert refused
+
+
+async def _is_refused(task: "asyncio.Task[list[FloatArray]]") -> bool:
+    await asyncio.sleep(0)
+    return task.done() and isinstance(task.exception(), Overloaded)
