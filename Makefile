@@ -15,7 +15,7 @@ UPGRADE ?=
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
 	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-peers parity clean
+	bench-peers chaos-redis parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench-mixed: install-dev ## Measure short texts among long ones, beside batches 
 
 bench-rows: install-dev ## Measure requests of many rows beside requests of one row
 	$(BIN)/python -m loadtests rows $(ARGS)
+
+chaos-redis: install-dev ## Measure hits and misses while the cache's Redis fails in each way it can
+	$(BIN)/python -m loadtests chaos-redis $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference

@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, mixed, overload, rows, shares, threads
+from loadtests import chaos_redis, hit, miss, mixed, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -77,6 +77,16 @@ def overload_command(duration: float, deadline: float) -> None:
 def shares_command(phase: float, times: float, deadline: float) -> None:
     """Two models, ten to one, beyond what the device can do."""
     shares.measure(phase=phase, overload=times, deadline=deadline)
+
+
+@main.command("chaos-redis")
+@click.option("--quiet", default=5.0, show_default=True, help="Seconds before and after a fault.")
+@click.option("--faulty", default=10.0, show_default=True, help="Seconds of a fault.")
+@click.option("--hits", default=300.0, show_default=True, help="Memory hits a second.")
+@click.option("--misses", default=100.0, show_default=True, help="Misses a second.")
+def chaos_redis_command(*, quiet: float, faulty: float, hits: float, misses: float) -> None:
+    """Hits and misses while the cache's Redis fails in each way it can."""
+    chaos_redis.measure(quiet=quiet, faulty=faulty, hits=hits, misses=misses)
 
 
 @main.command("peers")
