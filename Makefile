@@ -14,8 +14,8 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-peers chaos-redis parity clean
+	fuzz-doors fuzz-cache bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	bench-memory bench-peers chaos-redis parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ imports: install-dev ## Check the directions of imports
 fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare every byte
 	$(BIN)/python -m pytest tests/unit/gateway/api/test_two_doors.py --door-requests 100000
 
+fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay, and compare every answer
+	$(BIN)/python -m pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
+
 bench-hit: install-dev ## Measure requests a second answered from the cache
 	$(BIN)/python -m loadtests hit $(ARGS)
 
@@ -65,6 +68,9 @@ bench-shares: install-dev ## Measure how two models share a device that cannot d
 
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
+
+bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
+	$(BIN)/python -m loadtests memory $(ARGS)
 
 bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
 	$(BIN)/python -m loadtests peers $(ARGS)

@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import chaos_redis, hit, miss, mixed, overload, rows, shares, threads
+from loadtests import chaos_redis, hit, memory, miss, mixed, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -87,6 +87,15 @@ def shares_command(phase: float, times: float, deadline: float) -> None:
 def chaos_redis_command(*, quiet: float, faulty: float, hits: float, misses: float) -> None:
     """Hits and misses while the cache's Redis fails in each way it can."""
     chaos_redis.measure(quiet=quiet, faulty=faulty, hits=hits, misses=misses)
+
+
+@main.command("memory")
+@click.option("--items", default=10_000_000, show_default=True, help="Distinct items put through.")
+@click.option("--requests", default=3_000_000, show_default=True, help="Of the Zipf stream.")
+@click.option("--universe", default=1_000_000, show_default=True, help="Items of the Zipf stream.")
+def memory_command(*, items: int, requests: int, universe: int) -> None:
+    """The memory tier: its bound, and its hit ratio beside W-TinyLFU, LRU and libraries."""
+    memory.measure(items=items, requests=requests, universe=universe)
 
 
 @main.command("peers")
