@@ -15,7 +15,7 @@ UPGRADE ?=
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
 	chaos fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-limits bench-latency bench-peers parity clean
+	bench-limits bench-latency bench-peers fuzz-cache bench-memory chaos-redis parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
 
+fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay, and compare every answer
+	$(BIN)/python -m pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
+
 bench-hit: install-dev ## Measure requests a second answered from the cache
 	$(BIN)/python -m loadtests hit $(ARGS)
 
@@ -69,6 +72,9 @@ bench-shares: install-dev ## Measure how two models share a device that cannot d
 bench-overload: install-dev ## Measure twice the work that a backend can do
 	$(BIN)/python -m loadtests overload $(ARGS)
 
+bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
+	$(BIN)/python -m loadtests memory $(ARGS)
+
 bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
 	$(BIN)/python -m loadtests peers $(ARGS)
 
@@ -83,6 +89,9 @@ bench-latency: install-dev .venv-peers/litellm/.installed ## Measure hits at a s
 
 bench-limits: install-dev ## Hold all windows of ten tenants against their limits, with Redis and without
 	$(BIN)/python -m loadtests limits $(ARGS)
+
+chaos-redis: install-dev ## Measure hits and misses while the cache's Redis fails in each way it can
+	$(BIN)/python -m loadtests chaos-redis $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference

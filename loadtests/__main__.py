@@ -2,7 +2,19 @@
 
 import click
 
-from loadtests import hit, latency, limits, miss, mixed, overload, rows, shares, threads
+from loadtests import (
+    chaos_redis,
+    hit,
+    latency,
+    limits,
+    memory,
+    miss,
+    mixed,
+    overload,
+    rows,
+    shares,
+    threads,
+)
 from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
@@ -96,6 +108,25 @@ def latency_command(most: float, duration: float, rounds: int) -> None:
 def limits_command(duration: float, away: float) -> None:
     """Whether four workers together keep limits, with Redis and without."""
     limits.measure(duration=duration, away=away)
+
+
+@main.command("chaos-redis")
+@click.option("--quiet", default=5.0, show_default=True, help="Seconds before and after a fault.")
+@click.option("--faulty", default=10.0, show_default=True, help="Seconds of a fault.")
+@click.option("--hits", default=300.0, show_default=True, help="Memory hits a second.")
+@click.option("--misses", default=100.0, show_default=True, help="Misses a second.")
+def chaos_redis_command(*, quiet: float, faulty: float, hits: float, misses: float) -> None:
+    """Hits and misses while the cache's Redis fails in each way it can."""
+    chaos_redis.measure(quiet=quiet, faulty=faulty, hits=hits, misses=misses)
+
+
+@main.command("memory")
+@click.option("--items", default=10_000_000, show_default=True, help="Distinct items put through.")
+@click.option("--requests", default=3_000_000, show_default=True, help="Of the Zipf stream.")
+@click.option("--universe", default=1_000_000, show_default=True, help="Items of the Zipf stream.")
+def memory_command(*, items: int, requests: int, universe: int) -> None:
+    """The memory tier: its bound, and its hit ratio beside W-TinyLFU, LRU and libraries."""
+    memory.measure(items=items, requests=requests, universe=universe)
 
 
 @main.command("peers")

@@ -10,8 +10,9 @@ from tests.support.valkey import Valkey
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the comparison of both doors be as long as wanted."""
+    """Let what chance decides be tried as often as wanted."""
     parser.addoption("--door-requests", type=int, default=3000, help="requests to both doors")
+    parser.addoption("--cache-lookups", type=int, default=4000, help="look-ups, many cancelled")
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
-from litestar import Controller, Request, get
+from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
+from gateway.api.revalidation import tagged
 from gateway.config.document import Document, ModelEntry
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
@@ -115,16 +116,15 @@ class MetadataController(Controller):
     @get("/models", operation_id="list_models", summary="The models this key may use")
     async def list_models(
         self, request: Request[Any, Any, Any], models: Models, documents: CurrentDocuments
-    ) -> ModelList:
+    ) -> Response[ModelList]:
         """Return every model that is served and that the key may use."""
         document = documents.document()
-        return ModelList(
-            data=[
-                _card(model)
-                for model in models.models()
-                if _visible(model, document, _principal(request))
-            ]
-        )
+        cards = [
+            _card(model)
+            for model in models.models()
+            if _visible(model, document, _principal(request))
+        ]
+        return tagged(request, ModelList(data=cards))
 
     @get("/models/{model:str}", operation_id="get_model", summary="One model")
     async def get_model(
@@ -133,14 +133,14 @@ class MetadataController(Controller):
         request: Request[Any, Any, Any],
         models: Models,
         documents: CurrentDocuments,
-    ) -> ModelCard:
+    ) -> Response[ModelCard]:
         """Return one model, 404 when there is none of that name."""
         found = models.model(model)
         if found is None or not _visible(found, documents.document(), _principal(request)):
             raise ModelNotFound(
                 f"No model `{model}` is served; GET /v1/models lists those that are."
             )
-        return _card(found)
+        return tagged(request, _card(found))
 
     @get("/usage", operation_id="get_usage", summary="The calling tenant's usage and cost")
     async def get_usage(

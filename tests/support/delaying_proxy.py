@@ -47,6 +47,8 @@ class DelayingProxy:
         forward = asyncio.create_task(_pump(reader, to_server, lambda: 0.0))
         try:
             await _pump(from_server, writer, self._delay)
+        except asyncio.CancelledError:
+            return  # the proxy ends
         finally:
             forward.cancel()
             await asyncio.gather(forward, return_exceptions=True)

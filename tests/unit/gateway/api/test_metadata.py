@@ -44,6 +44,28 @@ async def names(client: httpx.AsyncClient) -> list[str]:
     return [model["name"] for model in (await client.get("/v1/models")).json()["data"]]
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/sentiment"])
+async def test_a_caller_that_has_the_answer_is_told_that_it_still_holds(
+    path: str, client: httpx.AsyncClient
+) -> None:
+    first = await client.get(path)
+    tag = first.headers["etag"]
+
+    same = await client.get(path, headers={"if-none-match": f'"other", W/{tag}'})
+    other = await client.get(path, headers={"if-none-match": '"other"'})
+
+    assert first.headers["cache-control"] == "private, no-cache"
+    assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
+    assert (other.status_code, other.json()) == (200, first.json())
+
+
+async def test_another_answer_has_another_tag(client: httpx.AsyncClient) -> None:
+    every = await client.get("/v1/models")
+    one = await client.get("/v1/models/sentiment")
+
+    assert every.headers["etag"] != one.headers["etag"]
+
+
 async def test_models_are_listed_as_openais_clients_read_them(client: httpx.AsyncClient) -> None:
     found = (await client.get("/v1/models")).json()
 

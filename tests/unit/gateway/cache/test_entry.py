@@ -1,9 +1,11 @@
 """How an entry is written to Redis."""
 
+import random
+
 import msgspec
 import pytest
 
-from gateway.cache.entry import Entry, decode_entry, encode_entry
+from gateway.cache.entry import Entry, decode_entry, encode_entry, pack, unpack
 from gateway.cache.key import CacheKey
 from tests.support.caching import cache_key, entry
 
@@ -41,3 +43,37 @@ def test_a_value_cut_short_is_told() -> None:
 
     with pytest.raises(msgspec.DecodeError):
         decode_entry(key, value[:-5])
+
+
+def test_a_vector_is_packed_to_less_than_three_quarters_and_comes_back() -> None:
+    chance = random.Random(1)
+    vector = entry(msgspec.json.encode([chance.gauss() for _ in range(384)]).decode())
+    value = encode_entry(cache_key("a"), vector)
+
+    packed = pack(value)
+
+    assert len(packed) < 0.75 * len(value)
+    assert unpack(packed) == value
+    assert decode_entry(cache_key("a"), unpack(packed)) == vector
+
+
+def test_what_is_short_or_gains_nothing_stays_as_it_is() -> None:
+    short = encode_entry(cache_key("a"), entry("an answer"))
+    noise = encode_entry(
+        cache_key("a"),
+        msgspec.structs.replace(entry(), payload=random.Random(1).randbytes(4_000)),
+    )
+
+    assert pack(short) == short
+    assert pack(noise) == noise
+    assert unpack(short) == short
+
+
+def test_a_packed_value_that_is_broken_is_told() -> None:
+    key = cache_key("a")
+    packed = pack(encode_entry(key, entry("long " * 1_000)))
+
+    broken = unpack(packed[:-20])
+
+    with pytest.raises(msgspec.DecodeError):
+        decode_entry(key, broken)

@@ -1,0 +1,210 @@
+"""What hits and misses cost while the result cache's Redis fails in each way it can.
+
+A worker process is asked at fixed rates for what its memory has and for what nobody asked before,
+while its Redis is well, while it fails, and when it is well again.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any  # figures of many kinds
+
+import httpx
+import msgspec
+
+from gateway.redis_connection import connect
+from gateway.runtime.control import Control
+from gateway.settings import Settings, environment, process_environment
+from gateway.supervisor.bootstrap import bootstrap
+from loadtests.generator import Target
+from loadtests.machine import pin, this_machine
+from loadtests.open_loop import Answer, open_loop
+from tests.support.redis_faults import FAULTS, redis_that_is
+from tests.support.stub_process import stub_process
+from tests.support.system import free_port, until
+from tests.support.valkey import Valkey
+
+_ROOT = Path(__file__).parents[1]
+_KEY = "sk-chaos-key-0123456789abcdef"
+_SERVER, _OTHERS = 0, 1
+_SERVICE_TIME = 0.005
+_POPULAR = 100
+_ALLOWED = 0.020
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """What was answered in a part of a run; latencies in milliseconds."""
+
+    hits: int
+    hit_p99: float
+    misses: int
+    miss_p99: float
+    failed: int
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault: before, during and after it, and what the breaker did."""
+
+    fault: str
+    before: Phase
+    during: Phase
+    after: Phase
+    waited: float
+    """Seconds from the beginning until the last miss that waited for Redis."""
+    opened: int
+    is_closed: bool
+
+
+def measure(*, quiet: float, faulty: float, hits: float, misses: float) -> None:
+    """Run every fault and print the table; end with an error where a claim does not hold."""
+    lines = [
+        asyncio.run(_run(fault, quiet=quiet, faulty=faulty, hits=hits, misses=misses))
+        for fault in FAULTS
+    ]
+    machine = this_machine()
+    print(f"\n## Faults of the cache's Redis\n\n{machine.cpu}, {machine.commit}\n")
+    print("| fault | hit p99 ms | miss p99 ms | failed | last miss that waited | breaker |")
+    print("|---|---|---|---|---|---|")
+    for line in lines:
+        phases = (line.before, line.during, line.after)
+        print(
+            f"| {line.fault} | {' / '.join(f'{phase.hit_p99:.1f}' for phase in phases)}"
+            f" | {' / '.join(f'{phase.miss_p99:.1f}' for phase in phases)}"
+            f" | {sum(phase.failed for phase in phases)}"
+            f" | {f'{line.waited:.2f} s' if line.opened else '-'}"
+            f" | opened {line.opened}x, {'closed' if line.is_closed else 'OPEN'} |"
+        )
+    broken = [line.fault for line in lines if not _holds(line)]
+    if broken:
+        sys.exit(f"does not hold: {', '.join(broken)}")
+
+
+def _holds(line: Line) -> bool:
+    phases = (line.before, line.during, line.after)
+    is_cheap = line.during.miss_p99 <= line.before.miss_p99 + _ALLOWED * 1000
+    return not any(phase.failed for phase in phases) and is_cheap and line.is_closed
+
+
+async def _run(fault: str, *, quiet: float, faulty: float, hits: float, misses: float) -> Line:
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(redis_that_is(fault))
+        state = stack.enter_context(Valkey())
+        stub = stack.enter_context(stub_process(service_time=_SERVICE_TIME))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        port = stack.enter_context(_worker(folder, redis.url, state.url, stub.url))
+        headers = (("authorization", f"Bearer {_KEY}"),)
+        target = Target(host="127.0.0.1", port=port, path="/v1/classify", headers=headers)
+        fresh = map(_body, (f"never asked {number}" for number in itertools.count()))
+        await open_loop(target, iter(_popular()), rate=hits, duration=_POPULAR / hits * 0.9)
+
+        async def phase(seconds: float) -> tuple[list[Answer], list[Answer]]:
+            hit, miss = await asyncio.gather(
+                open_loop(target, itertools.cycle(_popular()), rate=hits, duration=seconds),
+                open_loop(target, fresh, rate=misses, duration=seconds, seed=2),
+            )
+            return hit, miss
+
+        await phase(1.0)  # warm
+        before = await phase(quiet)
+        redis.begin()
+        during = await phase(faulty)
+        healed = asyncio.to_thread(redis.end)
+        _, after = await asyncio.gather(healed, phase(quiet))
+        remote = await _remote(state.url)
+        return Line(
+            fault=fault,
+            before=_summary(*before),
+            during=_summary(*during),
+            after=_summary(*after),
+            waited=_last_that_waited(during[1], _summary(*before)),
+            opened=remote["breaker_opened"],
+            is_closed=remote["breaker"] == "closed",
+        )
+
+
+def _summary(hits: list[Answer], misses: list[Answer]) -> Phase:
+    return Phase(
+        hits=len(hits),
+        hit_p99=_p99(hits),
+        misses=len(misses),
+        miss_p99=_p99(misses),
+        failed=sum(answer.status != httpx.codes.OK for answer in [*hits, *misses]),
+    )
+
+
+def _p99(answers: list[Answer]) -> float:
+    latencies = sorted(answer.latency for answer in answers)
+    return latencies[int(len(latencies) * 0.99)] * 1000
+
+
+def _last_that_waited(misses: list[Answer], before: Phase) -> float:
+    """Return when the last miss was due that took 10 ms more than misses do."""
+    return max((a.due for a in misses if a.latency * 1000 > before.miss_p99 + 10), default=0.0)
+
+
+def _popular() -> list[bytes]:
+    return [_body(f"popular {number}") for number in range(_POPULAR)]
+
+
+def _body(text: str) -> bytes:
+    return msgspec.json.encode({"model": "stub", "input": text})
+
+
+async def _remote(state_url: str) -> dict[str, Any]:
+    """Return what the worker said last of its Redis tier."""
+    async with _client(state_url) as control:
+        (report,) = (await control.reports()).values()
+    remote: dict[str, Any] = msgspec.json.decode(report)["cache"]["remote"]
+    return remote
+
+
+@contextlib.asynccontextmanager
+async def _client(url: str) -> AsyncIterator[Control]:
+    redis = connect(url, timeout=5.0)
+    try:
+        yield Control(redis)
+    finally:
+        await redis.aclose()
+
+
+@contextlib.contextmanager
+def _worker(folder: Path, cache_url: str, state_url: str, backend_url: str) -> Iterator[int]:
+    """Run one worker on a core of its own, until the context ends."""
+    (folder / "config").mkdir()
+    regions = [{"name": "eu", "pools": [{"backends": [{"id": "stub", "url": backend_url}]}]}]
+    document = msgspec.json.encode({"regions": regions})  # JSON is YAML
+    (folder / "config" / "gateway.yaml").write_bytes(document)
+    settings = Settings(
+        data_dir=folder,
+        config=folder / "config",
+        cache_url=cache_url,
+        state_url=state_url,
+        port=free_port(),
+        secret="0" * 64,
+    )
+    bootstrap(settings, _KEY)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "gateway", "run-worker"],
+        cwd=_ROOT,
+        env=dict(process_environment()) | environment(settings),
+    )
+    try:
+        until(lambda: _is_ready(settings.port), within=30, what="the worker")
+        pin([child.pid], _SERVER)
+        yield settings.port
+    finally:
+        child.terminate()
+        child.wait(timeout=30)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=1).is_success
+    except httpx.TransportError:
+        return False
