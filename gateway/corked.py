@@ -7,7 +7,8 @@ import asyncio
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.patience import PatientProtocol
 
 
 class CorkedTransport(asyncio.Transport):
@@ -56,7 +57,7 @@ class CorkedTransport(asyncio.Transport):
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
 
-class CorkedProtocol(HttpToolsProtocol):
+class CorkedProtocol(PatientProtocol):
     """uvicorn's protocol over a corked transport, whose refusals wait for their turn.
 
     uvicorn refuses what is no HTTP at once, and closes: requests sent before it went unanswered.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from gateway.corked import CorkedProtocol
 from gateway.errors import ConfigurationError
+from gateway.patience import Patience, end_late_connections
 
 _BACKLOG = 2048
 
@@ -31,15 +33,20 @@ async def serve(
     drain: float,
     stop: asyncio.Event,
     protocol: Callable[..., asyncio.Protocol] = CorkedProtocol,
+    patience: Patience | None = None,
 ) -> None:
     """Serve `app` on `listener`; after `stop` is set, wait up to `drain` for open requests.
 
+    Connections are bounded by `patience`, in number and in how long they wait for a request.
+
     The listener is bound and starts to listen here: until then nobody can connect.
     """
+    patience = patience or Patience()
     config = uvicorn.Config(
         app,
         loop="none",
-        http=protocol,  # type: ignore[arg-type]  # anything that makes one,
+        http=partial(protocol, patience=patience),  # type: ignore[arg-type]  # it makes one
+        timeout_keep_alive=max(1, round(patience.idle)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -56,9 +63,13 @@ async def serve(
         server.should_exit = True
 
     async with asyncio.TaskGroup() as tasks:
-        watcher = tasks.create_task(watch())
+        watchers = [
+            tasks.create_task(watch()),
+            tasks.create_task(end_late_connections(server.server_state.connections)),
+        ]
         await server.serve(sockets=[listener])
-        watcher.cancel()
+        for watcher in watchers:
+            watcher.cancel()
 
 
 def listener_on(host: str, port: int, inherited: int | None, *, setting: str) -> socket.socket:

@@ -46,6 +46,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
     drain: float = 10.0
     """Seconds that requests in flight are given at shutdown."""
+    head_timeout: float = 10.0
+    """Seconds from a request's first byte, or the connection's opening, to the end of its head."""
+    keep_alive: float = 75.0
+    """Seconds that a connection may be idle between two requests."""
+    max_connections: int = 4096
+    """Connections that a worker has at a time; more are told to come back."""
     log_level: str = "INFO"
 
     @property

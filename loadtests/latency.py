@@ -76,18 +76,19 @@ def _send(way: _Way, duration: float) -> Measured:
 def _show(ways: dict[str, _Way], runs: dict[str, list[Measured]]) -> None:
     machine = this_machine()
     print(f"\n## Latency of hits\n\n{machine.cpu}, {machine.cores} cores, {machine.date}\n")
-    print("| what | offered/s | capacity/s | p50 ms | p99 ms | p99.9 ms | p99 of all runs | late |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| what | offered/s | capacity/s | p50 ms | p99 ms | p99.9 ms | p99 of all runs", end="")
+    print(" | left late | p99 of the rest |\n|---|---|---|---|---|---|---|---|---|")
     table = []
     for what, way in ways.items():
         ordered = sorted(runs[what], key=lambda run: run.percentile(0.99))
         run = ordered[len(ordered) // 2]
         p50, p99, p999 = (round(run.percentile(q) * 1000, 2) for q in (0.5, 0.99, 0.999))
         spread = ", ".join(f"{one.percentile(0.99) * 1000:.2f}" for one in ordered)
-        late = run.lateness(0.99) * 1000
+        late = 1 - len(run.prompt) / max(1, len(run.latencies))
+        prompt = run.prompt_percentile(0.99) * 1000
         print(
             f"| {what} | {way.rate:,.0f} | {way.capacity:,.0f} | {p50} | {p99} | {p999}"
-            f" | {spread} | {late:.2f} |"
+            f" | {spread} | {late:.1%} | {prompt:.2f} |"
         )
         answered = run.sent - run.failed
         table.append(
@@ -100,7 +101,9 @@ def _show(ways: dict[str, _Way], runs: dict[str, list[Measured]]) -> None:
                 statuses={200: answered, 0: run.failed},
             )
         )
-    print("\nlate: by so many ms 99 % of the requests left at most, through the generator's fault")
+    print(
+        "\nleft late: more than 0.2 ms after their time, since the generator or all was at a halt"
+    )
     if not all(run.is_first for every in runs.values() for run in every):
         print("The generator was not allowed to run before others on its core.")
     if _PEER not in ways:

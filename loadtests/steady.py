@@ -25,6 +25,7 @@ from loadtests.generator import Target
 _ROOT = Path(__file__).parents[1]
 _LAST = 2.0
 _OK = 200
+_PROMPT = 0.0002
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +52,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the generator ran before everything else on its core."""
     latencies: list[float]
     late: list[float]
+    prompt: list[float]
+    """Latencies of the requests that left when they were due, to `_PROMPT` seconds."""
 
     def percentile(self, share: float) -> float:
         """Return the latency that `share` of the requests did not exceed."""
         return _percentile(self.latencies, share)
+
+    def prompt_percentile(self, share: float) -> float:
+        """Return the latency that `share` of those that left in time did not exceed."""
+        return _percentile(self.prompt, share)
 
     def lateness(self, share: float) -> float:
         """Return how late `share` of the requests left at most."""
@@ -68,7 +75,7 @@ class _Connection:
         self.socket = socket.create_connection((target.host, target.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        self.due = 0.0
+        self.due = self.sent = 0.0
         self._received = b""
 
     def fileno(self) -> int:
@@ -114,6 +121,7 @@ class _Run:
         self._sent = 0
         self.latencies: list[float] = []
         self.late: list[float] = []
+        self.prompt: list[float] = []
         self.refused = 0
 
     @property
@@ -144,7 +152,7 @@ class _Run:
         while due <= now and self._idle and self._sent < self._count:
             connection = self._idle.popleft()
             connection.socket.send(self._requests[self._sent % len(self._requests)])
-            connection.due = due
+            connection.due, connection.sent = due, now
             self.late.append(now - due)
             self._sent += 1
             due += self._spacing
@@ -155,6 +163,8 @@ class _Run:
         status = connection.status()
         if status:
             self.latencies.append(now - connection.due)
+            if connection.sent - connection.due < _PROMPT:
+                self.prompt.append(now - connection.due)
             self.refused += status != _OK
             self._idle.append(connection)
 
@@ -171,6 +181,7 @@ def _measure(asked: Asked) -> Measured:
         is_first=is_first,
         latencies=sorted(run.latencies),
         late=sorted(run.late),
+        prompt=sorted(run.prompt),
     )
 
 

@@ -67,7 +67,6 @@ class FastLaneProtocol(CorkedProtocol):
         self._lane = lane
         self._is_between = True
         self._held = b""
-        self._answered_at = 0.0
 
     @override
     def data_received(self, data: bytes) -> None:

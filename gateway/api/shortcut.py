@@ -1,7 +1,7 @@
 """A shortcut past Litestar for the inference routes: its routing costs more than a cache hit."""
 
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from backends.protocol import Task
 from gateway.api.inference import InferenceDoor
@@ -10,7 +10,8 @@ from gateway.api.inference import InferenceDoor
 class Shortcut:
     """Hands requests to an inference route to its door, all others to `app`.
 
-    Paths that differ in any way, and routes that name a model, take the long way.
+    Paths that differ in any way, and routes that name a model, take the long way. There, `HEAD` is
+    answered as `GET` would be, whose body the server leaves out.
     """
 
     def __init__(self, app: ASGIApp, door: InferenceDoor) -> None:
@@ -23,4 +24,13 @@ class Shortcut:
         if scope["type"] == ScopeType.HTTP and (task := self._tasks.get(scope["path"])) is not None:
             await self._door.handle(task, "", scope, receive, send)
         else:
+            if scope["type"] == ScopeType.HTTP and scope["method"] == "HEAD":
+                scope = _as_get(scope)
             await self._app(scope, receive, send)
+
+
+def _as_get(scope: HTTPScope) -> HTTPScope:
+    """Return a copy: the server's own still says that no body is to be sent."""
+    copied = scope.copy()
+    copied["method"] = "GET"
+    return copied

@@ -40,6 +40,7 @@ from gateway.events.log import EventLog
 from gateway.inference import Inference
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import AdmissionMiddleware
+from gateway.patience import Patience
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis_connection import connect
 from gateway.routing.fleet import Fleet
@@ -81,7 +82,18 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     ask_for_the_process_once()
     async with build_worker(settings) as (app, protocol):
         _calm_the_collector()
-        await serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+        await serve(
+            app,
+            listener,
+            drain=settings.drain,
+            stop=stop,
+            protocol=protocol,
+            patience=Patience(
+                head=settings.head_timeout,
+                idle=settings.keep_alive,
+                connections=settings.max_connections,
+            ),
+        )
 
 
 def _calm_the_collector() -> None:

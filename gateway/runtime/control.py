@@ -2,11 +2,12 @@
 
 Keys share one hash tag, so that a script may use several of them on a Redis Cluster:
 `sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`, `:workers`,
-`:reports`, `:epochs`, `:drained`. Channel `sg:{config}:changed` says that something is new; who
-misses a message finds out by asking for the versions.
+`:reports`, `:epochs`, `:drained`, `:lineage`. Channel `sg:{config}:changed` says that something is
+new; who misses a message finds out by asking for the versions.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -29,6 +30,7 @@ _WORKERS = _PREFIX + "workers"
 _REPORTS = _PREFIX + "reports"
 _EPOCHS = _PREFIX + "epochs"
 _DRAINED = _PREFIX + "drained"
+_LINEAGE = _PREFIX + "lineage"
 _CHANGED = _PREFIX + "changed"
 _KEPT = 50
 _ACKS_KEPT = 86_400
@@ -99,6 +101,8 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     accounts: int = 0
     models: int = 0
     drains: int = 0
+    lineage: str = ""
+    """Another when the epochs were lost; empty until somebody asks for it."""
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
@@ -114,14 +118,15 @@ class Control:
     async def versions(self) -> Versions:
         """Return what is newest, topic by topic."""
         topics = (Topic.EPOCHS, Topic.ACCOUNTS, Topic.MODELS, Topic.DRAINS)
-        keys = (_GENERATION, *map(_version, topics))
-        config, epochs, accounts, models, drains = await self._ask(self._redis.mget(*keys))
+        keys = (_GENERATION, *map(_version, topics), _LINEAGE)
+        config, epochs, accounts, models, drains, lineage = await self._ask(self._redis.mget(*keys))
         return Versions(
             config=int(config or 0),
             epochs=int(epochs or 0),
             accounts=int(accounts or 0),
             models=int(models or 0),
             drains=int(drains or 0),
+            lineage=(lineage or b"").decode(),
         )
 
     async def active(self) -> Published | None:
@@ -151,6 +156,16 @@ class Control:
         """Return the cache's epochs by `tenant:<id>` and `model:<name>`."""
         found = await self._ask(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
+
+    async def lineage(self) -> str:
+        """Return the name of this history of epochs: a new one where there is none.
+
+        A Redis that lost what it held has no epochs, as before the first purge; the other name
+        keeps what was purged since then from being found again.
+        """
+        await self._ask(self._redis.set(_LINEAGE, secrets.token_hex(8), nx=True))
+        found: bytes = await self._ask(self._redis.get(_LINEAGE))
+        return found.decode()
 
     async def raise_epoch(self, name: str) -> int:
         """Make every cached answer of `name` unreachable; return the version to wait for."""

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from gateway.config.load import explain, load_sources
 from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError
 from gateway.runtime.control import Control, Published, Topic, Versions
-from gateway.runtime.runtime import Runtime, compile_runtime, folder_runtime
+from gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime, folder_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 
@@ -38,18 +38,19 @@ async def first_runtime(redis: Redis, settings: Settings) -> Runtime:
         ConfigurationError: nothing valid is published, and the folder is not valid either.
     """
     control = Control(redis)
-    epochs: Mapping[str, int] | None = None
+    epochs: Mapping[str, int] = NO_EPOCHS
+    # Of its own until the epochs are known.
+    lineage = secrets.token_hex(8)
     try:
-        epochs = await control.epochs()
+        # In this order: a loss between the two must not leave old names to lost epochs.
+        epochs, lineage = await control.epochs(), await control.lineage()
         published = await control.active()
         if published is not None:
-            return await _compile(published, epochs, settings)
+            return await _compile(published, epochs, lineage, settings)
     except (DependencyUnavailable, ConfigurationError) as error:
         _log.warning("the published configuration is not used", extra={"reason": str(error)})
     runtime = await asyncio.to_thread(folder_runtime, settings.config, settings.placement)
-    if epochs is None:
-        return msgspec.structs.replace(runtime, lineage=secrets.token_hex(8))
-    return msgspec.structs.replace(runtime, epochs=epochs)
+    return msgspec.structs.replace(runtime, epochs=epochs, lineage=lineage)
 
 
 class RuntimeFollower:
@@ -130,7 +131,7 @@ class RuntimeFollower:
         try:
             await self._control.heartbeat(self._worker, self._report())
             newest = await self._control.versions()
-            if newest.config != self._seen.config or newest.epochs != self._seen.epochs:
+            if _configuration(newest) != _configuration(self._seen):
                 await self._take_config(newest)
             self._models_changed(newest.models)
             if newest.drains != self._seen.drains:
@@ -156,16 +157,16 @@ class RuntimeFollower:
 
     async def _take_config(self, newest: Versions) -> None:
         published = await self._control.active()
-        epochs = await self._control.epochs()
+        epochs, lineage = await self._control.epochs(), await self._control.lineage()
         current = self._store.current
         generation = current.generation if published is None else published.generation
         outcome = purged = "ok"
         if published is not None and generation != current.generation:
-            outcome = await self._swap(_compile(published, epochs, self._settings))
+            outcome = await self._swap(_compile(published, epochs, lineage, self._settings))
         current = self._store.current
         # Also where the document was refused: a purge is not undone by that.
-        if current.lineage or dict(current.epochs) != epochs:
-            purged = await self._swap(_with_epochs(current, epochs))
+        if current.lineage != lineage or dict(current.epochs) != epochs:
+            purged = await self._swap(_with_epochs(current, epochs, lineage))
         await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
         await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
 
@@ -194,12 +195,19 @@ class RuntimeFollower:
         return outcome == "ok"
 
 
-async def _compile(published: Published, epochs: dict[str, int], settings: Settings) -> Runtime:
+def _configuration(versions: Versions) -> tuple[int, int, str]:
+    return versions.config, versions.epochs, versions.lineage
+
+
+async def _compile(
+    published: Published, epochs: dict[str, int], lineage: str, settings: Settings
+) -> Runtime:
     document = await asyncio.to_thread(
         load_sources, published.sources, placement=settings.placement
     )
-    return compile_runtime(document, published.generation, epochs)
+    runtime = compile_runtime(document, published.generation, epochs)
+    return msgspec.structs.replace(runtime, lineage=lineage)
 
 
-async def _with_epochs(runtime: Runtime, epochs: dict[str, int]) -> Runtime:
-    return msgspec.structs.replace(runtime, epochs=epochs, lineage="")
+async def _with_epochs(runtime: Runtime, epochs: dict[str, int], lineage: str) -> Runtime:
+    return msgspec.structs.replace(runtime, epochs=epochs, lineage=lineage)

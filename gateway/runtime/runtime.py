@@ -23,8 +23,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Mapping[str, int] = NO_EPOCHS
     """Cache epochs by `tenant:<id>` and `model:<name>`; what is absent is 0."""
     lineage: str = ""
-    """Part of every cache key: one of its own where the epochs could not be asked for, so that
-    nothing is answered from what may have been purged."""
+    """Part of every cache key, so that nothing is found that may have been purged: the name of this
+    history of epochs; another after they were lost, or where they could not be asked for."""
 
 
 def compile_runtime(document: Document, generation: int, epochs: Mapping[str, int]) -> Runtime:

@@ -1,20 +1,22 @@
 """What is held for work in Redis: quotas, places, reservations; and whoever held some may leave."""
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge
+from gateway.rate_limit.base import Charge, Hold
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis_connection import connect
 from gateway.types import Rule
-from tests.support.limits import Fleet, charge
+from tests.support.limits import Fleet, charge, most_over_the_limit
+from tests.support.valkey import Valkey
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.anyio
 MONTHLY = Rule(name="monthly", unit="items", capacity=10, period="month")
 PLACES = Rule(name="running", unit="concurrent", capacity=3)
 TOKENS = Rule(name="tokens", unit="tokens", capacity=100, window=10.0)
@@ -31,6 +33,7 @@ async def decide(limiter: RedisRateLimiter, charges: list[Charge]) -> bool:
     return (limiter.try_admit(charges) or await limiter.admit(charges)).allowed
 
 
+@pytest.mark.anyio
 async def test_a_quota_begins_anew_with_the_month_whoever_held_some(redis: Redis) -> None:
     fleet = Fleet(redis, workers=2)
     first, second = fleet.workers
@@ -48,6 +51,7 @@ async def test_a_quota_begins_anew_with_the_month_whoever_held_some(redis: Redis
     assert not await decide(first, [charge(1, of=MONTHLY)])
 
 
+@pytest.mark.anyio
 async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(redis: Redis) -> None:
     fleet = Fleet(redis, workers=2)
     await fleet.advance(1.0)
@@ -61,6 +65,7 @@ async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(red
     assert [await decide(alive, place) for _ in range(4)] == [True, True, True, False]
 
 
+@pytest.mark.anyio
 async def test_what_is_held_for_work_stays_held_as_long_as_it_runs(redis: Redis) -> None:
     fleet = Fleet(redis, workers=2)
     await fleet.advance(1.0)
@@ -86,6 +91,7 @@ async def test_what_is_held_for_work_stays_held_as_long_as_it_runs(redis: Redis)
     assert after
 
 
+@pytest.mark.anyio
 async def test_what_is_held_for_a_caller_that_left_goes_back(redis: Redis) -> None:
     async with RedisRateLimiter(
         redis=redis, holder="worker", local_share=0.1, monotonic=time.monotonic
@@ -99,3 +105,50 @@ async def test_what_is_held_for_a_caller_that_left_goes_back(redis: Redis) -> No
         await until(lambda: limiter.statistics().reserved == 0)
         await until(lambda: limiter.statistics().leased == 0)
         assert (await limiter.admit([charge(3, of=PLACES, hold=True)])).allowed
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    capacity=st.integers(2, 200),
+    window=st.floats(0.5, 60.0),
+    seed=st.integers(0, 2**32),
+    pace=st.sampled_from([0.001, 0.02, 0.3]),
+)
+def test_no_window_of_work_takes_more_than_capacity_and_refill(
+    valkey_server: Valkey, capacity: int, window: float, seed: int, pace: float
+) -> None:
+    limit = Rule(name="tokens", unit="tokens", capacity=capacity, window=window)
+
+    taken = asyncio.run(run_work(valkey_server.url, limit, seed, pace))
+
+    assert not taken or most_over_the_limit(taken, limit) <= 1e-3
+
+
+async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[float, int]]:
+    """Let three workers hold and settle as chance has it; return what was taken, and when."""
+    chance = random.Random(seed)
+    redis = connect(url, timeout=5.0)
+    await redis.flushall()
+    fleet = Fleet(redis, workers=3)
+    running: list[tuple[float, int, Hold]] = []
+    taken: list[tuple[float, int]] = []
+    for _ in range(120):
+        await fleet.advance(chance.random() * pace)
+        if chance.random() < 0.05:
+            await fleet.advance(chance.random() * 3.0)
+        if chance.random() < 0.2:
+            await chance.choice(fleet.workers).give_back(idle=chance.random())
+        if running and chance.random() < 0.5:
+            begun, amount, hold = running.pop(chance.randrange(len(running)))
+            spent = chance.randrange(amount + 1)
+            hold.settle(spent)
+            taken.append((begun, spent))
+        amount = chance.randrange(1, limit.capacity + 1)
+        charges = [charge(amount, of=limit, hold=True)]
+        worker = chance.choice(fleet.workers)
+        decision = worker.try_admit(charges) or await worker.admit(charges)
+        if decision.allowed:
+            running.append((fleet.clock(), amount, decision.holds[0]))
+    taken += [(begun, amount) for begun, amount, _ in running]
+    await redis.aclose()
+    return sorted(taken)

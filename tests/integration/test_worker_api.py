@@ -124,6 +124,21 @@ async def test_who_asks_before_sending_may_be_refused_and_must_connect_anew(
         assert await connection.is_closed()
 
 
+@pytest.mark.parametrize("path", ["/health/live", "/v1/models", "/openapi.json"])
+async def test_head_says_what_get_would(worker: RunningWorker, path: str) -> None:
+    async with worker.connect() as connection:
+        await connection.send(post(path, None, method="GET"))
+        read = await connection.response()
+        await connection.send(post(path, None, method="HEAD"))
+        head = await connection.response(to_head=True)
+        await connection.send(post(path, None, method="GET"))
+        again = await connection.response()
+
+    assert (read.status, head.status, again.status) == (200, 200, 200)
+    assert head.headers["content-length"] == read.headers["content-length"]
+    assert head.headers["content-type"] == read.headers["content-type"]
+
+
 async def test_other_methods_are_refused_and_the_connection_goes_on(
     worker: RunningWorker, stub: StubBackend
 ) -> None:

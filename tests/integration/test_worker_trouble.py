@@ -116,3 +116,29 @@ async def test_what_was_purged_stays_purged_for_a_worker_that_starts_without_the
 
     assert "stored" in stored.headers["cache-status"]
     assert [("hit" in answer.headers["cache-status"]) for answer in answers] == [False, True]
+
+
+async def test_what_was_purged_stays_purged_when_the_state_redis_loses_its_epochs(
+    tmp_path: Path, valkey: str, own_valkey: Valkey, stub: StubBackend
+) -> None:
+    first, second = post(_PATH, classify("a")), post(_PATH, classify("b"))
+    redis = connect(own_valkey.url, timeout=2.0)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with running_worker(tmp_path / "one", valkey, [stub], state_url=own_valkey.url) as worker:
+        stored = [await ask(worker, request) for request in (first, second)]
+        control = Control(redis)
+        version = await control.raise_epoch("tenant:acme")
+        await control.settled(Topic.EPOCHS, version, within=5)
+        own_valkey.flush()
+        async with asyncio.timeout(10):
+            while not (await control.versions()).lineage:
+                pass  # the worker has not looked yet
+        running = await ask(worker, first)
+    async with running_worker(tmp_path / "two", valkey, [stub], state_url=own_valkey.url) as worker:
+        started = await ask(worker, second)
+    await redis.aclose()
+
+    assert all("stored" in answer.headers["cache-status"] for answer in stored)
+    assert "hit" not in running.headers["cache-status"]
+    assert "hit" not in started.headers["cache-status"]

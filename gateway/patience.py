@@ -1,0 +1,110 @@
+"""How long a connection may wait before it asks for something, and how many there may be.
+
+uvicorn ends a connection that is idle after an answer. It waits for ever for the first request, and
+for the rest of a head: a few slow connections would use up a worker's files.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_SWEEP = 1.0
+_LATE = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/problem+json\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b"
+)
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n"
+    b"retry-after: 1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+)
+_LATE_BODY = (
+    b'{"type":"urn:sluicegate:error:request_timeout","title":"Request timeout","status":408,'
+    b'"code":"request_timeout","detail":"The head of the request did not arrive in time."}'
+)
+_FULL_BODY = (
+    b'{"type":"urn:sluicegate:error:overloaded","title":"Overloaded","status":503,'
+    b'"code":"overloaded","detail":"There are too many connections; use fewer, or try again."}'
+)
+_LINGER = 1.0
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on the connections of a worker, times in seconds."""
+
+    head: float = 10.0
+    """From the opening, or a request's first byte, to the end of its head."""
+    idle: float = 75.0
+    """Between two requests of a connection."""
+    connections: int = 4096
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which knows how long it has waited for a request."""
+
+    def __init__(self, *args: Any, patience: Patience | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._patience = patience or Patience()
+        self._since = 0.0
+        self._has_begun = False
+        self._answered_at = 0.0
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= self._patience.connections:
+            self.transport = transport
+            self._turn_away(transport)
+            return
+        self._since = self.loop.time()
+        super().connection_made(transport)
+
+    @override
+    def on_message_begin(self) -> None:
+        self._since = self.loop.time()
+        self._has_begun = True
+        super().on_message_begin()
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._has_begun = False
+        super().on_headers_complete()
+
+    @override
+    def on_response_complete(self) -> None:
+        self._answered_at = self.loop.time()
+        super().on_response_complete()
+
+    def end_if_late(self, now: float) -> None:
+        """End the connection if it has waited for a request for too long."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return
+        patience = self._patience
+        waited = now - max(self._since, self._answered_at)
+        is_expected = self._has_begun or not self._answered_at
+        # uvicorn's timer ends idle ones, unless there are bytes that belong to no request.
+        if waited > patience.head + (0.0 if is_expected else patience.idle):
+            if self._has_begun:
+                self.transport.write(_LATE % (len(_LATE_BODY), _LATE_BODY))
+            self.transport.close()
+
+    def _turn_away(self, transport: asyncio.Transport) -> None:
+        """Say why, and linger: closing at once would discard what was said."""
+        transport.pause_reading()
+        transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
+        self.loop.call_later(_LINGER, transport.close)
+
+
+async def end_late_connections(connections: Iterable[object]) -> None:
+    """Look once a second for connections that have waited too long, until cancelled."""
+    clock = asyncio.get_running_loop().time
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(_SWEEP)
+            now = clock()
+            for connection in list(connections):
+                if isinstance(connection, PatientProtocol):
+                    connection.end_if_late(now)
