@@ -1,7 +1,7 @@
 """Converts a folder, tries what came of it, and gives it its place in the repository."""
 
 import asyncio
-import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,7 @@ from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tuning.gate_options import Say, Wanted, make_variant
 
-_STAGING = ".importing"
+_STAGING = ".importing-"
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,13 +83,10 @@ async def _try(staging: Path, name: str) -> ModelInfo:
 @contextmanager
 def _staging(root: Path) -> Iterator[Path]:
     """Yield a hidden repository on the same disk, so that a rename is all that publishing is."""
-    staging = root / _STAGING
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    root.mkdir(parents=True, exist_ok=True)
+    # A folder of its own: two imports at a time do not meet.
+    with tempfile.TemporaryDirectory(prefix=_STAGING, dir=root) as staging:
+        yield Path(staging)
 
 
 def _publish(entry: Path, model: Path) -> Path:
