@@ -52,7 +52,7 @@ def _write_graph(source: Source, target: Path) -> str:
     kind = str(source.config.get("model_type"))
     if kind not in FAMILIES:
         with tempfile.TemporaryDirectory() as exported:
-            export(source.folder, Path(exported), kind)
+            export(source.folder, source.config, Path(exported))
             _copy_graph(Path(exported, "model.onnx"), target)
         return f"`{kind}` weights, exported by optimum"
     try:

@@ -92,7 +92,7 @@ def install_exporter(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -
     """Install a package that stands for optimum, for one test."""
     package = folder / "optimum" / "exporters"
     package.mkdir(parents=True)
-    signature = "def main_export(model_name_or_path, *, output, do_validation):"
+    signature = "def main_export(model_name_or_path, *, output, task, do_validation):"
     (package / "onnx.py").write_text(f"import shutil\n\n{signature}\n    {body}\n")
     monkeypatch.syspath_prepend(folder)
     for name in ("optimum", "optimum.exporters", "optimum.exporters.onnx"):
@@ -113,7 +113,8 @@ def test_another_family_is_exported_where_optimum_is_installed(
     electra: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = tmp_path / "converted" / "model.onnx"
-    body = f"shutil.copyfile({str(graph)!r}, output / 'model.onnx')"
+    told = "assert task == 'text-classification'"
+    body = f"{told}; shutil.copyfile({str(graph)!r}, output / 'model.onnx')"
     install_exporter(tmp_path / "packages", body, monkeypatch)
 
     result = invoke(electra, "--models", tmp_path / "m")
