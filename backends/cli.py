@@ -37,7 +37,7 @@ class _OneLineGroup(click.Group):
 
     @override
     def invoke(self, ctx: click.Context) -> object:
-        with _one_line():
+        with _one_line("models"):
             return super().invoke(ctx)
 
 
@@ -75,7 +75,7 @@ def serve_command(
     Every option can be set as SLUICEGATE_BACKEND_<NAME>; so can SLUICEGATE_BACKEND_TOKEN, the
     secret shared with the gateways.
     """
-    with _one_line():
+    with _one_line("backend"):
         settings = read_settings(
             models=models,
             host=host,
@@ -105,8 +105,7 @@ models_group.add_command(import_command)
 @_JSON
 def list_command(models: Path | None, *, as_json: bool) -> None:
     """List what a backend would serve, and what it would not."""
-    with _one_line():
-        catalogue = read_catalogue(read_settings(models=models).models)
+    catalogue = read_catalogue(read_settings(models=models).models)
     infos, problems = describe(catalogue)
     _print(infos, problems, as_json=as_json)
 
@@ -119,10 +118,9 @@ def check_command(models: Path | None, *, as_json: bool) -> None:
 
     Shows what was inferred of a model whose `model.yaml` leaves it out, and from which file.
     """
-    with _one_line():
-        settings = read_settings(models=models)
-        infos, problems = asyncio.run(_load_all(settings))
-        catalogue = read_catalogue(settings.models)
+    settings = read_settings(models=models)
+    infos, problems = asyncio.run(_load_all(settings))
+    catalogue = read_catalogue(settings.models)
     _print(infos, problems, as_json=as_json, models=catalogue.models)
     if problems:
         sys.exit(1)
@@ -159,10 +157,10 @@ def _print(
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def _one_line(command: str) -> Iterator[None]:
     """Turn what keeps the process from starting into one line and exit code 2."""
     try:
         yield
     except StartProblem as error:
-        click.echo(f"sluicegate backend: {error}", err=True)
+        click.echo(f"sluicegate {command}: {error}", err=True)
         sys.exit(_CANNOT_START)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from backends.types import FloatArray
 
@@ -45,24 +44,33 @@ def judge(
     *,
     expected: Sequence[int] | None = None,
     bounds: Bounds,
+    several: bool = False,
 ) -> Verdict:
-    """Compare logits, one line per text; `expected` holds the right column of each line."""
+    """Compare logits, one line per text; `expected` holds the right column of each line.
+
+    With `several` labels at once each logit's sign is a decision, and a text flips with any.
+    """
     moved = np.abs(candidate - reference)
-    before, after = reference.argmax(axis=1), candidate.argmax(axis=1)
+    if several:
+        flips = float(((reference > 0) != (candidate > 0)).any(axis=1).mean())
+    else:
+        flips = float((reference.argmax(axis=1) != candidate.argmax(axis=1)).mean())
     verdict = Verdict(
         rows=len(reference),
-        flips=float((before != after).mean()),
+        flips=flips,
         logit_mean=float(moved.mean()),
         logit_p99=float(np.quantile(moved, 0.99)),
         logit_worst=float(moved.max()),
-        accuracy_before=_accuracy(before, expected),
-        accuracy_after=_accuracy(after, expected),
+        accuracy_before=_accuracy(reference, expected),
+        accuracy_after=_accuracy(candidate, expected),
     )
     return msgspec.structs.replace(verdict, reasons=_reasons(verdict, bounds))
 
 
-def _accuracy(found: NDArray[np.int64], expected: Sequence[int] | None) -> float | None:
-    return None if expected is None else float((found == np.asarray(expected)).mean())
+def _accuracy(logits: FloatArray, expected: Sequence[int] | None) -> float | None:
+    if expected is None:
+        return None
+    return float((logits.argmax(axis=1) == np.asarray(expected)).mean())
 
 
 def _reasons(verdict: Verdict, bounds: Bounds) -> list[str]:

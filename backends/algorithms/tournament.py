@@ -100,22 +100,26 @@ class _Bracket:
         """Play the whole tree; what is known from the last time costs nothing."""
         while len(players) > 1:
             pairs = [players[at : at + 2] for at in range(0, len(players), 2)]
-            players = await all_of(self._winner(pair) for pair in pairs)
+            # Most pairs of a replay are known: they need no task.
+            unknown = [pair for pair in pairs if self._winner(pair) is None]
+            await all_of(self._play(*pair) for pair in unknown)
+            players = [winner for pair in pairs if (winner := self._winner(pair)) is not None]
         return players[0]
 
-    async def _winner(self, pair: Sequence[int]) -> int:
+    def _winner(self, pair: Sequence[int]) -> int | None:
+        """Return who goes on, -1 for nobody; `None` where the two were never compared."""
         present = [player for player in pair if player >= 0]
         if len(present) < 2:  # noqa: PLR2004 - a pair
             return present[0] if present else -1
         first, second = present
-        known = self._known.get((first, second))
-        if known is None:
-            documents = self._contest.documents
-            is_first = await self._tournament.compare(
-                self._contest.query, documents[first], documents[second], self._ask
-            )
-            known = self._known[first, second] = first if is_first else second
-        return known
+        return self._known.get((first, second))
+
+    async def _play(self, first: int, second: int) -> None:
+        documents = self._contest.documents
+        is_first = await self._tournament.compare(
+            self._contest.query, documents[first], documents[second], self._ask
+        )
+        self._known[first, second] = first if is_first else second
 
 
 def _read(item: Any, parameters: InferParameters) -> tuple[_Contest, int]:

@@ -1,11 +1,13 @@
 """Makes the entry of a model repository of a Hugging Face folder."""
 
 import shutil
+import tempfile
 from pathlib import Path
 
 from backends.errors import StartProblem
 from backends.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.graphs.weights import WeightsError
+from backends.importing.export import export
 from backends.importing.source import Source, open_source
 
 # What tells a repository the rest: task, labels, lengths, pooling.
@@ -36,20 +38,23 @@ def convert(folder: Path, target: Path) -> str:
     return origin
 
 
+def _copy_graph(graph: Path, target: Path) -> None:
+    shutil.copyfile(graph, target / "model.onnx")
+    for name in _BESIDE:
+        if (graph.parent / name).is_file():
+            shutil.copyfile(graph.parent / name, target / name)
+
+
 def _write_graph(source: Source, target: Path) -> str:
     if source.graph is not None:
-        shutil.copyfile(source.graph, target / "model.onnx")
-        for name in _BESIDE:
-            if (source.graph.parent / name).is_file():
-                shutil.copyfile(source.graph.parent / name, target / name)
+        _copy_graph(source.graph, target)
         return f"the graph `{source.graph.relative_to(source.folder)}`"
-    kind = source.config.get("model_type")
+    kind = str(source.config.get("model_type"))
     if kind not in FAMILIES:
-        raise StartProblem(
-            f"`{source.folder}`: no graph can be built of `{kind}` weights; export them with "
-            "`optimum-cli export onnx` and import its folder, or bring one of "
-            f"{', '.join(FAMILIES)}"
-        )
+        with tempfile.TemporaryDirectory() as exported:
+            export(source.folder, source.config, Path(exported))
+            _copy_graph(Path(exported, "model.onnx"), target)
+        return f"`{kind}` weights, exported by optimum"
     try:
         model = build_checkpoint(source.config, source.weights(), pooling=source.pooling())
     except WeightsError as error:

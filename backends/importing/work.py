@@ -1,11 +1,12 @@
 """Converts a folder, tries what came of it, and gives it its place in the repository."""
 
 import asyncio
-import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import yaml
 
 from backends.app import open_backend
@@ -18,31 +19,51 @@ from backends.repository.description import describe_model
 from backends.repository.manifest import NAME
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
+from backends.tuning.gate_options import Say, Wanted, make_variant
 
-_STAGING = ".importing"
+_STAGING = ".importing-"
 
 
-def import_model(path: Path, root: Path, name: str, *, truncate: bool, dry_run: bool) -> list[str]:
-    """Write the next revision of `name`, complete before it is seen; return the report.
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What to make of a folder: a model `name`, and maybe a `variant` in another precision."""
+
+    name: str
+    truncate: bool = False
+    dry_run: bool = False
+    variant: Wanted | None = None
+
+
+def import_model(folder: Path, settings: BackendSettings, wish: Wish, *, say: Say) -> bool:
+    """Write the next revision of a model, complete before it is seen, and report on it.
+
+    Return whether the variant that was asked for, if one was, is among what was written.
 
     Raises:
         StartProblem: the folder holds no model that can be served; nothing is written then.
     """
+    name, root = wish.name, settings.models
     if not NAME.fullmatch(name):
         raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
     try:
         with _staging(root) as staging:
             entry = staging / name / "1"
-            origin = convert(path, entry)
-            if truncate:
+            origin = convert(folder, entry)
+            if wish.truncate:
                 text = yaml.safe_dump({"truncate": True})
                 (entry / "model.yaml").write_text(text, encoding="utf-8")
             info = asyncio.run(_try(staging, name))
             model = read_catalogue(staging).models[name]
-            lines = [f"made of                {origin}", *describe_model(info, model)]
-            if dry_run:
-                return lines
-            return [*lines, f"written to             {_publish(entry, root / name)}"]
+            for line in (f"made of                {origin}", *describe_model(info, model)):
+                say(line)
+            accepted = True
+            if wish.variant is not None:
+                here = msgspec.structs.replace(settings, models=staging)
+                made = make_variant(here, name, wish.variant, dry_run=False, say=say)
+                accepted = made is not None
+            for revision in sorted((staging / name).iterdir()):
+                if not wish.dry_run:
+                    say(f"written to             {_publish(revision, root / name)}")
+            return accepted
     except OSError as error:
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
 
@@ -62,13 +83,10 @@ async def _try(staging: Path, name: str) -> ModelInfo:
 @contextmanager
 def _staging(root: Path) -> Iterator[Path]:
     """Yield a hidden repository on the same disk, so that a rename is all that publishing is."""
-    staging = root / _STAGING
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    root.mkdir(parents=True, exist_ok=True)
+    # A folder of its own: two imports at a time do not meet.
+    with tempfile.TemporaryDirectory(prefix=_STAGING, dir=root) as staging:
+        yield Path(staging)
 
 
 def _publish(entry: Path, model: Path) -> Path:

@@ -33,9 +33,11 @@ def collect(
     for mask, tensors in _activations(expose(model, names), names, batches):
         stop = start + int(mask.sum())
         for collector, tensor in zip(collectors.values(), tensors, strict=True):
-            # A graph that computes real tokens only has left the padding out already.
+            # A graph that computes real tokens only has left the padding out already; behind the
+            # pooling there is a row a text, and all of those are few.
             real = tensor if tensor.ndim == mask.ndim else tensor[mask]
-            collector.add(real, chosen[start:stop])
+            few = len(real) != stop - start
+            collector.add(real, np.ones(len(real), dtype=np.bool_) if few else chosen[start:stop])
         start = stop
     return {product.name: collectors[product.activations].samples() for product in products}
 

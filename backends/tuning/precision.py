@@ -1,7 +1,7 @@
-"""Makes an int8 variant of a classifier's encoder, and judges it."""
+"""Makes a variant of a classifier's graph in int8 or fp16, and judges it."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -14,9 +14,11 @@ from backends.admission.certificate import answer
 from backends.admission.gate import Bounds, Verdict, judge
 from backends.admission.invariance import Invariance, measure_invariance
 from backends.errors import StartProblem
+from backends.graphs.half import halve
 from backends.graphs.quantize import Product, find_products, quantize
 from backends.graphs.ranges import Plan, plan_product
 from backends.tuning.calibration import collect
+from backends.tuning.gate_options import Profile, Say
 from backends.tuning.runs import Batch, compare_speed, make_batches
 from backends.tuning.sensitivity import find_sensitive
 from backends.tuning.subject import Subject
@@ -31,7 +33,6 @@ _SPEED_TEXTS = 1000
 # The search is optimistic about texts it has seen: it must stay well within the bound.
 _MARGIN = 0.5
 _MAX_TOKENS = 48
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -41,8 +42,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `expected` is what it answers to a few texts: it must do so wherever it is served.
     """
 
-    products: int
-    float_products: list[str]
+    profile: Profile = "int8"
+    products: int = 0
+    float_products: list[str] = []
     verdict: Verdict
     invariance: Invariance
     rows_per_second_before: float
@@ -67,11 +69,21 @@ class Precision:
         self._model = onnx.load(subject.graph)
         self._fp32 = subject.open(subject.graph)
         self._products = find_products(self._model)
-        if not self._products:
-            raise StartProblem(f"`{subject.graph}` holds no product that int8 could compute")
+
+    def halve(self, against: Golden) -> tuple[bytes, Report]:
+        """Return a graph in fp16 and what it is worth."""
+        graph: bytes = halve(self._model).SerializeToString()
+        self._say(f"Judging on {len(against.texts)} texts")
+        return graph, self._judge(graph, against, profile="fp16")
 
     def make(self, calibrate: Golden, against: Golden) -> tuple[bytes, Report]:
-        """Return a graph in int8 and what it is worth."""
+        """Return a graph in int8 and what it is worth.
+
+        Raises:
+            StartProblem: there is nothing to compute in int8, or no text to calibrate on.
+        """
+        if not self._products:
+            raise StartProblem(f"`{self._subject.graph}` holds no product that int8 could compute")
         judging = set(against.texts)
         texts = [text for text in calibrate.texts if text not in judging]
         if not texts:
@@ -82,7 +94,11 @@ class Precision:
         kept = self._find_kept(plans, rows)
         graph = self._build({name: plan for name, plan in plans.items() if name not in kept})
         self._say(f"Judging on {len(against.texts)} texts")
-        return graph, self._judge(graph, kept, against)
+        report = self._judge(graph, against, profile="int8")
+        floats = [product.name for product in self._products if product.name in kept]
+        return graph, msgspec.structs.replace(
+            report, products=len(self._products), float_products=floats
+        )
 
     def _plan(self, batches: Sequence[Batch]) -> dict[str, Plan]:
         samples = collect(self._model, self._products, batches)
@@ -98,7 +114,8 @@ class Precision:
 
         def flips(kept: frozenset[str]) -> float:
             graph = self._build({n: plan for n, plan in plans.items() if n not in kept})
-            share = judge(reference, self._logits(graph, searched), bounds=self._bounds).flips
+            found, several = self._logits(graph, searched), self._subject.several
+            share = judge(reference, found, bounds=self._bounds, several=several).flips
             self._say(f"{len(kept)} of {len(plans)} products in float: {share:.2%} of labels flip")
             return share
 
@@ -110,7 +127,7 @@ class Precision:
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
 
-    def _judge(self, graph: bytes, kept: frozenset[str], against: Golden) -> Report:
+    def _judge(self, graph: bytes, against: Golden, *, profile: Profile) -> Report:
         subject = self._subject
         batches = make_batches(subject.encode(against.texts))
         with _written(graph) as path:
@@ -118,20 +135,20 @@ class Precision:
         verdict = judge(
             subject.logits(self._fp32, batches),
             subject.logits(candidate, batches),
-            expected=None if against.labels is None else subject.places(against.labels),
+            expected=self._places(against),
             bounds=self._bounds,
+            several=subject.several,
         )
         invariance = measure_invariance(
             candidate,
             outputs=[OutputKind.POOLED],
             encode=subject.encode,
-            max_tokens=min(subject.encoder_manifest.max_tokens, _MAX_TOKENS),
+            max_tokens=min(subject.manifest.max_tokens, _MAX_TOKENS),
         )
         few = batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
         before, after = compare_speed(self._fp32, candidate, few)
         report = Report(
-            products=len(self._products),
-            float_products=[p.name for p in self._products if p.name in kept],
+            profile=profile,
             verdict=verdict,
             invariance=invariance,
             rows_per_second_before=before,
@@ -140,6 +157,12 @@ class Precision:
             reasons=[*verdict.reasons],
         )
         return msgspec.structs.replace(report, reasons=self._reasons(report))
+
+    def _places(self, against: Golden) -> list[int] | None:
+        """Return the right columns, where they are known and one text has one of them."""
+        if against.labels is None or self._subject.several:
+            return None
+        return self._subject.places(against.labels)
 
     def _reasons(self, report: Report) -> list[str]:
         reasons = [*report.verdict.reasons]
@@ -187,18 +210,23 @@ def describe(report: Report) -> list[str]:
     verdict, invariance = report.verdict, report.invariance
     moved = f"{verdict.logit_mean:.3g}, p99 {verdict.logit_p99:.3g}, most {verdict.logit_worst:.3g}"
     before, after = report.rows_per_second_before, report.rows_per_second_after
+    name, gain = report.profile, f"{report.speedup:.2f} x"
     lines = [
-        f"products in float      {len(report.float_products)} of {report.products}",
+        *(
+            [f"products in float      {len(report.float_products)} of {report.products}"]
+            if report.products
+            else []
+        ),
         f"labels that flip       {verdict.flips:.2%} of {verdict.rows}",
         f"logits move by         {moved}",
         f"moved by other rows    {invariance.mates:.3g}",
         f"moved by padding       {invariance.shapes:.3g}",
-        f"rows a second          {before:.0f} in fp32, {after:.0f} in int8: {report.speedup:.2f} x",
+        f"rows a second          {before:.0f} in fp32, {after:.0f} in {name}: {gain}",
     ]
     if verdict.accuracy_before is not None and verdict.accuracy_after is not None:
         change = 100 * (verdict.accuracy_after - verdict.accuracy_before)
         lines.append(
             f"accuracy               {verdict.accuracy_before:.2%} in fp32, "
-            f"{verdict.accuracy_after:.2%} in int8: {change:+.2f} points"
+            f"{verdict.accuracy_after:.2%} in {name}: {change:+.2f} points"
         )
     return lines

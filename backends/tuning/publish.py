@@ -1,4 +1,4 @@
-"""Puts an accepted variant into the repository: its encoder, and the head's next revision."""
+"""Puts an accepted variant into the repository, as the model's next revision."""
 
 import shutil
 from pathlib import Path
@@ -9,57 +9,65 @@ import yaml
 
 from backends.admission.certificate import FILE
 from backends.errors import StartProblem
+from backends.repository.catalogue import Model
 from backends.tuning.precision import Report
 from backends.tuning.subject import Subject
 
-PROFILE = "int8"
 _LONGEST_NAME = 64
 _DRAFT = ".draft"
 
 
 def publish(models: Path, subject: Subject, graph: bytes, report: Report) -> list[Path]:
-    """Write both, each complete before it is seen, and return their folders.
+    """Write the model's next revision, complete before it is seen; return what was written.
 
-    The encoder's name holds the head's: it was judged for that head's labels and for no other.
+    Below a head that is an encoder as well. Its name holds the head's: it was judged for that
+    head's labels and for no other.
 
     Raises:
         StartProblem: the repository cannot be written.
     """
-    encoder, head = subject.encoder, subject.head
-    name = f"{encoder.name}-{PROFILE}-{head.name}"[:_LONGEST_NAME]
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    encoder_manifest = _manifest(encoder.folder) | {
-        "description": f"`{encoder.name}` in {PROFILE}, judged for `{head.name}`.",
-        "profile": PROFILE,
-        "tasks": [],
-    }
-    head_manifest = _manifest(head.folder) | {"encoder": name}
+    model, below, profile = subject.model, subject.below, report.profile
+    files = {subject.manifest.graph: graph, FILE: certificate}
     try:
-        below = _write(
-            models / name,
-            encoder.folder,
-            encoder_manifest,
-            {subject.encoder_manifest.graph: graph, FILE: certificate},
-        )
-        return [below, _write(models / head.name, head.folder, head_manifest, {})]
+        if below is model:
+            return [_write(models, model, {"profile": profile}, files)]
+        name = f"{below.name}-{profile}-{model.name}"[:_LONGEST_NAME]
+        encoder = {
+            "description": f"`{below.name}` in {profile}, judged for `{model.name}`.",
+            "profile": profile,
+            "tasks": [],
+        }
+        return [
+            _write(models, below, encoder, files, name=name),
+            _write(models, model, {"encoder": name}, {}),
+        ]
     except OSError as error:
         raise StartProblem(f"cannot write to `{models}`: {error}") from None
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((folder / "model.yaml").read_bytes())
-    return document
+def _write(
+    models: Path,
+    source: Model,
+    changes: dict[str, Any],
+    files: dict[str, bytes],
+    *,
+    name: str | None = None,
+) -> Path:
+    """Write a revision after the newest: the files of `source`, but for those given.
 
-
-def _write(model: Path, source: Path, manifest: dict[str, Any], files: dict[str, bytes]) -> Path:
-    """Write a revision after the newest, of the files of `source` with others in their place."""
+    Its `model.yaml` is that of `source` with `changes`, under another `name` where one is given.
+    """
+    model = models / (name or source.name)
     model.mkdir(exist_ok=True)
     draft = model / _DRAFT
     shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(source, draft, ignore=shutil.ignore_patterns(".*", *files))
-    for name, content in files.items():
-        (draft / name).write_bytes(content)
-    text = yaml.safe_dump(manifest, sort_keys=False, allow_unicode=True)
+    shutil.copytree(source.folder, draft, ignore=shutil.ignore_patterns(".*", *files))
+    for file, content in files.items():
+        (draft / file).write_bytes(content)
+    written = source.file("model.yaml")
+    manifest = (yaml.safe_load(written.read_bytes()) or {}) if written.is_file() else {}
+    text = yaml.safe_dump(manifest | changes, sort_keys=False, allow_unicode=True)
     (draft / "model.yaml").write_text(text, encoding="utf-8")
     newest = max((int(p.name) for p in model.iterdir() if p.name.isdecimal()), default=0)
     return draft.rename(model / str(newest + 1))

@@ -1,60 +1,70 @@
-"""The model a precision is made for: a classifier, its encoder, and what texts they answer."""
+"""The model a precision is made for: a classifier, the graph below it, and how both answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
+from backends.api.loading import OpenExecutor, graph_source
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
+from backends.executors.opening import executor_opener
+from backends.executors.pooling import PoolingExecutor
 from backends.pipelines.head import HeadWeights, read_head
 from backends.protocol import Task
 from backends.repository.catalogue import Catalogue, Model
-from backends.repository.manifest import EncoderManifest, HeadManifest
+from backends.repository.manifest import (
+    ClassifierManifest,
+    EncoderManifest,
+    GraphManifest,
+    HeadManifest,
+)
+from backends.settings import BackendSettings
 from backends.tokenization.tokenizer import Tokenizer
 from backends.tuning.runs import Batch, pooled
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.types import FloatArray, IntArray
+
+_EITHER_OR = 2
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A classifier over the pooled output of an encoder."""
+    """A classifier `model`, and `below` it what the graph belongs to: itself, or its encoder.
 
-    head: Model
-    head_manifest: HeadManifest
-    encoder: Model
-    encoder_manifest: EncoderManifest
-    weights: HeadWeights
-    lanes: int
+    `apply` makes logits of the graph's vectors; with `several` each of them is a decision.
+    """
+
+    model: Model
+    below: Model
+    manifest: GraphManifest
+    labels: list[str]
+    several: bool
+    apply: Callable[[FloatArray], FloatArray]
+    open_executor: OpenExecutor
 
     @property
     def graph(self) -> Path:
-        """The encoder's graph."""
-        return self.encoder.file(self.encoder_manifest.graph)
+        """The graph in fp32."""
+        return self.below.file(self.manifest.graph)
 
     def open(self, graph: Path) -> ModelExecutor:
-        """Open a graph in the place of the encoder's."""
-        names = self.encoder_manifest.outputs
-        given = {OutputKind.POOLED: names.pooled, OutputKind.TOKENS: names.tokens}
-        source = GraphSource(
-            path=graph,
-            outputs={kind: name for kind, name in given.items() if name is not None},
-            dimensions=self.encoder_manifest.dimensions,
-        )
-        return OnnxExecutor(source, lanes=self.lanes)
+        """Open a graph in the place of the one in fp32."""
+        source = graph_source(self.below, self.manifest)
+        # Without a digest nothing is kept beside a file that will be gone.
+        executor = self.open_executor(msgspec.structs.replace(source, path=graph, digest=""))
+        if isinstance(self.manifest, EncoderManifest) and self.manifest.pooling is not None:
+            return PoolingExecutor(executor, self.manifest.pooling)
+        return executor
 
     def logits(self, executor: ModelExecutor, batches: Sequence[Batch]) -> FloatArray:
         """Return the logits of every text over `executor`."""
-        return self.weights.apply(pooled(executor, batches))
+        return self.apply(pooled(executor, batches))
 
     def encode(self, texts: Sequence[str]) -> list[IntArray]:
-        """Return the token ids of texts, each cut to what the encoder reads."""
-        longest = self.encoder_manifest.max_tokens
+        """Return the token ids of texts, each cut to what the graph reads."""
         with ThreadPoolExecutor(1) as pool:
-            path = self.encoder.file(self.encoder_manifest.tokenizer)
-            tokenizer = Tokenizer(path, pool=pool, truncate_to=longest)
+            path = self.below.file(self.manifest.tokenizer)
+            tokenizer = Tokenizer(path, pool=pool, truncate_to=self.manifest.max_tokens)
             return [encoding.ids for encoding in tokenizer.encode_now(texts)]
 
     def places(self, labels: Sequence[str]) -> list[int]:
@@ -63,47 +73,71 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             StartProblem: the model knows no such label.
         """
-        columns = {label: place for place, label in enumerate(self.head_manifest.labels)}
+        columns = {label: place for place, label in enumerate(self.labels)}
         unknown = next((label for label in labels if label not in columns), None)
         if unknown is not None:
-            raise StartProblem(f"`{self.head.name}` has no label `{unknown}`")
+            raise StartProblem(f"`{self.model.name}` has no label `{unknown}`")
         return [columns[label] for label in labels]
 
 
-def find_subject(catalogue: Catalogue, name: str, *, lanes: int) -> Subject:
+def find_subject(catalogue: Catalogue, name: str, settings: BackendSettings) -> Subject:
     """Return the classifier `name` of a repository.
 
     Raises:
-        StartProblem: it is not there, or is no classifier over an encoder in fp32.
+        StartProblem: it is not there, or is no classifier of texts in fp32.
     """
     model = find_model(catalogue, name)
-    if not isinstance(model.manifest, HeadManifest) or model.manifest.task is not Task.CLASSIFY:
+    manifest = model.manifest
+    # Graphs are opened by the dozen: a second session of each, for one batch at a time, is waste.
+    opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
+    if isinstance(manifest, ClassifierManifest) and Task.CLASSIFY in manifest.tasks:
+        _check_labels(name, manifest.labels)
+        return Subject(
+            model=model,
+            below=_in_fp32(model, manifest, model),
+            manifest=manifest,
+            labels=manifest.labels,
+            several=manifest.function == "sigmoid",
+            apply=lambda logits: logits,
+            open_executor=opener,
+        )
+    if not isinstance(manifest, HeadManifest) or manifest.task is not Task.CLASSIFY:
         raise StartProblem(f"`{name}` is no classifier: a precision is judged by labels that flip")
-    encoder = find_model(catalogue, model.manifest.encoder)
+    encoder = find_model(catalogue, manifest.encoder)
     if not isinstance(encoder.manifest, EncoderManifest):
         raise StartProblem(f"`{encoder.name}`, which `{name}` builds on, is no encoder")
-    if encoder.manifest.profile != "fp32":
-        raise StartProblem(
-            f"`{name}` runs in `{encoder.manifest.profile}` already; remove the folder "
-            f"`{model.folder}` to go back to the revision before"
-        )
+    _check_labels(name, manifest.labels)
     layers = read_head(
-        model.file(model.manifest.weights),
+        model.file(manifest.weights),
         inputs=encoder.manifest.dimensions,
-        outputs=len(model.manifest.labels),
+        outputs=len(manifest.labels),
+    )
+    weights = HeadWeights(
+        layers, activation=manifest.activation, normalize_input=manifest.normalize_input
     )
     return Subject(
-        head=model,
-        head_manifest=model.manifest,
-        encoder=encoder,
-        encoder_manifest=encoder.manifest,
-        weights=HeadWeights(
-            layers,
-            activation=model.manifest.activation,
-            normalize_input=model.manifest.normalize_input,
-        ),
-        lanes=lanes,
+        model=model,
+        below=_in_fp32(model, encoder.manifest, encoder),
+        manifest=encoder.manifest,
+        labels=manifest.labels,
+        several=manifest.function == "sigmoid",
+        apply=weights.apply,
+        open_executor=opener,
     )
+
+
+def _in_fp32(model: Model, manifest: GraphManifest, below: Model) -> Model:
+    if manifest.profile == "fp32":
+        return below
+    raise StartProblem(
+        f"`{model.name}` runs in `{manifest.profile}` already; remove the folder `{model.folder}` "
+        "to go back to the revision before"
+    )
+
+
+def _check_labels(name: str, labels: Sequence[str]) -> None:
+    if len(labels) < _EITHER_OR:
+        raise StartProblem(f"`{name}` has one label, which cannot flip: nothing could be judged")
 
 
 def find_model(catalogue: Catalogue, name: str) -> Model:

@@ -30,13 +30,14 @@ class AdminClient:
         *,
         query: dict[str, str] | None = None,
         body: object = None,
+        patience: float = _TIMEOUT,
     ) -> Any:
-        """Return the answer's JSON.
+        """Return the answer's JSON, within `patience` seconds for each step of the exchange.
 
         Raises:
             Failure: nothing answers, or it refuses.
         """
-        status, content = self._exchange(method, path, query or {}, body)
+        status, content = self._exchange(method, path, query or {}, body, patience)
         try:
             answer = msgspec.json.decode(content)
         except msgspec.DecodeError as error:
@@ -46,12 +47,12 @@ class AdminClient:
         return answer
 
     def _exchange(
-        self, method: str, path: str, query: dict[str, str], body: object
+        self, method: str, path: str, query: dict[str, str], body: object, patience: float
     ) -> tuple[int, bytes]:
         parts = urlsplit(self._url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT)
+        connection = kind(parts.hostname or "", parts.port, timeout=patience)
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
         target = parts.path.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         try:

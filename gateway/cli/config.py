@@ -31,10 +31,10 @@ def check(folder: Path, *, as_json: bool) -> None:
         if not as_json:
             raise Failure(explain(error), ExitCode.CONFIGURATION) from error
         place = {"file": error.file, "line": error.line, "field": error.field}
-        _print_json({"valid": False, **place, "detail": error.detail})
+        print_json({"valid": False, **place, "detail": error.detail})
         raise SystemExit(ExitCode.CONFIGURATION) from error
     if as_json:
-        _print_json({"valid": True, "digest": digest(document)})
+        print_json({"valid": True, "digest": digest(document)})
     else:
         click.echo(f"`{folder}` is valid (digest {digest(document)})")
 
@@ -46,7 +46,7 @@ def show(*, client: AdminClient, as_json: bool) -> None:
     """Show what is served now: generation, workers that took it, and the whole document."""
     answer = client.ask("GET", "/admin/config")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     click.echo(f"# generation {answer['generation']}, digest {answer['digest']}")
     for name, outcome in answer["workers"].items():
@@ -61,12 +61,13 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     """Make the gateway read its configuration folder again; a broken document changes nothing."""
     answer = client.ask("POST", "/admin/config/reload")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     click.echo(f"generation {answer['generation']}, digest {answer['digest']}")
     for name, outcome in answer["workers"].items():
         click.echo(f"{name}: {outcome}")
 
 
-def _print_json(value: object) -> None:
+def print_json(value: object) -> None:
+    """Print a value for a program that reads it."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

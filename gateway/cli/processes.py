@@ -10,38 +10,36 @@ import click
 from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
 
-_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _WORKERS = ("shipper", "billing", "request-log")
 
 
-@click.command(context_settings=_PASS_ON, add_help_option=False)
+@click.command(context_settings=PASS_ON, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def backend(arguments: tuple[str, ...]) -> None:
     """Run a backend: serves a model repository to gateways."""
-    _become("backends", "serve", *arguments)
-
-
-@click.command(context_settings=_PASS_ON, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def models(arguments: tuple[str, ...]) -> None:
-    """Look after a model repository."""
-    _become("backends", "models", *arguments)
+    become("backends", "serve", *arguments)
 
 
 @click.command(short_help="Run a process that carries events.")
 @click.argument("name", type=click.Choice(_WORKERS))
 def worker(name: str) -> None:
     """Run one of the processes that carry events; its settings are in the environment."""
-    _become("gateway", f"run-{name}")
+    become("gateway", f"run-{name}")
 
 
 @click.command(short_help="Run the operators' listener alone.")
 def admin() -> None:
     """Run the operators' listener alone; its settings are in the environment."""
-    _become("gateway", "run-admin")
+    become("gateway", "run-admin")
 
 
-def _become(module: str, *arguments: str) -> NoReturn:
+def become(module: str, *arguments: str) -> NoReturn:
+    """Go on as `python -m module arguments`.
+
+    Raises:
+        Failure: what it needs is not installed.
+    """
     if module == "backends" and importlib.util.find_spec("onnxruntime") is None:
         raise Failure(
             "no model runtime is installed; run `pip install 'sluicegate[backend-cpu]'`",

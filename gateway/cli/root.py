@@ -5,7 +5,8 @@ from typing_extensions import override
 
 from gateway.cli.accounts import keys, usage
 from gateway.cli.config import config
-from gateway.cli.processes import admin, backend, models, worker
+from gateway.cli.models import models
+from gateway.cli.processes import admin, backend, worker
 from gateway.cli.regions import regions
 from gateway.cli.serving import gateway, up
 

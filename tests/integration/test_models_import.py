@@ -61,7 +61,7 @@ def test_an_import_is_the_next_revision(source: Path, tmp_path: Path) -> None:
 
     found = sorted(path.name for path in (tmp_path / "m" / "source").iterdir())
     assert found == ["1", "2"]
-    assert not (tmp_path / "m" / ".importing").exists()
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["source"]
 
 
 def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:

@@ -158,7 +158,9 @@ def test_only_a_classifier_has_a_precision(models: Path, texts: Path, golden: Pa
     options = ("--precision", "int8", "--calibrate", texts, "--judge", golden)
 
     assert "is no classifier" in tune(models, "names", *options).output
-    assert "needs `--calibrate`" in tune(models, "mood", "--precision", "int8").output
+    assert "needs `--judge`" in tune(models, "mood", "--precision", "int8").output
+    without = tune(models, "mood", "--precision", "int8", "--judge", golden)
+    assert "needs `--calibrate`" in without.output
 
 
 def test_labels_the_model_does_not_know_are_named(

@@ -58,9 +58,11 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
     key = msgspec.json.decode(created.stdout)
     revoked = run(listener, "keys", "revoke", key["id"])
     usage = run(listener, "usage", "--json")
+    models = run(listener, "models", "reload", "--json")
 
-    results = [reloaded, shown, created, listed, revoked, usage]
-    assert [result.exit_code for result in results] == [0] * 6, [r.output for r in results]
+    results = [reloaded, shown, created, listed, revoked, usage, models]
+    assert [result.exit_code for result in results] == [0] * 7, [r.output for r in results]
+    assert msgspec.json.decode(models.stdout) == {"live": True, "workers": {}}
     assert reloaded.output.startswith("generation 1, digest ")
     assert "cache_ttl: 1.0" in shown.output
     assert listed.output.split("\t")[:3] == [key["id"], "acme", "active"]

@@ -1,0 +1,57 @@
+"""Fetches a model's files from the Hugging Face hub, where it can be reached."""
+
+import re
+from pathlib import Path
+
+from backends.errors import StartProblem
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# What an import reads; weights of other frameworks and of other precisions stay there.
+_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "model.onnx*",
+    "onnx/model.onnx*",
+)
+
+
+def find_folder(source: str, *, revision: str | None) -> Path:
+    """Return the folder `source`, or that of a hub name (`owner/name`) fetched to the hub's cache.
+
+    Raises:
+        StartProblem: it is neither, or the hub does not give it.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        if revision is not None:
+            raise StartProblem(f"`--revision` is of the hub; `{source}` is a folder")
+        return folder
+    if not _NAME.fullmatch(source):
+        raise StartProblem(f"there is no folder `{source}`; a name on the hub is `owner/name`")
+    return _fetch(source, revision)
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415
+        from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
+    except ImportError:
+        raise StartProblem(
+            f"there is no folder `{name}`; fetching it from the hub needs the package "
+            "`huggingface_hub`: install it with `pip install huggingface_hub`"
+        ) from None
+    disable_progress_bars()
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+    except Exception as error:  # noqa: BLE001 - the hub's client and its HTTP client have their own
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StartProblem(
+            f"there is no folder `{name}`, and the hub does not give it: {reason[0]}; without the "
+            "hub, copy the model's folder here and import that"
+        ) from None

@@ -1,0 +1,143 @@
+"""Where `models import` takes a model from: a folder, the hub, another family by optimum."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from click.testing import CliRunner, Result
+
+from backends.cli import main
+from backends.importing.convert import convert
+from tests.parity.checkpoints import Checkpoint, write_checkpoint
+from tests.support.hub import running_hub
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
+
+
+class RunImport(Protocol):
+    def __call__(self, hub: str, name: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunImport:
+    """Import in a process of its own: the hub's client reads its address when it is imported."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+
+    def run_import(hub: str, name: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setenv("HF_ENDPOINT", hub)
+        given = ["models", "import", name, "--models", str(tmp_path / "m")]
+        return subprocess.run(
+            [sys.executable, "-m", "backends", *given],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run_import
+
+
+def test_a_name_is_fetched_from_the_hub_without_what_is_not_needed(
+    source: Path, tmp_path: Path, run: RunImport
+) -> None:
+    with running_hub(source) as hub:
+        result = run(hub.address, "owner/model")
+
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "m" / "model" / "1" / "model.onnx").is_file()
+    assert any("/resolve/" in path and path.endswith("model.safetensors") for path in hub.asked)
+    assert not any(path.endswith(".bin") for path in hub.asked)
+
+
+def test_a_name_that_the_hub_does_not_know_is_refused_in_one_line(
+    source: Path, run: RunImport
+) -> None:
+    with running_hub(source) as hub:
+        result = run(hub.address, "owner/other")
+
+    assert result.returncode == 2
+    assert "there is no folder `owner/other`, and the hub does not give it" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_one_line(run: RunImport) -> None:
+    result = run("http://127.0.0.1:9", "owner/model")
+
+    assert result.returncode == 2
+    assert "without the hub, copy the model's folder here" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["models", "import", *map(str, arguments)])
+
+
+def test_what_is_neither_a_folder_nor_a_name_is_refused(source: Path, tmp_path: Path) -> None:
+    missing = invoke(tmp_path / "none", "--models", tmp_path / "m")
+    revision = invoke(source, "--revision", "main", "--models", tmp_path / "m")
+
+    assert "there is no folder" in missing.output
+    assert "a name on the hub is `owner/name`" in missing.output
+    assert "`--revision` is of the hub" in revision.output
+    assert (missing.exit_code, revision.exit_code) == (2, 2)
+
+
+def install_exporter(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package that stands for optimum, for one test."""
+    package = folder / "optimum" / "exporters"
+    package.mkdir(parents=True)
+    signature = "def main_export(model_name_or_path, *, output, task, do_validation):"
+    (package / "onnx.py").write_text(f"import shutil\n\n{signature}\n    {body}\n")
+    monkeypatch.syspath_prepend(folder)
+    for name in ("optimum", "optimum.exporters", "optimum.exporters.onnx"):
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def electra(source: Path, tmp_path: Path) -> Path:
+    """A folder of a family that is exported; beside it its graph."""
+    convert(source, tmp_path / "converted")
+    config = json.loads((source / "config.json").read_bytes()) | {"model_type": "electra"}
+    (source / "config.json").write_text(json.dumps(config))
+    return source
+
+
+def test_another_family_is_exported_where_optimum_is_installed(
+    electra: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = tmp_path / "converted" / "model.onnx"
+    told = "assert task == 'text-classification'"
+    body = f"{told}; shutil.copyfile({str(graph)!r}, output / 'model.onnx')"
+    install_exporter(tmp_path / "packages", body, monkeypatch)
+
+    result = invoke(electra, "--models", tmp_path / "m")
+
+    assert result.exit_code == 0, result.output
+    assert "made of                `electra` weights, exported by optimum" in result.output
+    assert (tmp_path / "m" / "source" / "1" / "model.onnx").read_bytes() == graph.read_bytes()
+
+
+def test_what_optimum_cannot_export_says_why(
+    electra: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "raise KeyError('no such architecture')"
+    install_exporter(tmp_path / "packages", body, monkeypatch)
+
+    result = invoke(electra, "--models", tmp_path / "m")
+
+    assert result.exit_code == 2
+    assert "optimum cannot export it: 'no such architecture'" in result.output
+
+
+def test_without_optimum_it_is_named_as_the_remedy(electra: Path, tmp_path: Path) -> None:
+    result = invoke(electra, "--models", tmp_path / "m")
+
+    assert result.exit_code == 2
+    assert "install it with `pip install optimum-onnx`" in result.output

@@ -1,0 +1,106 @@
+"""`models import --precision`: the gate decides on a variant of a classifier's graph."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from backends.cli import main
+from backends.protocol import Done, Task
+from backends.repository.catalogue import read_catalogue
+from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
+from tests.parity.texts import read_texts
+from tests.support.backend_calls import running_backend
+
+# A graph of toy size is no faster in eight bits, and seeded weights are no trained ones.
+_LOOSE = ("--min-speedup", 0, "--max-flips", 25)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Texts to calibrate on and others to judge by."""
+    texts = [" ".join(text.split()) for text in read_texts()]
+    calibrate, judge = tmp_path / "calibrate.txt", tmp_path / "judge.txt"
+    calibrate.write_text("\n".join(texts[:200]), encoding="utf-8")
+    judge.write_text("\n".join(texts[200:400]), encoding="utf-8")
+    return calibrate, judge
+
+
+def import_with(
+    tmp_path: Path, files: tuple[Path, Path], *options: object, purpose: Purpose = "text"
+) -> Result:
+    checkpoint = Checkpoint(family="bert", purpose=purpose)
+    source = write_checkpoint(checkpoint, tmp_path / "source")
+    calibrate, judge = files
+    given = [source, "--models", tmp_path / "m", "--name", "mood", "--truncate"]
+    given += ["--calibrate", calibrate, "--judge", judge, *options]
+    return CliRunner().invoke(main, ["models", "import", *map(str, given)])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+@pytest.mark.parametrize("purpose", ["text", "many"])
+async def test_an_accepted_variant_is_the_newest_revision_and_answers(
+    tmp_path: Path, files: tuple[Path, Path], precision: str, purpose: Purpose
+) -> None:
+    options = ("--precision", precision, *_LOOSE)
+    result = await asyncio.to_thread(import_with, tmp_path, files, *options, purpose=purpose)
+
+    assert result.exit_code == 0, result.output
+    assert "Accepted" in result.output
+    assert ".importing" not in result.output
+    model = read_catalogue(tmp_path / "m").models["mood"]
+    assert model.folder.name == "2"
+    expected = json.loads((model.folder / "precision.json").read_bytes())
+    assert expected["profile"] == precision
+    async with running_backend(tmp_path / "m", threads=1) as backend:
+        assert backend.info("mood").profile == precision
+        (outcome,) = await backend.ask("mood", Task.CLASSIFY, ["A good film."], profile=precision)
+    assert isinstance(outcome, Done)
+
+
+def test_a_refused_variant_leaves_the_model_in_fp32(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    result = import_with(tmp_path, files, "--precision", "int8", "--min-speedup", 1000)
+
+    assert result.exit_code == 1
+    assert "times as fast as fp32, 1000 is asked for" in result.output
+    assert [path.name for path in (tmp_path / "m" / "mood").iterdir()] == ["1"]
+
+
+def test_a_dry_run_judges_and_writes_nothing(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    result = import_with(tmp_path, files, "--precision", "fp16", *_LOOSE, "--dry-run")
+
+    assert result.exit_code == 0
+    assert "labels that flip" in result.output
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("purpose", "message"),
+    [
+        ("embed", "is no classifier: a precision is judged by labels that flip"),
+        ("tokens", "is no classifier: a precision is judged by labels that flip"),
+        ("cross", "has one label, which cannot flip"),
+    ],
+)
+def test_what_has_no_labels_to_judge_by_is_refused(
+    tmp_path: Path, files: tuple[Path, Path], purpose: Purpose, message: str
+) -> None:
+    result = import_with(tmp_path, files, "--precision", "int8", purpose=purpose)
+
+    assert result.exit_code == 2
+    assert message in result.output
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+def test_a_precision_needs_texts_to_judge_by(tmp_path: Path) -> None:
+    given = ["models", "import", str(tmp_path), "--precision", "fp16"]
+
+    result = CliRunner().invoke(main, given)
+
+    assert result.exit_code == 2
+    assert "needs `--judge`" in result.output
