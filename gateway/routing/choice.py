@@ -17,8 +17,6 @@ from gateway.routing.member import Member
 SLACK = 1.25
 # ... and so many items later, so that affinity holds while there is little to do.
 FREE_ITEMS = 2
-# Speeds are rounded to powers of this: equal items must not move with every measurement.
-_STEP = math.log(1.5)
 _SPAN = float(1 << 64)
 
 
@@ -41,7 +39,10 @@ class Moment:
 
 
 def score(member: Member, affinity: bytes, moment: Moment) -> float:
-    """Return the weighted rendezvous score; the highest of all members wins."""
+    """Return the weighted rendezvous score; the highest of all members wins.
+
+    Speeds count in powers of two: equal items must not move with every measurement.
+    """
     digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
     weight = member.endpoint.weight * _speed(member, moment)
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
@@ -49,7 +50,7 @@ def score(member: Member, affinity: bytes, moment: Moment) -> float:
 
 def _speed(member: Member, moment: Moment) -> float:
     speed = member.share(moment.now, moment.slow_start) / member.item_time()
-    return math.exp(round(math.log(speed) / _STEP) * _STEP)
+    return math.ldexp(1.0, math.frexp(speed)[1])
 
 
 def favourite(members: Sequence[Member], affinity: bytes, moment: Moment) -> Member:

@@ -163,12 +163,15 @@ class Fleet:
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[Share]:
         """Return where the items of one request go first: few backends, equal items together."""
         moment = self._moment()
-        tiers = self._available(self._tiers(model), moment.now)
+        tiers = self._tiers(model)
         everything = tuple(range(len(affinities)))
-        if not tiers:
-            last_resort = self._last_resort(model)[:1]
-            return [Share(endpoint=endpoint, items=everything) for endpoint in last_resort]
-        tier = self._choose_tier(tiers, moment)
+        tier = self._quick_tier(tiers, moment)
+        if tier is None:
+            usable = self._available(tiers, moment.now)
+            if not usable:
+                last_resort = self._last_resort(model)[:1]
+                return [Share(endpoint=endpoint, items=everything) for endpoint in last_resort]
+            tier = self._choose_tier(usable, moment)
         width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
         first = choose(tier, affinities[0], moment, self._random)
         if width == 1:
@@ -265,6 +268,15 @@ class Fleet:
             and known.profile == info.profile
         ]
         return tiers(serving, self._regions)
+
+    def _quick_tier(self, tiers: Sequence[Tier], moment: Moment) -> Tier | None:
+        """Return the preferred region where all is well with it: for most of the time."""
+        if not tiers or tiers[0][0].endpoint.overflow:
+            return None
+        first, now, soon = tiers[0], moment.now, self.routing.spill_after
+        if not all(member.is_available(now) for member in first):
+            return None
+        return first if any(moment.finish(member) <= soon for member in first) else None
 
     def _available(self, tiers: Sequence[Tier], now: float) -> list[Tier]:
         """Return what of the tiers can be used, without those of which nothing can.
