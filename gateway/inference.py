@@ -300,6 +300,7 @@ class Inference:
             model=job.model,
             task=job.request.task,
             parameters=job.request.parameters,
+            criticality=caller.criticality,
             items=tuple(
                 WorkItem(
                     index=index,

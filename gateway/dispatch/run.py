@@ -85,6 +85,10 @@ class Run:
 
     def _start(self) -> None:
         items, means = self._work.items, self._means
+        come_back = means.fleet.shed(self._work.model, self._work.criticality)
+        if come_back is not None:
+            self._fail(items, failures.shed(come_back))
+            return
         means.budget.earn(len(items))
         means.hedging.earn(len(items))
         shares = means.fleet.spread(self._work.model, [item.affinity for item in items])
@@ -165,6 +169,7 @@ class Run:
                 report,
                 items=attempt.answered,
                 rows=attempt.rows,
+                took=self._loop.time() - attempt.started,
             )
             # A report says that the call is over; items without an outcome were forgotten.
             self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))

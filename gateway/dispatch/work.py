@@ -3,7 +3,7 @@
 import msgspec
 
 from backends.protocol import Task
-from gateway.types import ServedModel
+from gateway.types import Criticality, ServedModel
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,3 +25,4 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     parameters: bytes
     items: tuple[WorkItem, ...]
+    criticality: Criticality = Criticality.DEFAULT

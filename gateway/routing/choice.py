@@ -39,18 +39,10 @@ class Moment:
 
 
 def score(member: Member, affinity: bytes, moment: Moment) -> float:
-    """Return the weighted rendezvous score; the highest of all members wins.
-
-    Speeds count in powers of two: equal items must not move with every measurement.
-    """
+    """Return the weighted rendezvous score; the highest of all members wins."""
     digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
-    weight = member.endpoint.weight * _speed(member, moment)
+    weight = member.endpoint.weight * member.pull * member.share(moment.now, moment.slow_start)
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
-
-
-def _speed(member: Member, moment: Moment) -> float:
-    speed = member.share(moment.now, moment.slow_start) / member.item_time()
-    return math.ldexp(1.0, math.frexp(speed)[1])
 
 
 def favourite(members: Sequence[Member], affinity: bytes, moment: Moment) -> Member:

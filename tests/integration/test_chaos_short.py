@@ -3,46 +3,29 @@
 `make chaos` does this for longer, and measures how long answers take.
 """
 
-import asyncio
 from pathlib import Path
 
 import httpx
 import pytest
 
-from loadtests.chaos.faults import DISASTERS, mend, strike
-from loadtests.chaos.load import Load
-from loadtests.chaos.matrix import PACE
-from loadtests.chaos.models import Judge
-from loadtests.chaos.system import Spec, chaos_system
+from loadtests.chaos.brief import run_briefly
 
 pytestmark = pytest.mark.anyio
 
-SPECS = [Spec(name=f"{r}-{n}", region=r, pace=PACE) for r in ("eu", "us") for n in range(2)]
-RATE = 50.0
-STRUCK = 1.0
-HASTE = 0.3
+RATE, STRUCK = 50.0, 1.0
 
 
 async def test_no_fault_of_one_backend_or_a_region_reaches_a_caller(tmp_path: Path) -> None:
-    """All faults of the matrix one after another, every second one of the whole region."""
-    async with chaos_system(tmp_path, SPECS) as system:
-        judge = Judge(system.backends["eu-0"].models)
-        load = Load(system.port, judge, rate=RATE, seed=1)
-        hasty = Load(system.port, judge, rate=RATE / 10, seed=2, timeout=HASTE)
-        async with load, hasty:
-            for number, disaster in enumerate(DISASTERS):
-                victims = system.of_region("eu")[: 1 + number % 2]
-                async with asyncio.timeout(60):
-                    await strike(disaster, victims)
-                    await asyncio.sleep(STRUCK)
-                    await mend(disaster, victims)
-            judge.learn()
-        statuses = {sent.status for sent in load.sent}
-        answered = [s for s in [*load.sent, *hasty.sent] if s.status == httpx.codes.OK]
-        await asyncio.sleep(2.5)
-        done = await system.dispatched()
+    """All faults of the matrix one after another; callers in a hurry may be told of their time."""
+    run = await run_briefly(tmp_path, rate=RATE, struck=STRUCK)
 
-    assert statuses == {httpx.codes.OK}
+    answered = [sent for sent in [*run.sent, *run.hasty] if sent.status == httpx.codes.OK]
+    assert {sent.status for sent in run.sent} == {httpx.codes.OK}
+    assert len(run.sent) > 200
     assert all(sent.is_right for sent in answered)
-    assert len(load.sent) > RATE * STRUCK * len(DISASTERS) / 2
-    assert (done.retried + done.hedged) / (done.computed + done.failed) <= 0.2
+    assert {sent.status for sent in run.hasty} <= {
+        httpx.codes.OK,
+        httpx.codes.GATEWAY_TIMEOUT,
+        httpx.codes.SERVICE_UNAVAILABLE,
+    }
+    assert run.attempts <= 1.2
