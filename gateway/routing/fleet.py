@@ -80,6 +80,8 @@ class Fleet:
             member = self._members.get(endpoint.backend)
             if member is None or member.endpoint.url != endpoint.url:
                 member = Member(endpoint)
+                if self._members:  # a newcomer among others
+                    member.returned = self._clock()
             member.endpoint = endpoint
             members[endpoint.backend] = member
         self._members = members

@@ -26,7 +26,8 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
     """All regions down, then one backend back; times in seconds.
 
     `recovered` is when the last request that was refused was due, after the return. `shares` are
-    the items a second that the backend was sent in each quarter of a second after it.
+    the items a second that the backend was sent in each quarter of a second after it, `waits` the
+    99th percentile of its answers in each second, and `offered` the requests a second then.
     """
 
     refusals: int
@@ -36,15 +37,17 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
     missed_hits: int
     recovered: float
     shares: list[float]
+    offered: list[int]
+    waits: list[float]
     wrong: int
 
 
-async def all_down(folder: Path, *, down: float, after: float) -> Outage:
+async def all_down(folder: Path, *, down: float, after: float, insists: bool) -> Outage:
     """Take both regions away for `down` seconds, and give one backend back."""
     async with chaos_system(folder, _TWO_REGIONS) as system:
         judge = Judge(system.backends["eu-0"].models)
         known = "good film about money"
-        load = Load(system.port, judge, rate=0.6 * CAPACITY, seed=1)
+        load = Load(system.port, judge, rate=0.6 * CAPACITY, seed=1, insists=insists)
         hits = Load(system.port, judge, rate=20.0, seed=2, repeat=known)
         clock = asyncio.get_running_loop().time
         async with load, hits:
@@ -71,6 +74,11 @@ async def all_down(folder: Path, *, down: float, after: float) -> Outage:
         missed_hits=sum(s.status != 200 for s in while_down),
         recovered=max((s.due - rose for s in refused if s.due >= rose), default=0.0),
         shares=shares,
+        offered=[len(_within(load.sent, rose + n)) for n in range(int(after))],
+        waits=[
+            percentile([s for s in _within(load.sent, rose + n) if s.status == 200], 0.99)
+            for n in range(int(after))
+        ],
         wrong=_wrong([*load.sent, *hits.sent]),
     )
 
@@ -182,6 +190,10 @@ async def _all(backends: Iterable[PacedBackend], fault: Fault) -> None:
     await asyncio.gather(*(backend.proxy.become(fault) for backend in backends))
 
 
+def _within(sent: Sequence[Sent], second: float) -> list[Sent]:
+    return [s for s in sent if second <= s.due < second + 1.0]
+
+
 def _wrong(sent: Sequence[Sent]) -> int:
     return sum(s.status == 200 and not s.is_right for s in sent)
 
@@ -189,7 +201,10 @@ def _wrong(sent: Sequence[Sent]) -> int:
 def measure(only: Sequence[str] = ()) -> None:
     """Run the scenes and print what came of each."""
     scenes = {
-        "all down": lambda folder: all_down(folder, down=4.0, after=6.0),
+        "all down": lambda folder: all_down(folder, down=4.0, after=6.0, insists=False),
+        "all down, callers insist": lambda folder: all_down(
+            folder, down=4.0, after=8.0, insists=True
+        ),
         "unlike": lambda folder: unlike(folder, duration=15.0),
         "stalls, no hedging": lambda folder: stalls(folder, duration=15.0, hedge_share=0.0),
         "stalls, hedging": lambda folder: stalls(folder, duration=15.0, hedge_share=0.05),
