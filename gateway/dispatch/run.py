@@ -61,14 +61,17 @@ class Run:
     async def finish(self) -> None:
         """Return when every item is settled.
 
-        Cancelled, it settles the open items as `cancelled` first.
+        Cancelled, it settles the open items as `cancelled` first. An attempt whose items were all
+        answered by others goes on: its rows stay known in its backend, and tell of its speed.
         """
+        is_complete = False
         self._means.runs.add(self)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
                 async with asyncio.timeout_at(self._deadline):
                     await self._ended.wait()
+                is_complete = True
         except TimeoutError:
             pass
         except asyncio.CancelledError:
@@ -76,9 +79,8 @@ class Run:
             raise
         finally:
             self._means.runs.discard(self)
-            if self._open:
-                for task in self._attempts:
-                    task.cancel()
+            for task in () if is_complete else self._attempts:
+                task.cancel()
             self._fail(self._work.items, failures.expired())
         if self._bug is not None:
             raise self._bug
