@@ -301,6 +301,7 @@ class Inference:
             task=job.request.task,
             parameters=job.request.parameters,
             principal=caller.principal,
+            criticality=caller.criticality,
             items=tuple(
                 WorkItem(
                     index=index,

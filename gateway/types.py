@@ -126,6 +126,14 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """`memory` or `redis` for a hit."""
 
 
+class Criticality(StrEnum):
+    """What to give up first when there is more to do than can be done."""
+
+    CRITICAL = "critical"
+    DEFAULT = "default"
+    SHEDDABLE = "sheddable"
+
+
 class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller's `Cache-Control` asks for; `max_age` in seconds."""
 
@@ -142,6 +150,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     directives: CacheDirectives = CacheDirectives()
     traceparent: str = ""
+    criticality: Criticality = Criticality.DEFAULT
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

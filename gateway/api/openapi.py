@@ -50,6 +50,11 @@ _EXAMPLES: dict[Task, _Json] = {
 
 _REQUEST_HEADERS = (
     ("X-Request-Timeout", "Seconds the request may take, up to the configured maximum.", "number"),
+    (
+        "Sluicegate-Criticality",
+        "`critical`, `default`, `sheddable`: what is refused first while backends are full.",
+        "string",
+    ),
     ("Cache-Control", "`no-cache`, `no-store`, `max-age=N`, `only-if-cached`.", "string"),
     ("X-Server-Timing", "Send any value to get a `Server-Timing` header.", "string"),
 )

@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.config.document import DeadlineEntry
 from gateway.errors import InvalidRequest
-from gateway.types import CacheDirectives
+from gateway.types import CacheDirectives, Criticality
 
 _NO_DIRECTIVES = CacheDirectives()
 _BEARER = b"bearer "
@@ -18,6 +18,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     allowed: float = 0.0
     directives: CacheDirectives = CacheDirectives()
+    criticality: Criticality = Criticality.DEFAULT
 
 
 NOTHING_ASKED = Asked()
@@ -32,6 +33,7 @@ def read_headers(headers: Mapping[bytes, bytes], deadline: DeadlineEntry) -> Ask
     return Asked(
         allowed=time_allowed(headers.get(b"x-request-timeout", b""), deadline),
         directives=cache_directives(headers.get(b"cache-control", b"")),
+        criticality=criticality(headers.get(b"sluicegate-criticality", b"")),
     )
 
 
@@ -55,6 +57,22 @@ def time_allowed(value: bytes, deadline: DeadlineEntry) -> float:
     if not 0 < asked < math.inf:
         raise InvalidRequest("`X-Request-Timeout` must be a positive number of seconds.")
     return min(asked, deadline.maximum)
+
+
+def criticality(value: bytes) -> Criticality:
+    """Return how important a request says it is.
+
+    Raises:
+        InvalidRequest: it is none of the three.
+    """
+    if not value:
+        return Criticality.DEFAULT
+    try:
+        return Criticality(value.decode("latin-1").strip().lower())
+    except ValueError:
+        raise InvalidRequest(
+            "`Sluicegate-Criticality` must be `critical`, `default` or `sheddable`."
+        ) from None
 
 
 def cache_directives(value: bytes) -> CacheDirectives:

@@ -162,6 +162,7 @@ class InferenceRules:
                 deadline=exchange.deadline,
                 directives=exchange.asked.directives,
                 traceparent=exchange.traceparent,
+                criticality=exchange.asked.criticality,
             )
             return self._answered(exchange, await self._inference.infer(job, caller))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above

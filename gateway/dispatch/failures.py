@@ -46,6 +46,11 @@ def unavailable(detail: str = "no backend of the model can be reached") -> ItemF
     return failure(UpstreamUnavailable, detail, retry_after=RETRY_AFTER)
 
 
+def shed(retry_after: float) -> ItemFailure:
+    """Return the failure of an item that was not taken, for the sake of others."""
+    return failure(Overloaded, "every backend of the model is busy", retry_after=retry_after)
+
+
 def cancelled() -> ItemFailure:
     """Return the failure of an item whose work was given up."""
     return ItemFailure(

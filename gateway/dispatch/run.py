@@ -61,14 +61,17 @@ class Run:
     async def finish(self) -> None:
         """Return when every item is settled.
 
-        Cancelled, it settles the open items as `cancelled` first.
+        Cancelled, it settles the open items as `cancelled` first. An attempt whose items were all
+        answered by others goes on: its rows stay known in its backend, and tell of its speed.
         """
+        is_complete = False
         self._means.runs.add(self)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
                 async with asyncio.timeout_at(self._deadline):
                     await self._ended.wait()
+                is_complete = True
         except TimeoutError:
             pass
         except asyncio.CancelledError:
@@ -76,15 +79,18 @@ class Run:
             raise
         finally:
             self._means.runs.discard(self)
-            if self._open:
-                for task in self._attempts:
-                    task.cancel()
+            for task in () if is_complete else self._attempts:
+                task.cancel()
             self._fail(self._work.items, failures.expired())
         if self._bug is not None:
             raise self._bug
 
     def _start(self) -> None:
         items, means = self._work.items, self._means
+        come_back = means.fleet.shed(self._work.model, self._work.criticality)
+        if come_back is not None:
+            self._fail(items, failures.shed(come_back))
+            return
         means.budget.earn(len(items))
         means.hedging.earn(len(items))
         shares = means.fleet.spread(self._work.model, [item.affinity for item in items])
@@ -165,6 +171,7 @@ class Run:
                 report,
                 items=attempt.answered,
                 rows=attempt.rows,
+                took=self._loop.time() - attempt.started,
             )
             # A report says that the call is over; items without an outcome were forgotten.
             self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))

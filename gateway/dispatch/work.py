@@ -3,7 +3,7 @@
 import msgspec
 
 from backends.protocol import Task
-from gateway.types import Principal, ServedModel
+from gateway.types import Criticality, Principal, ServedModel
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,3 +27,4 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[WorkItem, ...]
     principal: Principal | None = None
     """Whose limits it counts against; nobody's is not limited."""
+    criticality: Criticality = Criticality.DEFAULT

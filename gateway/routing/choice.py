@@ -17,8 +17,6 @@ from gateway.routing.member import Member
 SLACK = 1.25
 # ... and so many items later, so that affinity holds while there is little to do.
 FREE_ITEMS = 2
-# Speeds are rounded to powers of this: equal items must not move with every measurement.
-_STEP = math.log(1.5)
 _SPAN = float(1 << 64)
 
 
@@ -43,13 +41,8 @@ class Moment:
 def score(member: Member, affinity: bytes, moment: Moment) -> float:
     """Return the weighted rendezvous score; the highest of all members wins."""
     digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
-    weight = member.endpoint.weight * _speed(member, moment)
+    weight = member.endpoint.weight * member.pull * member.share(moment.now, moment.slow_start)
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
-
-
-def _speed(member: Member, moment: Moment) -> float:
-    speed = member.share(moment.now, moment.slow_start) / member.item_time()
-    return math.exp(round(math.log(speed) / _STEP) * _STEP)
 
 
 def favourite(members: Sequence[Member], affinity: bytes, moment: Moment) -> Member:

@@ -15,13 +15,16 @@ from gateway.config.document import RoutingEntry
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import Moment, choose, score
 from gateway.routing.ejection import CLEAN, EjectionRules, after_failure, after_success
+from gateway.routing.limit import CAUTIOUS
 from gateway.routing.member import Health, Member
-from gateway.routing.regions import Tier, choose_tier
+from gateway.routing.regions import Tier, available_tiers, choose_tier, easy_tier
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
-from gateway.types import BackendId, Endpoint, RegionName, ServedModel
+from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
 # A request is spread over one backend per so many items.
 ITEMS_PER_BACKEND = 16
+# No caller is asked to come back earlier.
+_SOONEST = 0.5
 
 
 class Verdict(StrEnum):
@@ -57,6 +60,7 @@ class Fleet:
         self._placements: dict[str, Placement] = {}
         self._regions: tuple[RegionName, ...] = ()
         self._drained: frozenset[str] = frozenset()
+        self._recovering = 0.0
         self._on_lost: Callable[[Endpoint], None] = lambda _: None
         self._use(RoutingEntry())
 
@@ -76,6 +80,8 @@ class Fleet:
             member = self._members.get(endpoint.backend)
             if member is None or member.endpoint.url != endpoint.url:
                 member = Member(endpoint)
+                if self._members:  # a newcomer among others
+                    member.returned = self._clock()
             member.endpoint = endpoint
             members[endpoint.backend] = member
         self._members = members
@@ -111,7 +117,8 @@ class Fleet:
             member.models = {info.name: info for info in found.models}
             if before[0] is Health.NOT_READY and found.ready:
                 # It came back: what its predecessor did is not held against it.
-                member.ejection, member.returned = CLEAN, now
+                member.ejection, member.returned, member.limit = CLEAN, now, CAUTIOUS
+                self._recovering = now + self.routing.slow_start
         elif found.silence and member.heard > now - found.silence:
             # It still answers calls: it is slow, not away.
             member.round_trip = found.silence
@@ -149,7 +156,7 @@ class Fleet:
         return, and trying them would only take time.
         """
         moment = self._moment()
-        tiers = self._available(self._tiers(model), moment.now)
+        tiers = available_tiers(self._tiers(model), moment.now, self.routing.panic_threshold)
         if not tiers:
             return self._last_resort(model)
         tier = self._choose_tier(tiers, moment)
@@ -163,12 +170,15 @@ class Fleet:
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[Share]:
         """Return where the items of one request go first: few backends, equal items together."""
         moment = self._moment()
-        tiers = self._available(self._tiers(model), moment.now)
+        tiers = self._tiers(model)
         everything = tuple(range(len(affinities)))
-        if not tiers:
-            last_resort = self._last_resort(model)[:1]
-            return [Share(endpoint=endpoint, items=everything) for endpoint in last_resort]
-        tier = self._choose_tier(tiers, moment)
+        tier = easy_tier(tiers, moment, self.routing.spill_after)
+        if tier is None:
+            usable = available_tiers(tiers, moment.now, self.routing.panic_threshold)
+            if not usable:
+                last_resort = self._last_resort(model)[:1]
+                return [Share(endpoint=endpoint, items=everything) for endpoint in last_resort]
+            tier = self._choose_tier(usable, moment)
         width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
         first = choose(tier, affinities[0], moment, self._random)
         if width == 1:
@@ -184,6 +194,26 @@ class Fleet:
             for member in chosen
             if items[member.endpoint.backend]
         ]
+
+    def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
+        """Return the seconds after which to come back; `None` where the work is taken.
+
+        Refused is what may be shed while every backend has as much as it answers well, and all but
+        what is critical while there are only backends that have just come back and are full: those
+        who waited for them come all at once.
+        """
+        now, slow_start = self._clock(), self.routing.slow_start
+        is_sheddable = criticality is Criticality.SHEDDABLE
+        if criticality is Criticality.CRITICAL or (now >= self._recovering and not is_sheddable):
+            return None
+        members = [m for tier in self._tiers(model) for m in tier if m.is_available(now)]
+        for member in members:
+            if not member.is_full() or not (is_sheddable or member.is_returning(now, slow_start)):
+                return None
+        if not members:
+            return None
+        soonest = min(member.finish_time(now, slow_start) for member in members)
+        return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
     def started(self, endpoint: Endpoint, items: int) -> None:
         """Note that a call of so many items is in flight; `ended` must follow."""
@@ -208,8 +238,9 @@ class Fleet:
         *,
         items: int = 0,
         rows: int = 0,
+        took: float = 0.0,
     ) -> None:
-        """Judge `endpoint` by a call that ended, in which `items` had so many `rows`."""
+        """Judge `endpoint` by a call that ended; `items` had so many `rows`, in `took` seconds."""
         member = self._member(endpoint)
         if member is None:
             return
@@ -218,16 +249,9 @@ class Fleet:
             member.take_report(report, now)
         if items:
             member.take_rows(rows, items)
-        if verdict is Verdict.OK:
-            member.heard = now
-            member.ejection = after_success(member.ejection, now, self._rules)
-        elif verdict is Verdict.FAILED:
-            member.failures += 1
-            ejection = after_failure(member.ejection, now, self._rules)
-            if not ejection.holds(now) or self._may_eject(member, now):
-                member.ejection = ejection
-            if ejection.holds(now):
-                member.returned = ejection.until
+            if items <= ITEMS_PER_BACKEND:
+                member.take_latency(took)
+        self._judge(member, verdict, now)
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return what is known of every endpoint."""
@@ -266,17 +290,17 @@ class Fleet:
         ]
         return tiers(serving, self._regions)
 
-    def _available(self, tiers: Sequence[Tier], now: float) -> list[Tier]:
-        """Return what of the tiers can be used, without those of which nothing can.
-
-        Where hardly any backend is left that is not ejected, ejections count for nothing: more
-        likely it is us, or the rest would break under the load of all.
-        """
-        found = [[member for member in tier if member.is_available(now)] for tier in tiers]
-        members = [member for tier in tiers for member in tier if not member.drained]
-        if sum(map(len, found)) < self.routing.panic_threshold * len(members):
-            found = [[member for member in tier if _is_in_use(member)] for tier in tiers]
-        return [tier for tier in found if tier]
+    def _judge(self, member: Member, verdict: Verdict, now: float) -> None:
+        if verdict is Verdict.OK:
+            member.heard = now
+            member.ejection = after_success(member.ejection, now, self._rules)
+        elif verdict is Verdict.FAILED:
+            member.failures += 1
+            ejection = after_failure(member.ejection, now, self._rules)
+            if not ejection.holds(now) or self._may_eject(now):
+                member.ejection = ejection
+            if member.ejection.holds(now):
+                member.returned = member.ejection.until
 
     def _choose_tier(self, tiers: Sequence[Tier], moment: Moment) -> Tier:
         return choose_tier(
@@ -296,11 +320,7 @@ class Fleet:
             if member.health is not Health.NOT_READY and not member.drained
         ]
 
-    def _may_eject(self, member: Member, now: float) -> bool:
+    def _may_eject(self, now: float) -> bool:
         """Tell whether not too many others are ejected already."""
         out = sum(other.ejection.holds(now) for other in self._members.values())
         return out + 1 <= ceil(self.routing.max_ejected * len(self._members))
-
-
-def _is_in_use(member: Member) -> bool:
-    return member.health is Health.READY and not member.drained

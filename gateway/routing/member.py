@@ -6,6 +6,7 @@ import xxhash
 
 from backends.protocol import BackendState, ModelInfo, Report
 from gateway.routing.ejection import CLEAN, Ejection
+from gateway.routing.limit import UNLIMITED, after_answer
 from gateway.types import Endpoint
 
 # Seconds an item is believed to take where nothing has been measured.
@@ -17,6 +18,8 @@ _DOUBT = 0.1
 _ROWS_SHARE = 0.05
 # Small batches keep a device as busy as large ones that do more.
 _LEAST_IDLE = 0.05
+# A speed that differs by more than this factor from what affinity knows is taken up.
+_PULL_SLACK = 1.25
 _NEVER = float("-inf")
 
 
@@ -40,7 +43,9 @@ class Member:
         "health",
         "heard",
         "in_flight",
+        "limit",
         "models",
+        "pull",
         "report",
         "reported",
         "returned",
@@ -70,8 +75,16 @@ class Member:
         """Items sent since the last report, which cannot know of them."""
         self.round_trip = 0.0
         self.rows_per_item = 1.0
+        self.pull = 1.0 / UNKNOWN_ITEM
+        """Items a second, as affinity counts them: equal items must not move at every measurement.
+        """
+        self.limit = UNLIMITED
         self.calls = 0
         self.failures = 0
+
+    def is_in_use(self) -> bool:
+        """Tell whether the backend is ready and not drained."""
+        return self.health is Health.READY and not self.drained
 
     def is_available(self, now: float) -> bool:
         """Tell whether the backend is ready, in use and not ejected."""
@@ -82,6 +95,21 @@ class Member:
         self.report = report
         self.reported = now
         self.sent_since = 0
+        speed = 1.0 / self.item_time()
+        if not self.pull < speed * _PULL_SLACK < self.pull * _PULL_SLACK * _PULL_SLACK:
+            self.pull = speed
+
+    def take_latency(self, seconds: float) -> None:
+        """Let the limit follow how long an answer took."""
+        self.limit = after_answer(self.limit, seconds, self.in_flight)
+
+    def is_full(self) -> bool:
+        """Tell whether it has as much in flight as it answers well."""
+        return self.in_flight >= self.limit.allowed
+
+    def is_returning(self, now: float, slow_start: float) -> bool:
+        """Tell whether it came back not long ago."""
+        return now - self.returned < slow_start
 
     def take_rows(self, rows: int, items: int) -> None:
         """Learn how many rows an item has."""

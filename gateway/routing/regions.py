@@ -15,6 +15,29 @@ from gateway.routing.member import Member
 Tier = Sequence[Member]
 
 
+def easy_tier(tiers: Sequence[Tier], moment: Moment, spill_after: float) -> Tier | None:
+    """Return the preferred region where all is well with it, as it is most of the time."""
+    if not tiers or tiers[0][0].endpoint.overflow:
+        return None
+    first = tiers[0]
+    if not all(member.is_available(moment.now) for member in first):
+        return None
+    return first if any(moment.finish(member) <= spill_after for member in first) else None
+
+
+def available_tiers(tiers: Sequence[Tier], now: float, panic_threshold: float) -> list[Tier]:
+    """Return what of the tiers can be used, without those of which nothing can.
+
+    Where hardly any backend is left that is not ejected, ejections count for nothing: more likely
+    it is us, or the rest would break under the load of all.
+    """
+    found = [[member for member in tier if member.is_available(now)] for tier in tiers]
+    members = sum(not member.drained for tier in tiers for member in tier)
+    if sum(map(len, found)) < panic_threshold * members:
+        found = [[member for member in tier if member.is_in_use()] for tier in tiers]
+    return [tier for tier in found if tier]
+
+
 def choose_tier(
     tiers: Sequence[Tier],
     moment: Moment,

@@ -22,6 +22,8 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the end of its ejection; 0 when it is in use."""
     share: float
     """What of its speed is used: less than 1 for a while after it came back."""
+    limit: float
+    """Items it may have in flight before what can be shed is refused."""
     finish_time: float
     """Seconds after which an item given now should be answered."""
     calls: int
@@ -43,6 +45,7 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         in_flight=member.in_flight,
         ejected_for=max(0.0, member.ejection.until - now),
         share=member.share(now, slow_start),
+        limit=member.limit.allowed,
         finish_time=member.finish_time(now, slow_start),
         calls=member.calls,
         failures=member.failures,

@@ -32,7 +32,10 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load:
-    """Sends at `rate` a second, spaced at random, while it is entered; `sent` is what came."""
+    """Sends at `rate` a second, spaced at random, while it is entered; `sent` is what came.
+
+    `repeat` is the one text to send. With `insists`, who is refused comes back when told to.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class Load:
         seed: int,
         timeout: float | None = None,
         repeat: str | None = None,
+        insists: bool = False,
     ) -> None:
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
         if timeout is not None:
@@ -57,6 +61,7 @@ class Load:
         self._sending: asyncio.Task[None] | None = None
         self._unjudged: list[tuple[int, str, bytes]] = []
         self._repeat = repeat
+        self._insists = insists
 
     async def __aenter__(self) -> Self:
         self._sending = asyncio.create_task(self._send())
@@ -85,6 +90,12 @@ class Load:
             task.add_done_callback(self._tasks.discard)
 
     async def _one(self, due: float, text: str) -> None:
+        while wait := await self._try(due, text):
+            await asyncio.sleep(wait * self._chooser.uniform(1.0, 1.5))
+            due = asyncio.get_running_loop().time()
+
+    async def _try(self, due: float, text: str) -> float:
+        """Send once; return the seconds after which to do so again, 0 when that was all."""
         loop = asyncio.get_running_loop()
         status, head, body = 0, b"", b""
         with contextlib.suppress(OSError, EOFError, TimeoutError):
@@ -101,6 +112,7 @@ class Load:
         if status == httpx.codes.OK:
             self._unjudged.append((len(self.sent), text, body))
         self.sent.append(found)
+        return float(found.retry_after) if self._insists and found.retry_after else 0.0
 
     def _pass_judgement(self) -> None:
         """Judge when nothing is measured any more."""

@@ -70,7 +70,7 @@ async def run_case(
             await strike(disaster, victims)
             judges[0].learn()
             await asyncio.sleep(faulty)
-        attempts = await _attempts(system)
+        attempts = await attempts_per_item(system)
         await mend(disaster, victims)
     before = [s for s in load.sent if begun + _WARM_UP <= s.due < struck]
     after = [s for s in load.sent if s.due >= struck + WINDOW]
@@ -90,7 +90,8 @@ async def run_case(
     )
 
 
-async def _attempts(system: ChaosSystem) -> float:
+async def attempts_per_item(system: ChaosSystem) -> float:
+    """Return how often an item was tried, repeats and hedges included, since the start."""
     await asyncio.sleep(_TOLD)
     done = await system.dispatched()
     first = done.computed + done.failed

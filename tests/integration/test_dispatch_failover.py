@@ -296,7 +296,8 @@ async def test_cancelled_requests_leave_no_call_behind() -> None:
         for run in runs:
             run.cancel()
         await asyncio.wait(runs)
-        await eu.wait_for(lambda: eu.open_connections <= 1)  # the prober's
+        async with asyncio.timeout(2):
+            await eu.wait_for(lambda: eu.open_connections <= 1)  # the prober's
         eu.behaviour = fail_items()
 
         quick = [Outcomes() for _ in range(300)]

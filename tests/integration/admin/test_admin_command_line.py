@@ -69,6 +69,24 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
     assert key["key"].startswith("sk-")
 
 
+def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> None:
+    (listener.config / "r.yaml").write_text(
+        'regions: [{name: eu, pools: [{backends: [{id: eu-0, url: "http://h:1"}]}]}]'
+    )
+    run(listener, "config", "reload")
+
+    drained = run(listener, "regions", "drain", "eu", "eu-0")
+    listed = run(listener, "regions", "list")
+    restored = run(listener, "regions", "restore", "eu", "eu-0", "--json")
+    unknown = run(listener, "regions", "drain", "eu", "eu-9")
+
+    assert drained.output.startswith("`eu-0` is given no more work")
+    assert "eu-0" in listed.output
+    assert "(drained)" in listed.output
+    assert msgspec.json.decode(restored.stdout)["drained"] is False
+    assert (unknown.exit_code, "no backend `eu-9`" in unknown.output) == (4, True)
+
+
 def test_a_refusal_is_one_line_with_its_place_and_exit_code_4(listener: Settings) -> None:
     (listener.config / "g.yaml").write_text("models:\n  m: 3\n")
 

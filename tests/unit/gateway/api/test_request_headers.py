@@ -2,10 +2,15 @@
 
 import pytest
 
-from gateway.api.request_headers import bearer_token, cache_directives, time_allowed
+from gateway.api.request_headers import (
+    bearer_token,
+    cache_directives,
+    criticality,
+    time_allowed,
+)
 from gateway.config.document import DeadlineEntry
 from gateway.errors import InvalidRequest
-from gateway.types import CacheDirectives
+from gateway.types import CacheDirectives, Criticality
 
 _DEADLINE = DeadlineEntry(default=10.0, maximum=60.0)
 
@@ -29,6 +34,23 @@ def test_a_request_gets_the_time_it_asks_for_up_to_the_maximum(
 def test_a_time_that_is_none_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="X-Request-Timeout"):
         time_allowed(value, _DEADLINE)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"", Criticality.DEFAULT),
+        (b" Sheddable", Criticality.SHEDDABLE),
+        (b"critical", Criticality.CRITICAL),
+    ],
+)
+def test_a_request_says_how_important_it_is(value: bytes, expected: Criticality) -> None:
+    assert criticality(value) is expected
+
+
+def test_an_importance_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="Sluicegate-Criticality"):
+        criticality(b"urgent")
 
 
 @pytest.mark.parametrize(

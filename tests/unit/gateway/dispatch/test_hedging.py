@@ -14,6 +14,7 @@ from gateway.upstream.base import CallFailed, Cause
 from tests.support.dispatch_scene import EU, Scene, failing
 from tests.support.dispatching import Outcomes, work
 from tests.support.scripted_client import Step, echo_all
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -88,6 +89,31 @@ async def test_a_hedge_that_fails_leaves_the_item_to_the_first_backend() -> None
         latencies.note(0.01)
 
     assert (await scene.run(1)).backends() == ["eu-0"]
+
+
+async def test_the_loser_of_a_hedge_goes_on_and_is_heard() -> None:
+    answers = asyncio.Event()
+
+    async def late(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        await answers.wait()
+        async for step in echo_all(target, call):
+            yield step
+
+    scene = Scene({"eu-0": late}, routing=RoutingEntry(hedge_share=1.0))
+    latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.01)
+    outcomes = Outcomes()
+    async with scene.dispatcher:
+        deadline = scene.loop.time() + 5.0
+        await scene.dispatcher.run(work(1), deadline=deadline, settle=outcomes.settle)
+        while_late = [each.in_flight for each in scene.fleet.statistics()]
+        answers.set()
+        await until(lambda: scene.fleet.statistics()[0].in_flight == 0)
+
+    assert outcomes.backends() == ["us-0"]
+    assert while_late == [1, 0]
+    assert scene.fleet.statistics()[0].failures == 0
 
 
 async def test_what_waits_for_a_backend_that_is_lost_goes_elsewhere_at_once() -> None:

@@ -44,12 +44,12 @@ def test_items_spread_evenly_by_weight_and_by_speed() -> None:
     even = favourites(members(4), 4000)
     weighted = favourites(members(2, weights=(1.0, 3.0)), 4000)
     unlike = members(2)
-    unlike[1].take_report(Report(rows_per_second=300.0), NOW)
+    unlike[1].take_report(Report(rows_per_second=400.0), NOW)
     by_speed = favourites(unlike, 4000)
 
     assert all(850 < count < 1150 for count in even.values())
     assert 2850 < weighted["backend-1"] < 3150
-    assert 2700 < by_speed["backend-1"] < 3300
+    assert 3050 < by_speed["backend-1"] < 3350
 
 
 def test_a_backend_that_leaves_moves_only_its_own_items() -> None:

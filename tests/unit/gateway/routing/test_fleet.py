@@ -7,8 +7,9 @@ import pytest
 from backends.protocol import Report
 from gateway.config.document import RoutingEntry
 from gateway.routing.fleet import Fleet, ProbeFailure, Verdict
+from gateway.routing.limit import LEAST
 from gateway.routing.member import LEAST_SHARE, Health
-from gateway.types import Endpoint, ServedModel
+from gateway.types import Criticality, Endpoint, ServedModel
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 from tests.support.stub_backend import stub_model
@@ -251,6 +252,44 @@ def test_in_a_panic_ejections_count_for_nothing(clock: Clock) -> None:
 
     assert calm[:2] == ["us-0", "eu-spare"]
     assert panicking[0] in ("eu-0", "eu-1")
+
+
+def test_full_backends_that_just_came_back_take_what_is_critical_only(clock: Clock) -> None:
+    fleet = fleet_of(US, clock)
+    model = model_of(fleet)
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+    fleet.observe(US[0], state())
+
+    empty = fleet.shed(model, Criticality.DEFAULT)
+    fleet.started(US[0], int(LEAST))
+    full = {each: fleet.shed(model, each) for each in Criticality}
+    clock.advance(ROUTING.slow_start)
+    later = {each: fleet.shed(model, each) for each in Criticality}
+
+    assert empty is None
+    assert full[Criticality.CRITICAL] is None
+    assert (full[Criticality.DEFAULT] or 0.0) >= 0.5
+    assert full[Criticality.SHEDDABLE] is not None
+    assert [each for each, refused in later.items() if refused] == [Criticality.SHEDDABLE]
+
+
+def test_nothing_is_shed_while_a_backend_has_room(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US], clock)
+
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+    fleet.observe(US[0], state())
+    fleet.started(US[0], 1000)
+
+    assert [fleet.shed(model_of(fleet), each) for each in Criticality] == [None] * 3
+
+
+def test_a_backend_that_joins_others_begins_with_little(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock)
+
+    fleet.configure([*EU, *US], ROUTING)
+    fleet.observe(US[0], state())
+
+    assert [each.share for each in fleet.statistics()] == [1.0, 1.0, LEAST_SHARE]
 
 
 def test_news_of_a_backend_that_left_is_ignored(clock: Clock) -> None:

@@ -1,0 +1,47 @@
+"""How many items a backend may have in flight, as arithmetic on how long its answers take.
+
+A gradient of latencies, after Netflix's concurrency-limits (Gradient2): while answers take about as
+long as they usually do, the limit grows by a fraction of its root; where they take more than twice
+as long, work queues, and the limit shrinks with the ratio.
+"""
+
+import math
+
+import msgspec
+
+LEAST = 8.0
+"""What a backend that came back may have in flight at first."""
+_MOST = 4096.0
+# Answers may take so many times as long as usual before that counts as a queue.
+_TOLERANCE = 2.0
+_SMOOTHING = 0.1
+# What is usual follows slowly upwards, else a queue would become usual, and quicker downwards.
+_UP, _DOWN = 0.005, 0.05
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """Items `allowed` in flight, and the seconds that an answer takes as a rule (0: unknown)."""
+
+    allowed: float
+    usual: float = 0.0
+
+
+UNLIMITED = Limit(allowed=_MOST)
+CAUTIOUS = Limit(allowed=LEAST)
+
+
+def after_answer(limit: Limit, seconds: float, in_flight: int) -> Limit:
+    """Return `limit` after an answer that took so long, with so many items in flight."""
+    usual = limit.usual
+    if not usual:
+        return Limit(allowed=limit.allowed, usual=seconds)
+    usual += (_UP if seconds > usual else _DOWN) * (seconds - usual)
+    gradient = max(0.5, min(1.0, _TOLERANCE * usual / max(seconds, 1e-6)))
+    if gradient >= 1.0 and 2 * in_flight < limit.allowed:
+        # What is not made use of says nothing about what would be.
+        return Limit(allowed=limit.allowed, usual=usual)
+    # Shrinks from what is in use: a limit far above it would take long to mean anything.
+    base = limit.allowed if gradient >= 1.0 else min(limit.allowed, 2.0 * max(in_flight, LEAST))
+    target = base * gradient + math.sqrt(base)
+    allowed = base + _SMOOTHING * (target - base)
+    return Limit(allowed=min(_MOST, max(LEAST, allowed)), usual=usual)
