@@ -14,7 +14,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	fuzz-doors bench-hit bench-miss bench-dispatch bench-threads bench-overload bench-shares bench-mixed bench-rows \
 	bench-peers parity clean
 
 help: ## List the targets
@@ -56,6 +56,9 @@ bench-hit: install-dev ## Measure requests a second answered from the cache
 
 bench-miss: install-dev ## Measure requests a second that run the model
 	$(BIN)/python -m loadtests miss $(ARGS)
+
+bench-dispatch: install-dev ## Measure the gateway's processor time for each missed item
+	$(BIN)/python -m loadtests dispatch $(ARGS)
 
 bench-threads: install-dev ## Measure threads by load beside fixed ones
 	$(BIN)/python -m loadtests threads $(ARGS)

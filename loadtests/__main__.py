@@ -2,7 +2,7 @@
 
 import click
 
-from loadtests import hit, miss, mixed, overload, rows, shares, threads
+from loadtests import dispatch, hit, miss, mixed, overload, rows, shares, threads
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -30,6 +30,14 @@ def hit_command(connections: int, duration: float, rounds: int) -> None:
 def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
     """Answers that run the model."""
     miss.measure(connections=connections, count=count, rounds=rounds, one_core=one_core)
+
+
+@main.command("dispatch")
+@click.option("--count", default=5000, show_default=True, help="Items of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+def dispatch_command(*, count: int, rounds: int) -> None:
+    """Processor time of the gateway for each item that it misses."""
+    dispatch.measure(count=count, rounds=rounds)
 
 
 @main.command("threads")
