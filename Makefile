@@ -15,7 +15,7 @@ UPGRADE ?=
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
 	chaos fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-limits bench-latency bench-peers fuzz-cache bench-memory chaos-redis parity clean
+	bench-limits bench-latency bench-peers fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench-hit: install-dev ## Measure requests a second answered from the cache
 
 bench-miss: install-dev ## Measure requests a second that run the model
 	$(BIN)/python -m loadtests miss $(ARGS)
+
+bench-dispatch: install-dev ## Measure the gateway's processor time for each missed item
+	$(BIN)/python -m loadtests dispatch $(ARGS)
 
 bench-threads: install-dev ## Measure threads by load beside fixed ones
 	$(BIN)/python -m loadtests threads $(ARGS)

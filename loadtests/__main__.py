@@ -4,6 +4,7 @@ import click
 
 from loadtests import (
     chaos_redis,
+    dispatch,
     hit,
     latency,
     limits,
@@ -43,6 +44,14 @@ def hit_command(connections: int, duration: float, rounds: int) -> None:
 def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
     """Answers that run the model."""
     miss.measure(connections=connections, count=count, rounds=rounds, one_core=one_core)
+
+
+@main.command("dispatch")
+@click.option("--count", default=5000, show_default=True, help="Items of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+def dispatch_command(*, count: int, rounds: int) -> None:
+    """Processor time of the gateway for each item that it misses."""
+    dispatch.measure(count=count, rounds=rounds)
 
 
 @main.command("threads")

@@ -1,12 +1,11 @@
-"""Calls backends over HTTP; the only module that knows the HTTP client."""
+"""Calls backends over HTTP: what is sent, and what comes back as reports or failures."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
-import httpx
 import msgspec
 
 from backends.protocol import (
@@ -29,10 +28,8 @@ from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from gateway.upstream.shared_call import SharedCall
 from gateway.upstream.tasks import OwnedTasks
-from gateway.upstream.transport import BackendTransport
+from gateway.upstream.transport import BackendTransport, Response, TransportError, locate
 
-# Larger bodies are sent in pieces, so that none of them holds the loop for long.
-PIECE_BYTES = 256 * 1024
 # A backend that works already gets what comes in this time, in seconds, as one call (as Nagle's
 # algorithm does with bytes); one that is idle gets the first item at once.
 GATHERING = 0.002
@@ -48,16 +45,18 @@ _state_decoder = msgspec.msgpack.Decoder(BackendState)
 
 
 class _Lane:
-    """What calls to one backend share: prepared URLs, and a bound on calls at a time."""
+    """What calls to one backend share: prepared heads, and a bound on calls at a time."""
 
-    def __init__(self, url: str, limit: int) -> None:
-        base = url.rstrip("/")
+    def __init__(self, url: str, limit: int, token: bytes) -> None:
         self.url = url
         self.limit = limit
-        self.call_url = httpx.URL(base + CALL_PATH)
-        self.state_url = httpx.URL(base + STATE_PATH)
-        self.reload_url = httpx.URL(base + RELOAD_PATH)
-        self.host = self.call_url.netloc
+        self.origin, host, path = locate(url)
+        common = b" HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n" % (host, MEDIA_TYPE.encode())
+        if token:
+            common += b"%b: %b\r\n" % (TOKEN_HEADER.encode(), token)
+        self.call_head = b"POST %b%b%b" % (path, CALL_PATH.encode(), common)
+        self.state_head = b"GET %b%b%b" % (path, STATE_PATH.encode(), common)
+        self.reload_head = b"POST %b%b%b" % (path, RELOAD_PATH.encode(), common)
         self.slots = asyncio.Semaphore(limit)
         self.departing: dict[Like, SharedCall] = {}
         self.travelling = 0
@@ -83,15 +82,12 @@ class _Reply:
 class HttpBackendClient:
     """`BackendClient` over HTTP. One a process, entered before use."""
 
-    def __init__(
-        self, *, token: str = "", transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
+    def __init__(self, *, token: str = "") -> None:
         self._token = token.encode()
-        self._transport = transport or BackendTransport()
+        self._transport = BackendTransport()
         self._tasks = OwnedTasks()
         self._lanes: dict[BackendId, _Lane] = {}
         self._routing = RoutingEntry()
-        self._timeouts = {"timeout": httpx.Timeout(None).as_dict()}
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,7 +104,6 @@ class HttpBackendClient:
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Use the bounds of `routing`; what was kept for endpoints that left is dropped."""
         self._routing = routing
-        self._timeouts = {"timeout": httpx.Timeout(None, connect=routing.connect_timeout).as_dict()}
         staying = {endpoint.backend for endpoint in endpoints}
         self._lanes = {name: lane for name, lane in self._lanes.items() if name in staying}
 
@@ -129,12 +124,12 @@ class HttpBackendClient:
     async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
         """See `BackendClient.state`."""
         lane = self._lane(endpoint)
-        return await self._tasks.run(self._ask_state(lane, patience, "GET", lane.state_url))
+        return await self._tasks.run(self._ask_state(lane, patience, lane.state_head))
 
     async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
         """Have the backend read its repository again; see `ReloadClient.reload`."""
         lane = self._lane(endpoint)
-        return await self._tasks.run(self._ask_state(lane, patience, "POST", lane.reload_url))
+        return await self._tasks.run(self._ask_state(lane, patience, lane.reload_head))
 
     def _gather(self, lane: _Lane, call: Call) -> SharedCall:
         """Return the call that the items of `call` may join."""
@@ -170,25 +165,10 @@ class HttpBackendClient:
             lane.travelling -= 1
 
     async def _exchange(self, lane: _Lane, shared: SharedCall) -> Report:
-        loop = asyncio.get_running_loop()
-        deadline, patience = shared.deadline, shared.patience
-        body = _call_encoder.encode(shared.call)
-        request = self._request("POST", lane.call_url, lane, body)
         reply = _Reply(shared.take)
         failure = CallFailed(Cause.CUT, "the backend's answer ended too early")
         try:
-            async with (
-                asyncio.timeout_at(min(deadline, loop.time() + patience)) as scope,
-                lane.slots,
-                self._response(request) as response,
-            ):
-                if response.status_code != httpx.codes.OK:
-                    raise _refused(response.status_code, await _body(response, MAX_REFUSAL_BYTES))
-                async for chunk in _chunks(response):
-                    scope.reschedule(min(deadline, loop.time() + patience))
-                    reply.feed(chunk)
-        except TimeoutError:
-            failure = CallFailed(Cause.TIMED_OUT, "the backend did not answer in time")
+            await self._converse(lane, shared, reply)
         except CallFailed as error:
             failure = error
         else:
@@ -199,82 +179,74 @@ class HttpBackendClient:
         # Once everything is here, how the connection ended does not matter.
         return reply.ends_with
 
-    async def _ask_state(
-        self, lane: _Lane, patience: float, method: str, url: httpx.URL
-    ) -> BackendState:
-        request = self._request(method, url, lane, b"")
+    async def _converse(self, lane: _Lane, shared: SharedCall, reply: _Reply) -> None:
+        """Send the call, and feed its answer to `reply` until it ends."""
+        loop = asyncio.get_running_loop()
+        deadline, patience = shared.deadline, shared.patience
+        response: Response | None = None
         try:
-            async with asyncio.timeout(patience), self._response(request) as response:
-                body = await _body(response, MAX_STATE_BYTES)
-                if response.status_code != httpx.codes.OK:
-                    raise _refused(response.status_code, body)
-                return _state_decoder.decode(body)
+            async with (
+                asyncio.timeout_at(min(deadline, loop.time() + patience)) as scope,
+                lane.slots,
+            ):
+                body = _call_encoder.encode(shared.call_at(loop.time()))
+                response = await self._send(lane, lane.call_head, body)
+                if response.status != HTTPStatus.OK:
+                    raise _refused(response.status, await _body(response, MAX_REFUSAL_BYTES))
+                while chunk := await response.read():
+                    scope.reschedule(min(deadline, loop.time() + patience))
+                    reply.feed(chunk)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
+        except TransportError as error:
+            raise _lost(error, response) from error
+        finally:
+            if response is not None:
+                response.close()
+
+    async def _ask_state(self, lane: _Lane, patience: float, head: bytes) -> BackendState:
+        response: Response | None = None
+        try:
+            async with asyncio.timeout(patience):
+                response = await self._send(lane, head, b"")
+                body = await _body(response, MAX_STATE_BYTES)
+            if response.status != HTTPStatus.OK:
+                raise _refused(response.status, body)
+            return _state_decoder.decode(body)
+        except TimeoutError as error:
+            raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
+        except TransportError as error:
+            raise _lost(error, response) from error
         except UNREADABLE as error:
             raise CallFailed(Cause.CUT, "the backend's state cannot be read") from error
+        finally:
+            if response is not None:
+                response.close()
 
-    @asynccontextmanager
-    async def _response(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
-        """Send `request`; whatever the HTTP client raises, then or while reading, is mapped."""
-        cause = Cause.UNREACHABLE
-        try:
-            # Not through `AsyncClient`: redirects, authentication and cookies, of which backends
-            # know nothing, cost it a quarter of the call.
-            response = await self._transport.handle_async_request(request)
-            cause = Cause.CUT
-            try:
-                yield response
-            finally:
-                await response.aclose()
-        except (httpx.HTTPError, OSError) as error:
-            detail = f"the backend {_SAYS[cause]} ({type(error).__name__})"
-            raise CallFailed(cause, detail) from error
-
-    def _request(self, method: str, url: httpx.URL, lane: _Lane, body: bytes) -> httpx.Request:
-        headers = [
-            (b"host", lane.host),
-            (b"content-type", MEDIA_TYPE.encode()),
-            (b"content-length", b"%d" % len(body)),
-        ]
-        if self._token:
-            headers.append((TOKEN_HEADER.encode(), self._token))
-        content = body if len(body) <= PIECE_BYTES else _pieces(body)
-        return httpx.Request(
-            method, url, headers=headers, content=content, extensions=self._timeouts
-        )
+    async def _send(self, lane: _Lane, head: bytes, body: bytes) -> Response:
+        patience = self._routing.connect_timeout
+        return await self._transport.send(lane.origin, head, body, patience=patience)
 
     def _lane(self, endpoint: Endpoint) -> _Lane:
         lane = self._lanes.get(endpoint.backend)
         limit = self._routing.max_calls_per_backend
         if lane is None or lane.url != endpoint.url or lane.limit != limit:
             try:
-                lane = self._lanes[endpoint.backend] = _Lane(endpoint.url, limit)
-            except httpx.InvalidURL as error:
+                lane = self._lanes[endpoint.backend] = _Lane(endpoint.url, limit, self._token)
+            except ValueError as error:
                 raise CallFailed(Cause.UNREACHABLE, "the backend's URL is not one") from error
         return lane
 
 
-_SAYS = {
-    Cause.UNREACHABLE: "cannot be reached",
-    Cause.CUT: "closed the connection in its answer",
-}
+def _lost(error: TransportError, response: Response | None) -> CallFailed:
+    if response is None:
+        return CallFailed(Cause.UNREACHABLE, f"the backend cannot be reached ({error})")
+    return CallFailed(Cause.CUT, f"the backend closed the connection in its answer ({error})")
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), PIECE_BYTES):
-        yield body[start : start + PIECE_BYTES]
-
-
-def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
-    if not isinstance(response.stream, httpx.AsyncByteStream):
-        raise TypeError(response.stream)
-    return aiter(response.stream)
-
-
-async def _body(response: httpx.Response, limit: int) -> bytes:
+async def _body(response: Response, limit: int) -> bytes:
     body = bytearray()
-    async for chunk in _chunks(response):
+    while chunk := await response.read():
         body += chunk
         if len(body) > limit:
             raise CallFailed(Cause.CUT, f"the backend's answer is over {limit} bytes")

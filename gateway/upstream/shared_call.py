@@ -11,6 +11,8 @@ from gateway.upstream.base import CallFailed, Cause, Receive
 # A backend takes so many items of a call at once, and a body of this size is one write.
 MAX_ITEMS = 256
 MAX_BYTES = 256 * 1024
+# Seconds of waiting for a place after which the time that items have left is told anew.
+_LONG = 0.01
 
 
 class Part:
@@ -21,6 +23,7 @@ class Part:
         self.start = start
         self.missing = items
         self.receive = receive
+        self.deadline = deadline
         self.outcome: asyncio.Future[Report] = loop.create_future()
         self._timer = loop.call_at(deadline, self._expire)
 
@@ -53,6 +56,7 @@ class SharedCall:
         self._owners: list[Part] = []
         self._parts: list[Part] = []
         self._bytes = 0
+        self._begun = asyncio.get_running_loop().time()
         self._waiting = 0
         self._stop: Callable[[], object] | None = None
         self.deadline = 0.0
@@ -60,12 +64,20 @@ class SharedCall:
         self.patience = 0.0
         """The silence in seconds that the most patient caller bears."""
 
-    @property
-    def call(self) -> Call:
-        """The call that carries everything."""
-        if len(self._parts) == 1:
+    def call_at(self, now: float) -> Call:
+        """Return the call that carries everything, sent at `now`.
+
+        Items that waited long, for one of few places, have no more time left than their callers.
+        """
+        items = self._items
+        if now - self._begun > _LONG:
+            items = [
+                msgspec.structs.replace(item, remaining=min(item.remaining, owner.deadline - now))
+                for item, owner in zip(items, self._owners, strict=True)
+            ]
+        elif len(self._parts) == 1:
             return self._like
-        return msgspec.structs.replace(self._like, items=self._items)
+        return msgspec.structs.replace(self._like, items=items)
 
     @property
     def is_wanted(self) -> bool:

@@ -1,29 +1,69 @@
-"""HTTP/1.1 to backends, behind `httpx`'s interface of transports: kept connections and no more.
+"""HTTP/1.1 to backends: kept connections, a request at a time on each, and no more.
 
-Redirects, cookies, compression, proxies and HTTP/2 are left out, since no backend uses them: a
-call costs a fifth of one through a general client. The parser is the server's, `httptools`.
+Redirects, cookies, compression, proxies and HTTP/2 are left out, since no backend uses them, and
+so are the request and response objects of a general client: making them costs more than the call.
+The parser is the server's, `httptools`.
 """
 
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
 
 import httptools
-import httpx
 from typing_extensions import override
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
 KEEPALIVE_EXPIRY = 4.0
+# Larger bodies are sent in pieces, so that none of them holds the loop for long.
+PIECE_BYTES = 256 * 1024
 _MOST_BUFFERED = 256 * 1024
+_MOST_HEADERS = 64 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-_Origin = tuple[str, str, int]
+_FIRST_FINAL_STATUS = 200
+_PORTS = {"http": 80, "https": 443}
 
 
-class BackendTransport(httpx.AsyncBaseTransport):
+class TransportError(ConnectionError):
+    """There is no connection, it was lost, or no HTTP came over it; the message says which."""
+
+
+class Origin(NamedTuple):
+    """Where connections go."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+class Location(NamedTuple):
+    """An origin, what the `Host` header says of it, and the path before those of the wire."""
+
+    origin: Origin
+    host: bytes
+    path: bytes
+
+
+def locate(url: str) -> Location:
+    """Return where `url` leads.
+
+    Raises:
+        ValueError: it is no address of a backend.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ValueError("a backend's URL begins with `http://` or `https://` and a host")
+    origin = Origin(parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme])
+    host = parts.netloc.rpartition("@")[2].encode()
+    path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
+    return Location(origin, host, path.encode())
+
+
+class BackendTransport:
     """A pool without a limit; whoever calls bounds the calls. Belongs to one event loop.
 
-    Of `httpx`'s time-outs only `connect` is kept here: callers have deadlines of their own.
+    Only connecting has a time-out here: callers have deadlines of their own.
     """
 
     def __init__(
@@ -31,32 +71,36 @@ class BackendTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._keepalive = keepalive
         self._ssl_context = ssl_context
-        self._idle: dict[_Origin, list[tuple[float, _Connection]]] = {}
+        self._idle: dict[Origin, list[tuple[float, _Connection]]] = {}
         self._busy: set[_Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
-    @override
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send `request`, and return its response once the head is here.
+    async def send(
+        self, origin: Origin, head: bytes, body: bytes, *, patience: float | None = None
+    ) -> "Response":
+        """Send a request, and return its response once the head is here.
+
+        `head` begins with the request line and lacks the length of `body`, which ends it. A new
+        connection may take `patience` seconds. The response must be closed.
 
         Raises:
-            httpx.TransportError: there is no connection, it was lost, or no HTTP came over it.
+            TransportError: no response came.
         """
-        origin = _origin(request.url)
-        connection = self._kept(origin) or await self._connect(origin, request)
+        connection = self._kept(origin) or await self._connect(origin, patience)
         self._busy.add(connection)
         try:
-            await connection.send(request)
-            status, headers = await connection.head()
+            await connection.send(head, body)
+            status = await connection.status()
         except BaseException:
             # Also when cancelled: half an exchange is on the connection.
             self._drop(connection)
             raise
-        return httpx.Response(status, headers=headers, stream=_Body(self, origin, connection))
+        return Response(self, origin, connection, status)
 
-    @override
     async def aclose(self) -> None:
         """Close every connection."""
+        self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         idle = [connection for kept in self._idle.values() for _, connection in kept]
@@ -65,10 +109,10 @@ class BackendTransport(httpx.AsyncBaseTransport):
             connection.abort()
         self._busy.clear()
 
-    def finished(self, origin: _Origin, connection: "_Connection") -> None:
+    def finished(self, origin: Origin, connection: "_Connection") -> None:
         """Take back a connection whose response was read, or given up."""
         self._busy.discard(connection)
-        if not connection.is_reusable:
+        if self._is_closed or not connection.is_reusable:
             connection.abort()
             return
         loop = asyncio.get_running_loop()
@@ -76,7 +120,7 @@ class BackendTransport(httpx.AsyncBaseTransport):
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._keepalive, self._sweep)
 
-    def _kept(self, origin: _Origin) -> "_Connection | None":
+    def _kept(self, origin: Origin) -> "_Connection | None":
         kept = self._idle.get(origin)
         oldest = asyncio.get_running_loop().time() - self._keepalive
         while kept:
@@ -87,18 +131,17 @@ class BackendTransport(httpx.AsyncBaseTransport):
             connection.abort()
         return None
 
-    async def _connect(self, origin: _Origin, request: httpx.Request) -> "_Connection":
+    async def _connect(self, origin: Origin, patience: float | None) -> "_Connection":
         scheme, host, port = origin
         loop = asyncio.get_running_loop()
         context = self._context() if scheme == "https" else None
-        patience = request.extensions.get("timeout", {}).get("connect")
         try:
             async with asyncio.timeout(patience):
                 _, connection = await loop.create_connection(_Connection, host, port, ssl=context)
         except TimeoutError as error:
-            raise httpx.ConnectTimeout("no connection in time") from error
+            raise TransportError("no connection in time") from error
         except (OSError, OverflowError, UnicodeError) as error:
-            raise httpx.ConnectError(f"no connection: {type(error).__name__}") from error
+            raise TransportError(f"no connection: {type(error).__name__}") from error
         return connection
 
     def _context(self) -> ssl.SSLContext:
@@ -125,24 +168,28 @@ class BackendTransport(httpx.AsyncBaseTransport):
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
 
 
-class _Body(httpx.AsyncByteStream):
-    """A response's body as it arrives; closing it gives the connection back."""
+class Response:
+    """A status, and a body to be read as it arrives; closing it gives the connection back."""
 
     def __init__(
-        self, transport: BackendTransport, origin: _Origin, connection: "_Connection"
+        self, transport: BackendTransport, origin: Origin, connection: "_Connection", status: int
     ) -> None:
+        self.status = status
         self._transport = transport
         self._origin = origin
         self._connection = connection
         self._closed = False
 
-    @override
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while chunk := await self._connection.read():
-            yield chunk
+    async def read(self) -> bytes:
+        """Return what has arrived of the body, nothing at its end.
 
-    @override
-    async def aclose(self) -> None:
+        Raises:
+            TransportError: the body ended too early.
+        """
+        return await self._connection.read()
+
+    def close(self) -> None:
+        """Read no more."""
         if not self._closed:
             self._closed = True
             self._transport.finished(self._origin, self._connection)
@@ -154,7 +201,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._header_bytes = 0
+        self._is_framed = False
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._has_head = self._is_complete = self._is_sent = True
@@ -169,34 +217,29 @@ class _Connection(asyncio.Protocol):
         whole = self._is_sent and self._is_complete and not self._chunks
         return whole and self._keeps_alive and self._error is None
 
-    async def send(self, request: httpx.Request) -> None:
-        """Send a request, or as much of it as is read before the response begins."""
-        self._headers = []
+    async def send(self, head: bytes, body: bytes) -> None:
+        """Send a request, or as much of it as is taken before the response begins."""
+        self._header_bytes = 0
         self._has_head = self._is_complete = self._is_sent = False
-        head = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.url.raw_path)]
-        head += [b"%b: %b\r\n" % header for header in request.headers.raw]
-        head.append(b"\r\n")
-        if isinstance(request.stream, httpx.ByteStream):
-            head += request.stream
-            self._transport.write(b"".join(head))
+        start = b"%bcontent-length: %d\r\n\r\n" % (head, len(body))
+        if len(body) <= PIECE_BYTES:
+            self._transport.write(start + body)
             self._is_sent = True
             return
-        self._transport.write(b"".join(head))
-        if not isinstance(request.stream, httpx.AsyncByteStream):
-            raise TypeError(request.stream)
-        async for piece in request.stream:
-            self._transport.write(piece)
+        self._transport.write(start)
+        for at in range(0, len(body), PIECE_BYTES):
+            self._transport.write(body[at : at + PIECE_BYTES])
             while self._is_blocked and not self._has_head:
                 await self._wait()
             if self._has_head:  # it was refused, and nobody reads the rest
                 return
         self._is_sent = True
 
-    async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Return the status and the headers of the response."""
+    async def status(self) -> int:
+        """Return the status of the response."""
         while not self._has_head:
             await self._wait()
-        return self._parser.get_status_code(), self._headers
+        return self._parser.get_status_code()
 
     async def read(self) -> bytes:
         """Return what has arrived of the body, nothing at its end."""
@@ -214,7 +257,7 @@ class _Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once."""
-        self._error = self._error or httpx.ReadError("the connection was given up")
+        self._error = self._error or TransportError("the connection was given up")
         self._transport.abort()
 
     @override
@@ -224,21 +267,21 @@ class _Connection(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         if self._is_complete:
-            self._fail(httpx.RemoteProtocolError("more came than was asked for"))
+            self._fail(TransportError("more came than was asked for"))
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(httpx.RemoteProtocolError(f"no HTTP came: {type(error).__name__}"))
+            self._fail(TransportError(f"no HTTP came: {type(error).__name__}"))
         self._wake()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._has_head and not any(name.lower() in _FRAMING for name, _ in self._headers):
-            # A body without a length ends with its connection.
+        if exc is None and self._has_head and not self._is_framed:
+            # A body without a length ends with its connection, unless that was reset.
             self._is_complete = True
         if self._error is None:
-            self._error = httpx.ReadError("the connection was lost")
+            self._error = TransportError("the connection was lost")
         self._wake()
 
     @override
@@ -253,21 +296,24 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Notice a second answer to one request: what follows could be mistaken for another's."""
         if self._is_complete:
-            self._error = httpx.RemoteProtocolError("more came than was asked for")
+            self._error = TransportError("more came than was asked for")
+        self._is_framed = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
-        self._headers.append((name, value))
+        """Notice how the body is framed; refuse headers, interim ones and trailers without end."""
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > _MOST_HEADERS:
+            raise TransportError("the headers do not end")
+        if name.lower() in _FRAMING:
+            self._is_framed = True
 
     def on_headers_complete(self) -> None:
         """Let the response begin, unless it says that it comes later."""
         if self._is_complete:
             return
-        if self._parser.get_status_code() >= httpx.codes.OK:
+        if self._parser.get_status_code() >= _FIRST_FINAL_STATUS:
             self._has_head = True
             self._keeps_alive = self._parser.should_keep_alive()
-        else:
-            self._headers = []
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body until it is read."""
@@ -300,9 +346,3 @@ class _Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _origin(url: httpx.URL) -> _Origin:
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise httpx.UnsupportedProtocol("a backend's URL begins with `http://` or `https://`")
-    return url.scheme, url.host, url.port or (443 if url.scheme == "https" else 80)

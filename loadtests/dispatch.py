@@ -1,0 +1,137 @@
+"""What a missed item costs the gateway in processor time, one by one and coalesced.
+
+The use case, the dispatcher and the client of backends run in this process, a stub backend in
+another: nothing is counted but what the gateway does from the missed item to its answer. The
+front door, Redis and the event log are not in it.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from types import MappingProxyType
+
+import msgspec
+import uvloop
+
+from backends.protocol import ClassifyParameters, Task
+from gateway.cache.coalescing import Flights
+from gateway.cache.key import KeyMaker
+from gateway.cache.memory_tier import MemoryTier
+from gateway.cache.null import NullTier
+from gateway.cache.result_cache import ResultCache
+from gateway.config.document import Document, RoutingEntry
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.inference import Inference
+from gateway.routing.fleet import Fleet
+from gateway.runtime.runtime import Runtime
+from gateway.tasks import TaskOwner
+from gateway.telemetry.tracing import NullTracer
+from gateway.types import (
+    BackendId,
+    Caller,
+    Endpoint,
+    InferenceRequest,
+    KeyId,
+    ModelName,
+    Principal,
+    RegionName,
+    TenantId,
+)
+from gateway.upstream.http import HttpBackendClient
+from loadtests.machine import this_machine
+from tests.support.stub_process import stub_process
+
+_MODEL = ModelName("stub")
+_MEMORY = 64 * 1024 * 1024
+_PATIENCE = 10.0
+_WAYS = {"one by one": 1, "coalesced, 8 callers": 8, "coalesced, 32 callers": 32}
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor time of this process, in microseconds an item, and items a second."""
+
+    microseconds: float
+    rate: float
+
+
+def measure(*, count: int, rounds: int) -> None:
+    """Measure every way in turns, and print the median of each."""
+    with stub_process() as stub:
+        runs = [run(stub.url, count=count, seed=seed) for seed in range(rounds)]
+    machine = this_machine()
+    print(
+        f"\n## Dispatch, {count} items a run\n\n{machine.cpu}, {machine.date}, {machine.commit}\n"
+    )
+    print("| missed items | processor time an item | items/s |\n|---|---|---|")
+    for way in _WAYS:
+        costs = sorted((each[way] for each in runs), key=lambda cost: cost.microseconds)
+        middle = costs[len(costs) // 2]
+        print(f"| {way} | {middle.microseconds:.0f} µs | {middle.rate:,.0f} |")
+
+
+def run(url: str, *, count: int, seed: int) -> dict[str, Cost]:
+    """Return what each way costs against the backend at `url`."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(url, count, seed))
+
+
+async def _run(url: str, count: int, seed: int) -> dict[str, Cost]:
+    endpoint = Endpoint(backend=BackendId("stub"), region=RegionName("eu"), url=url)
+    clock = asyncio.get_running_loop().time
+    fleet = Fleet(clock=clock, random=random.Random(seed))
+    fleet.configure((endpoint,), RoutingEntry())
+    async with (
+        HttpBackendClient() as client,
+        Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
+        TaskOwner(drain=1.0) as tasks,
+    ):
+        client.configure((endpoint,), RoutingEntry())
+        fleet.observe(endpoint, await client.state(endpoint, patience=_PATIENCE))
+        memory = MemoryTier(capacity_bytes=_MEMORY)
+        inference = Inference(
+            models=fleet,
+            keys=KeyMaker(secret=b"bench"),
+            cache=ResultCache(memory=memory, remote=NullTier(), clock=time.time),
+            flights=Flights(),
+            runner=dispatcher,
+            tasks=tasks,
+            tracer=NullTracer(),
+        )
+        texts = (f"{seed} {number}" for number in itertools.count())
+        await _cost(inference, texts, count=count // 4, callers=8)  # warms up
+        return {
+            way: await _cost(inference, texts, count=count, callers=callers)
+            for way, callers in _WAYS.items()
+        }
+
+
+async def _cost(inference: Inference, texts: Iterator[str], *, count: int, callers: int) -> Cost:
+    """Let so many callers ask for `count` items in all, each for one at a time."""
+    own = itertools.islice(texts, count)
+    runtime = Runtime(
+        generation=1, digest="", document=Document(), endpoints=(), epochs=MappingProxyType({})
+    )
+    principal = Principal(tenant=TenantId("bench"), key=KeyId("bench"))
+    parameters = msgspec.msgpack.encode(ClassifyParameters())
+    loop = asyncio.get_running_loop()
+
+    async def ask() -> None:
+        for text in own:
+            request = InferenceRequest(
+                task=Task.CLASSIFY,
+                model=_MODEL,
+                parameters=parameters,
+                items=(msgspec.msgpack.encode(text),),
+            )
+            job = inference.prepare(request, principal, runtime)
+            caller = Caller(principal=principal, deadline=loop.time() + _PATIENCE)
+            (outcome,) = (await inference.infer(job, caller)).outcomes
+            if outcome.failure is not None:
+                raise RuntimeError(outcome.failure.detail)
+
+    used, started = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(ask() for _ in range(callers)))
+    used, took = time.process_time() - used, time.perf_counter() - started
+    return Cost(microseconds=used / count * 1e6, rate=count / took)
