@@ -28,6 +28,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `max_batch_rows` of 0 is what `models tune` found, or 16.
     `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
     together, whatever their lengths.
+    `session_memory_bytes` bounds what the graphs of open sessions weigh together (0: nothing does):
+    beyond it, sessions of models that were asked longest ago are closed until they are asked again.
     `drain` bounds the time work in flight gets after SIGTERM. A revision that was replaced while
     serving answers calls that name it for `retire_after` more. `token` is a secret shared with
     the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
@@ -68,6 +70,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     batch_order: Literal["length", "arrival"] = "length"
     max_queue_rows: Positive = 4096
     max_queue_tokens: Positive = 262_144
+    session_memory_bytes: Share = 0
     row_cache_bytes: Share = 64 * 1024 * 1024
     traces: bool = False
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
@@ -10,12 +11,22 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.paced import paced_executor
 from backends.executors.provider import DeviceOptions
+from backends.executors.resident import ResidentExecutor, SessionMemory
 from backends.settings import BackendSettings
 
 
 def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
     """Return what opens graphs as the settings say; the graphs of a device one after another."""
     capture = threading.Lock()
+    memory = SessionMemory(max_bytes=settings.session_memory_bytes)
+
+    def open_resident(source: GraphSource) -> ModelExecutor:
+        return ResidentExecutor(
+            lambda: open_executor(source),
+            name=source.path.parent.parent.name,
+            size_bytes=sum(file.stat().st_size for file in _graph_files(source.path)),
+            memory=memory,
+        )
 
     def open_executor(source: GraphSource) -> ModelExecutor:
         if settings.provider == "cpu":
@@ -34,7 +45,12 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
             capture=capture,
         )
 
-    return open_executor
+    return open_resident if settings.session_memory_bytes else open_executor
+
+
+def _graph_files(graph: Path) -> list[Path]:
+    """Return the graph's file and those beside it that may hold its weights."""
+    return [file for file in graph.parent.iterdir() if file.is_file() and file.suffix != ".json"]
 
 
 def device_options(settings: BackendSettings) -> DeviceOptions:

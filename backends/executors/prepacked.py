@@ -6,16 +6,20 @@ kind of machine packed there of other graphs or with other versions is deleted t
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _FOLDER = ".prepacked"
 _GRAPH, _WEIGHTS = "model.onnx", "weights.bin"
+_LOCK = "lock"
+_PATIENCE, _PAUSE = 60.0, 0.02
 # Smaller tensors stay in the graph; those that are packed are all larger.
 _LEAST_BYTES = "1024"
 # What the widest loads of a processor need; how a graph says where a packed weight begins.
@@ -42,19 +46,43 @@ def prepacked_graph(
     folder = graph.parent / _FOLDER / f"{machine}-{_short(f'{digest} {runtime}')}"
     if (folder / _GRAPH).is_file():
         return _aligned(folder / _GRAPH)
+    try:
+        folder.parent.mkdir(exist_ok=True)
+        with _turn(folder.parent):
+            if not (folder / _GRAPH).is_file():
+                _build(folder, save)
+                _delete_stale(folder, machine)
+    except OSError:
+        return None
+    return _aligned(folder / _GRAPH) if (folder / _GRAPH).is_file() else None
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock: of processes that start together, one packs and the others wait.
+
+    Not for ever: two that pack at once write the same files.
+    """
+    with (folder / _LOCK).open("w") as lock:
+        for _ in range(int(_PATIENCE / _PAUSE)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_PAUSE)
+        yield
+
+
+def _build(folder: Path, save: Callable[[Path], None]) -> None:
     building = folder.with_name(f"building-{os.getpid()}-{folder.name}")
     try:
-        building.mkdir(parents=True)
+        building.mkdir()
         save(building / _GRAPH)
         # Another process may have been quicker; its files are the same.
         with contextlib.suppress(OSError):
             building.rename(folder)
-        _delete_stale(folder, machine)
-    except OSError:
-        return None
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return _aligned(folder / _GRAPH) if (folder / _GRAPH).is_file() else None
 
 
 def _delete_stale(folder: Path, machine: str) -> None:

@@ -1,0 +1,169 @@
+"""Sessions by traffic: within a limit of memory, those of models that nobody asks are closed.
+
+The first batch of a model whose session is closed waits until it is open again.
+"""
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from typing_extensions import override
+
+from backends.errors import ExecutorDied, ModelProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
+from backends.types import FloatArray, IntArray, OutputKind
+
+_log = logging.getLogger(__name__)
+
+
+class SessionMemory:
+    """Closes the sessions used longest ago while all together are over `max_bytes`.
+
+    A session in use is never closed: models that are all busy may be over the limit together.
+    """
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # An executor may go while the lock is held, and is forgotten under it.
+        self._lock = threading.RLock()
+        self._open: OrderedDict[weakref.ref[ResidentExecutor], int] = OrderedDict()
+
+    @property
+    def size_bytes(self) -> int:
+        """What the open sessions take."""
+        with self._lock:
+            return sum(self._open.values())
+
+    def opened(self, executor: "ResidentExecutor", size_bytes: int) -> None:
+        """Count an executor that is open and was used just now; make room for it."""
+        with self._lock:
+            self._open[weakref.ref(executor, self._forget)] = size_bytes
+            for reference in list(self._open):
+                if self.size_bytes <= self._max_bytes:
+                    return
+                other = reference()
+                if other is not None and other is not executor and other.close():
+                    self._forget(reference)
+
+    def used(self, executor: "ResidentExecutor") -> None:
+        """Note that an executor was used just now."""
+        with self._lock:
+            reference = weakref.ref(executor)
+            if reference in self._open:
+                self._open.move_to_end(reference)
+
+    def _forget(self, reference: "weakref.ref[ResidentExecutor]") -> None:
+        with self._lock:
+            self._open.pop(reference, None)
+
+
+class ResidentExecutor(ModelExecutor):
+    """Another executor that is opened when it is needed and may be closed when it is not."""
+
+    def __init__(
+        self,
+        open_executor: Callable[[], ModelExecutor],
+        *,
+        name: str,
+        size_bytes: int,
+        memory: SessionMemory,
+    ) -> None:
+        self._open_executor = open_executor
+        self._name = name
+        self._size_bytes = size_bytes
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._users = 0
+        inner = open_executor()
+        self._inner: ModelExecutor | None = inner
+        # What was measured once holds for whatever is opened later.
+        self._provider = inner.provider
+        self._lanes = inner.lanes
+        self._dimensions = inner.dimensions
+        self._cost, self._wide_cost = inner.cost, inner.wide_cost
+        memory.opened(self, size_bytes)
+
+    @property
+    @override
+    def provider(self) -> str:
+        return self._provider
+
+    @property
+    @override
+    def lanes(self) -> int:
+        return self._lanes
+
+    @property
+    @override
+    def dimensions(self) -> int:
+        return self._dimensions
+
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return self._cost
+
+    @property
+    @override
+    def wide_cost(self) -> CostModel | None:
+        return self._wide_cost
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a session."""
+        return self._inner is not None
+
+    @override
+    def run(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        with self._using() as inner:
+            return inner.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+
+    @override
+    def run_wide(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        with self._using() as inner:
+            return inner.run_wide(ids=ids, mask=mask, type_ids=type_ids, output=output)
+
+    def close(self) -> bool:
+        """Close the session unless it is in use; return whether it is closed now."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._users:
+                return False
+            self._inner = None
+        finally:
+            self._lock.release()
+        _log.info("a session was closed to make room", extra={"model": self._name})
+        return True
+
+    @contextmanager
+    def _using(self) -> Iterator[ModelExecutor]:
+        reopened = False
+        with self._lock:
+            if self._inner is None:
+                self._inner, reopened = self._open_again(), True
+            inner = self._inner
+            self._users += 1
+        if reopened:
+            self._memory.opened(self, self._size_bytes)
+        else:
+            self._memory.used(self)
+        try:
+            yield inner
+        finally:
+            with self._lock:
+                self._users -= 1
+
+    def _open_again(self) -> ModelExecutor:
+        try:
+            return self._open_executor()
+        except ModelProblem as error:
+            raise ExecutorDied("the model's session cannot be opened again") from error
