@@ -61,11 +61,14 @@ def claims(redis: Valkey) -> int:
     return int(redis.ask("DBSIZE").strip(b":\r\n"))
 
 
-async def computing(worker: RunningWorker, redis: Valkey, *texts: str) -> asyncio.Task[Response]:
-    """Ask `worker`, and return when others can know that it computes the answers."""
+async def computing(
+    worker: RunningWorker, redis: Valkey, stub: StubBackend
+) -> asyncio.Task[Response]:
+    """Ask `worker`, and return when `stub` has it and others can know."""
     before = claims(redis)
-    asked = asyncio.create_task(ask(worker, *texts))
-    await until(lambda: claims(redis) >= before + len(texts), what="claims in Redis")
+    asked = asyncio.create_task(ask(worker, "a"))
+    await stub.wait_for(lambda: len(stub.calls) == 1)
+    await until(lambda: claims(redis) > before, what="a claim in Redis")
     return asked
 
 
@@ -75,7 +78,7 @@ async def test_what_one_worker_computes_another_waits_for(
     gate = asyncio.Event()
     stub.behaviour = answer_when(gate)
     async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
-        first = await computing(one, own, "a")
+        first = await computing(one, own, stub)
         looked = reads(own)
         second = asyncio.create_task(ask(two, "a", "b"))
         await until(lambda: reads(own) >= looked + 2, what="it looks and waits")
@@ -94,7 +97,7 @@ async def test_a_worker_that_is_slow_is_waited_for_as_long_as_the_lease(
 ) -> None:
     stub.behaviour = hang
     async with two_workers(tmp_path, own, stub, lease=_SHORT) as (one, two):
-        first = await computing(one, own, "a")
+        first = await computing(one, own, stub)
         stub.behaviour = answer
         second = await ask(two, "a")
         first.cancel()
@@ -108,7 +111,7 @@ async def test_half_of_the_time_is_left_to_compute_it_after_all(
 ) -> None:
     stub.behaviour = hang
     async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
-        first = await computing(one, own, "a")
+        first = await computing(one, own, stub)
         stub.behaviour = answer
         second = await ask(two, "a", **{"x-request-timeout": "1"})
         first.cancel()
@@ -124,7 +127,7 @@ async def test_who_wants_it_fresh_waits_for_nobody_and_keeps_nobody_waiting(
     async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
         gate = asyncio.Event()
         stub.behaviour = answer_when(gate)
-        first = await computing(one, own, "a")
+        first = await computing(one, own, stub)
         stub.behaviour = answer
         fresh = await ask(two, "a", **{"cache-control": directive})
         gate.set()
@@ -139,7 +142,7 @@ async def test_a_claim_is_no_answer_and_is_replaced_by_one(
     gate = asyncio.Event()
     stub.behaviour = answer_when(gate)
     async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
-        first = await computing(one, own, "a")
+        first = await computing(one, own, stub)
         only = await ask(two, "a", **{"cache-control": "only-if-cached"})
         gate.set()
         await first
