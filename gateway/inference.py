@@ -296,6 +296,7 @@ class Inference:
         return waiting
 
     async def _compute(self, job: Job, caller: Caller, led: Sequence[int]) -> None:
+        is_shared = job.entry.cache_ttl > 0 and caller.directives == CacheDirectives()
         work = Work(
             model=job.model,
             task=job.request.task,
@@ -309,6 +310,7 @@ class Inference:
                     scope=job.plan.scope,
                     # Not the whole key: the same text with other labels shares its rows.
                     affinity=job.request.items[index],
+                    key=job.keys[index] if is_shared else None,
                 )
                 for index in led
             ),
@@ -334,7 +336,7 @@ class Inference:
 
     def _keep(self, job: Job, caller: Caller, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""
-        if caller.directives.no_store or job.entry.cache_ttl <= 0:
+        if caller.directives.no_store or job.entry.cache_ttl <= 0 or outcome.tier:
             return
         failure = outcome.failure
         if failure is not None and (failure.status != 422 or failure.retryable):  # noqa: PLR2004

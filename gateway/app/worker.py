@@ -51,6 +51,7 @@ from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings, process_environment
+from gateway.shared_work import SharedWork
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
@@ -223,8 +224,10 @@ class _Worker:
             keys=KeyMaker(secret=secret_of(self.settings)),
             cache=self.cache,
             flights=self.flights,
-            runner=LimitedRunner(
-                runner=self.dispatcher, limiter=self.limiter, runtimes=self.runtimes
+            runner=SharedWork(
+                LimitedRunner(runner=self.dispatcher, limiter=self.limiter, runtimes=self.runtimes),
+                cache=self.cache,
+                lease=self.runtimes.current.document.cache.lease,
             ),
             tasks=self.tasks,
             tracer=self.tracer,

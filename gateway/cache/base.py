@@ -23,6 +23,8 @@ class RemoteStatistics(msgspec.Struct, frozen=True, kw_only=True):
     mismatches: int = 0
     """Values that belong to another key: a collision, or a fault."""
     corrupt: int = 0
+    claimed: int = 0
+    """Of the misses, those that another worker was computing."""
     skipped: int = 0
     """Keys not asked for, entries not written, because the breaker was open."""
     written: int = 0
@@ -55,6 +57,13 @@ class RemoteTier(Protocol):
         """Write `entry` soon, or drop it; tells nobody."""
         ...
 
+    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Tell others soon that this worker computes `keys`; say which another was told to.
+
+        What another computes is claimed for a short while only, and may yet have to be computed.
+        """
+        ...
+
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
         ...
@@ -80,6 +89,10 @@ class Cache(Protocol):
 
     def store(self, key: CacheKey, entry: Entry) -> None:
         """Keep `entry`: in memory now, in Redis soon."""
+        ...
+
+    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Tell other workers that this one computes `keys`; say which another one already does."""
         ...
 
     def statistics(self) -> CacheStatistics:

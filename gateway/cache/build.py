@@ -37,6 +37,7 @@ def build_cache(
             writes=open_pipe(url, timeout=patience, slow=entry.redis_timeout),
             timeout=entry.redis_timeout,
             ttl_jitter=entry.ttl_jitter,
+            lease=entry.lease,
             monotonic=monotonic,
             random=random,
         )

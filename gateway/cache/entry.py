@@ -11,6 +11,7 @@ Tier = Literal["memory", "redis"]
 
 _PLAIN = b"\x01"
 _PACKED = b"\x02"
+_CLAIM = b"\x03"
 _WORTH_PACKING = 1024
 """Bytes from which a value is compressed: a vector is halved in 100 µs, and back in 20."""
 _LEAST_SAVING = 0.25
@@ -49,6 +50,16 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 def encode_entry(key: CacheKey, entry: Entry) -> bytes:
     """Return the value to store at `key.address`: format, tag, msgpack."""
     return _PLAIN + key.tag + _encoder.encode(entry)
+
+
+def encode_claim(key: CacheKey) -> bytes:
+    """Return the value that says that a worker is computing `key`'s answer."""
+    return _CLAIM + key.tag
+
+
+def is_claim(key: CacheKey, value: bytes) -> bool:
+    """Tell whether `value` says that `key`'s answer is being computed."""
+    return value[:1] == _CLAIM and value[1:] == key.tag
 
 
 def pack(value: bytes) -> bytes:

@@ -25,6 +25,10 @@ class NullTier:
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Keep nothing."""
 
+    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Tell nobody."""
+        return [False] * len(keys)
+
     def statistics(self) -> RemoteStatistics:
         """Return zeros."""
         return RemoteStatistics()
@@ -49,6 +53,10 @@ class NullCache:
 
     def store(self, key: CacheKey, entry: Entry) -> None:
         """Keep nothing."""
+
+    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Tell nobody."""
+        return [False] * len(keys)
 
     def statistics(self) -> CacheStatistics:
         """Return zeros."""

@@ -1,6 +1,7 @@
 """The result cache's Redis tier: keys asked for at about the same time go out as one MGET."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
@@ -8,7 +9,15 @@ from typing import Any, NamedTuple, Self, TypeVar
 import msgspec
 
 from gateway.cache.base import RemoteStatistics
-from gateway.cache.entry import Entry, decode_entry, encode_entry, pack, unpack
+from gateway.cache.entry import (
+    Entry,
+    decode_entry,
+    encode_claim,
+    encode_entry,
+    is_claim,
+    pack,
+    unpack,
+)
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_pipes import Pipe
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
@@ -33,6 +42,8 @@ _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
 _MUCH = 64 * 1024
 """Bytes from which values are packed and unpacked in a thread: about a millisecond of work."""
+_MOST_CLAIMS = 4096
+"""Claims of others that are remembered."""
 _Value = TypeVar("_Value", bytes, bytes | None)
 
 
@@ -55,7 +66,8 @@ class RedisTier:
     Callers wait for futures of their own, tasks do the talking. A look-up is told `miss` after
     `timeout` even where Redis has not answered; a call that takes longer is a bad one, and after
     five in a row nothing is asked until Redis has answered a `PING` in time. No request waits for
-    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`.
+    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under
+    the address of the answer to come, for `lease` seconds.
     """
 
     def __init__(
@@ -65,6 +77,7 @@ class RedisTier:
         writes: Pipe,
         timeout: float,
         ttl_jitter: float,
+        lease: float,
         monotonic: Callable[[], float],
         random: Callable[[], float],
         breaker: CircuitBreaker | None = None,
@@ -73,6 +86,9 @@ class RedisTier:
         self._write_pipe = writes
         self._timeout = timeout
         self._ttl_jitter = ttl_jitter
+        self._lease = lease
+        self._claims: list[CacheKey] = []
+        self._claimed: dict[CacheKey, float] = {}
         self._monotonic = monotonic
         self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
@@ -84,7 +100,7 @@ class RedisTier:
         self._reading = 0
         self._writing = False
         self._hits = self._misses = self._reads = self._read_errors = self._timeouts = 0
-        self._mismatches = self._corrupt = self._skipped = 0
+        self._mismatches = self._corrupt = self._claims_seen = self._skipped = 0
         self._written = self._write_errors = self._dropped = 0
 
     async def __aenter__(self) -> Self:
@@ -129,6 +145,17 @@ class RedisTier:
             self._writing = True
             self._tasks.start(self._write())
 
+    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Claim `keys` at the end of this turn; say which ones the last read saw claimed."""
+        if self._lease <= 0 or self._breaker.state is not BreakerState.CLOSED:
+            return [False] * len(keys)
+        since = self._monotonic() - self._lease
+        elsewhere = [self._claimed.pop(key, since) > since for key in keys]
+        if not self._claims:
+            asyncio.get_running_loop().call_soon(self._send_claims)
+        self._claims += [key for key, other in zip(keys, elsewhere, strict=True) if not other]
+        return elsewhere
+
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
         return RemoteStatistics(
@@ -139,6 +166,7 @@ class RedisTier:
             timeouts=self._timeouts,
             mismatches=self._mismatches,
             corrupt=self._corrupt,
+            claimed=self._claims_seen,
             skipped=self._skipped,
             written=self._written,
             write_errors=self._write_errors,
@@ -233,6 +261,10 @@ class RedisTier:
         if value is None:
             self._misses += 1
             return None
+        if is_claim(key, value):
+            self._misses += 1
+            self._see_claim(key)
+            return None
         try:
             entry = decode_entry(key, value)
         except msgspec.DecodeError:
@@ -243,6 +275,29 @@ class RedisTier:
         else:
             self._hits += 1
         return entry
+
+    def _see_claim(self, key: CacheKey) -> None:
+        self._claims_seen += 1
+        self._claimed.pop(key, None)
+        if len(self._claimed) >= _MOST_CLAIMS:
+            del self._claimed[next(iter(self._claimed))]
+        self._claimed[key] = self._monotonic()
+
+    def _send_claims(self) -> None:
+        keys, self._claims = self._claims, []
+        if keys:
+            self._tasks.start(self._write_claims(keys))
+
+    async def _write_claims(self, keys: Sequence[CacheKey]) -> None:
+        """Claim what has no answer yet; a claim that is lost costs only that others compute too."""
+        life = max(1, int(self._lease * 1000))
+        with contextlib.suppress(OSError):  # reads and writes tell the breaker
+            await self._write_pipe.execute(
+                [
+                    (b"SET", KEY_PREFIX + key.address, encode_claim(key), b"NX", b"PX", life)
+                    for key in keys
+                ]
+            )
 
     async def _write(self) -> None:
         """Write until the queue is empty; errors cost the entries, and are counted."""

@@ -68,6 +68,10 @@ class ResultCache:
         self._memory.put(key, entry, now)
         self._remote.store(key, entry, now)
 
+    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Tell the workers that share Redis that this one computes `keys`."""
+        return self._remote.claim(keys)
+
     def statistics(self) -> CacheStatistics:
         """Return the counts of both tiers."""
         return CacheStatistics(memory=self._memory.statistics(), remote=self._remote.statistics())

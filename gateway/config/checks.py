@@ -107,6 +107,7 @@ def _cache(document: Document) -> Iterator[Finding]:
     cache = document.cache
     yield from _at_least(cache.memory_bytes, 0, ("cache", "memory_bytes"))
     yield from _positive(cache.redis_timeout, ("cache", "redis_timeout"))
+    yield from _at_least(cache.lease, 0, ("cache", "lease"))
     yield from _between(cache.ttl_jitter, ("cache", "ttl_jitter"))
     yield from _at_least(cache.refusal_ttl, 0, ("cache", "refusal_ttl"))
 

@@ -60,6 +60,8 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     redis_enabled: bool = True
     redis_timeout: float = 0.015
     ttl_jitter: float = 0.1
+    lease: float = 0.25
+    """Seconds that a worker waits for an answer that another computes; 0 lets both compute."""
     refusal_ttl: float = 60.0
     """Seconds a deterministic refusal (too long, a bad label) is remembered."""
 

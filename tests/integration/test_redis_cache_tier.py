@@ -36,6 +36,7 @@ def make_tier(
         writes=RedisPipe(url, timeout=timeout),
         timeout=timeout,
         ttl_jitter=jitter,
+        lease=0.25,
         monotonic=monotonic or Clock(),
         random=lambda: 1.0,
         breaker=breaker,

@@ -1,0 +1,156 @@
+"""Two workers of one Redis: what one computes the other waits for, and not for long."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.stub_backend import StubBackend, answer, answer_when, hang
+from tests.support.valkey import Valkey
+from tests.support.waiting import eventually, until
+from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+
+pytestmark = pytest.mark.anyio
+_PATH = "/v1/classify"
+_LONG, _SHORT = 5.0, 0.2
+
+
+@pytest.fixture
+def own() -> Iterator[Valkey]:
+    """A server whose commands only this test causes."""
+    with Valkey() as server:
+        yield server
+
+
+@pytest.fixture
+async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
+    async with StubBackend() as running:
+        yield running
+
+
+@asynccontextmanager
+async def two_workers(
+    folder: Path, redis: Valkey, stub: StubBackend, *, lease: float
+) -> AsyncIterator[list[RunningWorker]]:
+    cache = {"lease": lease, "redis_timeout": 2.0, "memory_enabled": False}
+    async with AsyncExitStack() as stack:
+        workers = []
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+            running = running_worker(folder / name, redis.url, [stub], cache=cache)
+            workers.append(await stack.enter_async_context(running))
+        yield workers
+
+
+async def ask(worker: RunningWorker, *texts: str, **headers: str) -> Response:
+    async with worker.connect() as connection:
+        await connection.send(post(_PATH, classify(*texts), headers=headers))
+        return await connection.response()
+
+
+def reads(redis: Valkey) -> int:
+    """Return how many times answers were looked up."""
+    found = re.search(rb"cmdstat_mget:calls=(\d+)", redis.ask("INFO commandstats"))
+    return int(found[1]) if found else 0
+
+
+def claims(redis: Valkey) -> int:
+    return int(redis.ask("DBSIZE").strip(b":\r\n"))
+
+
+async def computing(
+    worker: RunningWorker, redis: Valkey, stub: StubBackend
+) -> asyncio.Task[Response]:
+    """Ask `worker`, and return when `stub` has it and others can know."""
+    before = claims(redis)
+    asked = asyncio.create_task(ask(worker, "a"))
+    await stub.wait_for(lambda: len(stub.calls) == 1)
+    await until(lambda: claims(redis) > before, what="a claim in Redis")
+    return asked
+
+
+async def test_what_one_worker_computes_another_waits_for(
+    tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    gate = asyncio.Event()
+    stub.behaviour = answer_when(gate)
+    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+        first = await computing(one, own, stub)
+        looked = reads(own)
+        second = asyncio.create_task(ask(two, "a", "b"))
+        await until(lambda: reads(own) >= looked + 2, what="it looks and waits")
+        gate.set()
+        answers = await asyncio.gather(first, second)
+
+    assert [response.status for response in answers] == [200, 200]
+    assert answers[0].json()["results"][0] == answers[1].json()["results"][0]
+    usage = answers[1].json()["usage"]
+    assert (usage["hit"], usage["computed"]) == (1, 1)
+    assert sorted(len(call.items) for call in stub.calls) == [1, 1]
+
+
+async def test_a_worker_that_is_slow_is_waited_for_as_long_as_the_lease(
+    tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    stub.behaviour = hang
+    async with two_workers(tmp_path, own, stub, lease=_SHORT) as (one, two):
+        first = await computing(one, own, stub)
+        stub.behaviour = answer
+        second = await ask(two, "a")
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    assert (second.status, second.json()["usage"]["computed"]) == (200, 1)
+
+
+async def test_half_of_the_time_is_left_to_compute_it_after_all(
+    tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    stub.behaviour = hang
+    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+        first = await computing(one, own, stub)
+        stub.behaviour = answer
+        second = await ask(two, "a", **{"x-request-timeout": "1"})
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    assert (second.status, second.json()["usage"]["computed"]) == (200, 1)
+
+
+@pytest.mark.parametrize("directive", ["no-cache", "no-store", "max-age=0"])
+async def test_who_wants_it_fresh_waits_for_nobody_and_keeps_nobody_waiting(
+    directive: str, tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+        gate = asyncio.Event()
+        stub.behaviour = answer_when(gate)
+        first = await computing(one, own, stub)
+        stub.behaviour = answer
+        fresh = await ask(two, "a", **{"cache-control": directive})
+        gate.set()
+        await first
+
+    assert (fresh.status, fresh.json()["usage"]["computed"]) == (200, 1)
+
+
+async def test_a_claim_is_no_answer_and_is_replaced_by_one(
+    tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    gate = asyncio.Event()
+    stub.behaviour = answer_when(gate)
+    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+        first = await computing(one, own, stub)
+        only = await ask(two, "a", **{"cache-control": "only-if-cached"})
+        gate.set()
+        await first
+
+        async def is_found() -> bool:
+            response = await ask(two, "a", **{"cache-control": "only-if-cached"})
+            return response.status == 200
+
+        await eventually(is_found)
+
+    assert (only.status, only.json()["code"]) == (504, "not_cached")
