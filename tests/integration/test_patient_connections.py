@@ -19,7 +19,7 @@ _PATIENCE = Patience(head=0.3, idle=1.0, connections=3)
 async def app(scope: Any, _receive: Any, send: Any) -> None:
     """Answer `/slow` late, everything else at once."""
     if scope["path"] == "/slow":
-        await asyncio.sleep(2.5)
+        await _pass(2.5)
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
     )
@@ -101,4 +101,9 @@ async def test_more_connections_than_allowed_are_told_to_come_back(port: int) ->
 async def _trickle(connection: Connection) -> None:
     while True:
         await connection.send(b"y")
-        await asyncio.sleep(0.05)
+        await _pass(0.05)
+
+
+async def _pass(seconds: float) -> None:
+    """Be as slow as that: what these tests are about."""
+    await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=seconds)
