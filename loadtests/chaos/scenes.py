@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -200,7 +200,7 @@ def _wrong(sent: Sequence[Sent]) -> int:
 
 def measure(only: Sequence[str] = ()) -> None:
     """Run the scenes and print what came of each."""
-    scenes = {
+    scenes: dict[str, Callable[[Path], Coroutine[object, object, object]]] = {
         "all down": lambda folder: all_down(folder, down=4.0, after=6.0, insists=False),
         "all down, callers insist": lambda folder: all_down(
             folder, down=4.0, after=8.0, insists=True
