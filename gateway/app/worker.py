@@ -162,6 +162,8 @@ class _Worker:
         self.client = HttpBackendClient(token=self.settings.backend_token)
         self._configure(self.runtimes.current)
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
+        # Until the new backends were heard of, the old ones serve.
+        self.runtimes.on_prepare(lambda runtime: self.prober.meet(runtime.endpoints))
         self.runtimes.on_swap(self._configure)
         self.runtimes.on_swap(lambda _: self.prober.refresh())
         self.models = ModelsFollower(
@@ -182,7 +184,7 @@ class _Worker:
         self.client.configure(runtime.endpoints, runtime.document.routing)
 
     async def enter(self, stack: AsyncExitStack) -> Doors:
-        """Start every part, and return the doors once backends were asked for their state."""
+        """Start every part, and return the doors once backends are known, or had their time."""
         figures = self._figures()
         follower = RuntimeFollower(
             store=self.runtimes,
@@ -201,7 +203,7 @@ class _Worker:
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
         for part in parts:
             await stack.enter_async_context(part)
-        await self.prober.first_round()
+        await self.prober.settle_in()
         return self._doors()
 
     def _figures(self) -> Figures:

@@ -15,6 +15,7 @@ from gateway.upstream.base import CallFailed, Cause
 RETRY_AFTER = 1.0
 """Seconds after which to come back, where no backend said better."""
 _SERVER_ERROR = 500
+_FAILURES = range(400, 600)
 # Refusals that are about the request itself, which any backend would repeat.
 _CALLERS_FAULT = frozenset({400, 413, 422})
 CHANGED = frozenset({404, 409})
@@ -87,7 +88,8 @@ def blames_backend(frame: Failed) -> bool:
 
 def of_item(frame: Failed) -> ItemFailure:
     """Return the failure of an item that a backend failed."""
-    if frame.status >= _SERVER_ERROR and frame.code not in _SAME_MEANING:
+    is_odd = frame.status not in _FAILURES  # it must not pass for a success
+    if is_odd or (frame.status >= _SERVER_ERROR and frame.code not in _SAME_MEANING):
         return ItemFailure(
             status=UpstreamFailed.status,
             code=UpstreamFailed.code,

@@ -1,19 +1,23 @@
 """Asks every backend for its state, again and again, and tells the fleet."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from types import TracebackType
 from typing import Self
 
 from backends.protocol import BackendState
 from gateway.routing.fleet import Fleet, ProbeFailure
+from gateway.routing.member import Health
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.tasks import OwnedTasks
 
 # Probes of one backend are so many seconds apart, however often one is asked for.
 MIN_INTERVAL = 0.05
+# How long a start waits for backends that are not ready: while none is, and once one is.
+FIRST_PATIENCE = 5.0
+REST_PATIENCE = 1.0
 # Intervals vary by this share, so that gateways do not probe in step.
 JITTER = 0.2
 
@@ -53,6 +57,7 @@ class Prober:
         self._random = random
         self._tasks = OwnedTasks()
         self._watches: dict[Endpoint, _Watch] = {}
+        self._met: dict[Endpoint, BackendState] = {}
 
     async def __aenter__(self) -> Self:
         self.refresh()
@@ -78,7 +83,20 @@ class Prober:
                     watch.task.cancel()
         for endpoint in endpoints - self._watches.keys():
             watch = self._watches[endpoint] = _Watch(endpoint)
+            if (met := self._met.get(endpoint)) is not None:
+                self._fleet.observe(endpoint, met)
             watch.task = self._tasks.start(self._follow(watch))
+        self._met = {}
+
+    async def meet(self, endpoints: Iterable[Endpoint]) -> None:
+        """Ask those of `endpoints` that are new, which the next `refresh` then knows at once."""
+        new = [endpoint for endpoint in endpoints if endpoint not in self._watches]
+        found = await asyncio.gather(*map(self._ask, new))
+        self._met = {
+            endpoint: state
+            for endpoint, state in zip(new, found, strict=True)
+            if isinstance(state, BackendState)
+        }
 
     def probe_soon(self, endpoint: Endpoint) -> None:
         """Probe `endpoint` without waiting for its turn."""
@@ -96,6 +114,30 @@ class Prober:
         """Return when every endpoint configured now has been probed."""
         for watch in tuple(self._watches.values()):
             await watch.probed.wait()
+
+    async def settle_in(
+        self, *, first: float = FIRST_PATIENCE, rest: float = REST_PATIENCE
+    ) -> None:
+        """Return when every backend is ready, or when those that are not had their time.
+
+        They have `first` seconds while none is ready, and `rest` once one is: backends that start
+        at the same time as the gateway are known before its first request, and one that is away
+        keeps nobody waiting for long.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + first
+        is_any_ready = False
+        await self.first_round()
+        while (unready := self._unready()) and loop.time() < until:
+            if not is_any_ready and len(unready) < len(self._watches):
+                is_any_ready = True
+                until = min(until, loop.time() + rest)
+            asked = [watch.ask() for watch in unready]
+            await asyncio.wait(asked, timeout=max(0.0, until - loop.time()))
+
+    def _unready(self) -> list[_Watch]:
+        ready = {each.backend for each in self._fleet.statistics() if each.health is Health.READY}
+        return [watch for watch in self._watches.values() if watch.endpoint.backend not in ready]
 
     async def _follow(self, watch: _Watch) -> None:
         loop = asyncio.get_running_loop()

@@ -129,7 +129,10 @@ class SharedCall:
         part = self._owners[frame.index]
         if not part.outcome.done():
             part.missing -= 1
-            part.receive(_moved(frame, part.start))
+            try:
+                part.receive(_moved(frame, part.start))
+            except Exception as error:  # noqa: BLE001 - one caller's fault costs no other his answer
+                part.fail(error)
 
     def end(self, report: Report) -> None:
         """End every part with the last report."""

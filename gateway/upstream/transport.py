@@ -74,7 +74,6 @@ class BackendTransport:
         self._idle: dict[Origin, list[tuple[float, _Connection]]] = {}
         self._busy: set[_Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._is_closed = False
 
     async def send(
         self, origin: Origin, head: bytes, body: bytes, *, patience: float | None = None
@@ -100,7 +99,6 @@ class BackendTransport:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         idle = [connection for kept in self._idle.values() for _, connection in kept]
@@ -112,7 +110,7 @@ class BackendTransport:
     def finished(self, origin: Origin, connection: "_Connection") -> None:
         """Take back a connection whose response was read, or given up."""
         self._busy.discard(connection)
-        if self._is_closed or not connection.is_reusable:
+        if not connection.is_reusable:
             connection.abort()
             return
         loop = asyncio.get_running_loop()

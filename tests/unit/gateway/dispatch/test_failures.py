@@ -45,6 +45,8 @@ def test_refusals_are_told_apart(
         (503, "overloaded", (503, "overloaded")),
         (504, "deadline_exceeded", (504, "deadline_exceeded")),
         (500, "run_failed", (502, "upstream_failed")),
+        (200, "too_long", (502, "upstream_failed")),
+        (1000, "overloaded", (502, "upstream_failed")),
     ],
 )
 def test_failures_of_items_keep_their_meaning(

@@ -188,3 +188,34 @@ async def test_frames_that_belong_to_nobody_are_ignored() -> None:
 
     assert await part.outcome == Report()
     assert [frame.index for frame in received] == [0, 0]
+
+
+async def test_items_that_waited_for_a_place_have_no_more_time_than_their_callers() -> None:
+    now = asyncio.get_running_loop().time()
+    shared = SharedCall(call_of("a"))
+    for text, within in (("a", 5.0), ("b", 20.0)):
+        shared.join(call_of(text), lambda _: None, deadline=now + within, patience=10.0)
+
+    left = [item.remaining for item in shared.call_at(now + 2.0).items]
+
+    assert left == [pytest.approx(3.0), pytest.approx(5.0)]
+
+
+async def test_a_fault_of_one_caller_costs_no_other_his_answer() -> None:
+    now = asyncio.get_running_loop().time()
+    shared = SharedCall(call_of("a"))
+    received: list[Done | Failed] = []
+
+    def broken(_: Done | Failed) -> None:
+        raise ZeroDivisionError
+
+    faulty = shared.join(call_of("a"), broken, deadline=now + 20.0, patience=10.0)
+    sound = shared.join(call_of("b"), received.append, deadline=now + 20.0, patience=10.0)
+    for index in (0, 1):
+        shared.take(Done(index=index, result=b"{}", rows=1, tokens=1))
+    shared.end(Report())
+
+    with pytest.raises(ZeroDivisionError):
+        await faulty.outcome
+    assert await sound.outcome == Report()
+    assert len(received) == 1

@@ -1,0 +1,66 @@
+"""A server that says bytes, and what a transport makes of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from gateway.upstream.transport import BackendTransport, Response, locate
+
+Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """Answers each connection as told."""
+
+    def __init__(self, behave: Streams) -> None:
+        self._behave = behave
+        self.connections = 0
+        self.url = ""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["Server"]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            yield self
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await self._behave(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+def saying(*answers: bytes) -> Streams:
+    """Answer the requests of a connection with these bytes in turn, then close it."""
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            writer.write(answer)
+            await writer.drain()
+
+    return behave
+
+
+HEAD = b"POST / HTTP/1.1\r\nhost: b\r\n"
+
+
+async def ask(transport: BackendTransport, url: str, body: bytes = b"x") -> tuple[int, bytes]:
+    response = await transport.send(locate(url).origin, HEAD, body)
+    try:
+        return response.status, await read(response)
+    finally:
+        response.close()
+
+
+async def read(response: Response) -> bytes:
+    body = bytearray()
+    while chunk := await response.read():
+        body += chunk
+    return bytes(body)

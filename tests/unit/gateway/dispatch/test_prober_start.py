@@ -1,0 +1,105 @@
+"""A gateway knows its backends before it answers: at its start, and after a change of them."""
+
+import asyncio
+from random import Random
+
+import pytest
+from typing_extensions import override
+
+from backends.protocol import BackendState
+from gateway.config.document import RoutingEntry
+from gateway.dispatch.prober import Prober
+from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint
+from tests.support.dispatching import endpoint, state
+from tests.support.scripted_client import ScriptedClient
+
+pytestmark = pytest.mark.anyio
+
+EU, US = endpoint("eu-0"), endpoint("us-0", region="us")
+RARELY = RoutingEntry(probe_interval=60.0)
+
+
+class StartingClient(ScriptedClient):
+    """Backends that come up at the probe that `ready_at` says, or never."""
+
+    def __init__(self, **ready_at: int) -> None:
+        super().__init__()
+        self._ready_at = ready_at
+        self.probes: dict[str, int] = {}
+
+    @override
+    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        name = endpoint.backend.partition("-")[0]
+        self.probes[name] = self.probes.get(name, 0) + 1
+        if self.probes[name] >= self._ready_at.get(name, 1_000_000):
+            self.states[endpoint.backend] = state(endpoint.backend)
+        return await super().state(endpoint, patience=patience)
+
+
+def fleet_of(*endpoints: Endpoint) -> Fleet:
+    fleet = Fleet(clock=asyncio.get_running_loop().time, random=Random(1))
+    fleet.configure(endpoints, RARELY)
+    return fleet
+
+
+def regions(fleet: Fleet) -> tuple[str, ...]:
+    model = fleet.model("stub")
+    return () if model is None else model.regions
+
+
+async def test_a_start_waits_for_backends_that_start_as_well() -> None:
+    fleet = fleet_of(EU, US)
+    client = StartingClient(eu=3, us=5)
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await asyncio.wait_for(prober.settle_in(), 10.0)
+
+    assert regions(fleet) == ("eu", "us")
+
+
+@pytest.mark.parametrize(
+    ("ready_at", "first", "rest", "least", "most"),
+    [({}, 0.3, 0.1, 0.3, 2.0), ({"eu": 2}, 9.0, 0.3, 0.3, 3.0)],
+    ids=["while none is ready", "once one is"],
+)
+async def test_a_backend_that_is_away_keeps_a_start_for_a_bounded_time(
+    ready_at: dict[str, int], first: float, rest: float, least: float, most: float
+) -> None:
+    client = StartingClient(**ready_at)
+    clock = asyncio.get_running_loop().time
+    started = clock()
+
+    async with Prober(fleet=fleet_of(EU, US), client=client, random=Random(1)) as prober:
+        await asyncio.wait_for(prober.settle_in(first=first, rest=rest), 8.0)
+
+    assert least <= clock() - started < most
+
+
+async def test_backends_that_replace_all_others_are_known_the_moment_they_do() -> None:
+    fleet = fleet_of(EU)
+    client = StartingClient(eu=1, us=1)
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await prober.settle_in()
+        await prober.meet((US,))
+        before = regions(fleet)
+        fleet.configure((US,), RARELY)
+        prober.refresh()
+        after = regions(fleet)
+
+    assert (before, after) == (("eu",), ("us",))
+    assert fleet.is_ready()
+
+
+async def test_a_new_backend_that_does_not_answer_is_no_reason_to_refuse_a_change() -> None:
+    fleet = fleet_of(EU)
+    client = StartingClient(eu=1)
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await prober.settle_in()
+        await prober.meet((EU, US))
+        fleet.configure((EU, US), RARELY)
+        prober.refresh()
+
+    assert regions(fleet) == ("eu",)
