@@ -36,6 +36,7 @@ from gateway.types import (
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
 _DEFAULT_ENTRY = ModelEntry()
+_NO_WISHES = CacheDirectives()
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
@@ -169,6 +170,10 @@ class Inference:
     def holds(self, job: Job, runtime: Runtime) -> bool:
         """Tell whether `job` would be prepared in the same way under `runtime`."""
         return self._holds(job.plan, runtime)
+
+    def recall(self, job: Job, runtime: Runtime) -> tuple[Entry | None, float]:
+        """Return what `peek` does for a caller without wishes, nothing where `holds` does not."""
+        return self.peek(job, _NO_WISHES) if self._holds(job.plan, runtime) else (None, 0.0)
 
     def peek(self, job: Job, directives: CacheDirectives) -> tuple[Entry | None, float]:
         """Return the entry that answers a job of one item, if memory has it, and its age."""
@@ -311,7 +316,6 @@ class Inference:
                 for index in led
             ),
         )
-
         unsettled = set(led)
 
         def settle(index: int, outcome: ItemOutcome) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
 from gateway.rate_limit.bucket import TOLERANCE, capacity, policy, rate, refilled, refusal
+from gateway.rate_limit.spender import AskingSpender, Spender
 
 _FIRST_SWEEP = 4096
 
@@ -45,6 +46,10 @@ class MemoryRateLimiter:
             policies.append(policy(charge.rule, bucket.level))
         self._admitted += 1
         return Decision(allowed=True, policies=tuple(policies))
+
+    def spender(self, charges: Sequence[Charge]) -> Spender:
+        """Return what takes `charges` again and again."""
+        return AskingSpender(charges, ask=self.try_admit)
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide; there is nobody to ask."""

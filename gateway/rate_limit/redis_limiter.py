@@ -12,9 +12,11 @@ from redis.exceptions import RedisError
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
 from gateway.rate_limit.bucket import TOLERANCE, refusal
+from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import LEASE, Lease
 from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.script import TAKE
+from gateway.rate_limit.spender import AskingSpender, LeaseSpender, Spender
 from gateway.tasks import TaskOwner
 
 _FAILURES = (RedisError, OSError)
@@ -96,10 +98,18 @@ class RedisRateLimiter:
             if lease.available < lease.low:
                 running_low = True
             policies.append(lease.state(now))
-        if running_low:
-            self._renew(charges, leases, now)
-        self._by_lease += 1
+        self._took(charges, leases, now, running_low)
         return Decision(allowed=True, policies=tuple(policies))
+
+    def spender(self, charges: Sequence[Charge]) -> Spender:
+        """Return what takes `charges` again and again; see `gateway.rate_limit.spender`."""
+        leases = [lease for c in charges if (lease := self._leases.get(c.bucket)) and c.amount]
+        lines = lines_for(tuple([lease.rule for lease in leases]))
+        if not lines or len(leases) < len(charges):
+            return AskingSpender(charges, ask=self.try_admit)
+        return LeaseSpender(
+            charges, leases, lines=lines, monotonic=self._monotonic, took=self._took
+        )
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide, asking Redis where the leases do not reach."""
@@ -156,6 +166,17 @@ class RedisRateLimiter:
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
         )
+
+    def _took(
+        self,
+        charges: Sequence[Charge],
+        leases: Sequence[Lease],
+        now: float,
+        running_low: bool,  # noqa: FBT001 - positional, as this is part of every answer
+    ) -> None:
+        self._by_lease += 1
+        if running_low:
+            self._renew(charges, leases, now)
 
     def _known_refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
         """Refuse what no bucket can hold, and what Redis would only refuse again."""
