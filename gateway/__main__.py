@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gateway.config.load import explain
 from gateway.errors import ConfigurationError, GatewayError
+from gateway.priority import give_way
 from gateway.settings import Settings, export_metrics_dir, load_settings
 from gateway.supervisor.errors import CannotStart, ExitCode
 
@@ -33,12 +34,16 @@ ENTRIES = {
     "run-request-log": ("gateway.workers.request_log", "run_request_log"),
 }
 BOOTSTRAP = "run-bootstrap"
+# What these do can wait, on the disk.
+_PATIENT = frozenset({"run-shipper", "run-billing", "run-request-log"})
 
 
 def run_entry(entry: str, settings: Settings) -> None:
     """Run one of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
     import uvloop  # noqa: PLC0415 - the bootstrap does without
 
+    if entry in _PATIENT:
+        give_way()
     export_metrics_dir(settings)
     module, function = ENTRIES[entry]
     run: Run = getattr(importlib.import_module(module), function)

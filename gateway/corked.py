@@ -1,9 +1,10 @@
-"""An HTTP protocol that sends what one tick writes in one packet.
+"""An HTTP protocol that sends what one turn of the loop writes in one packet a connection.
 
 uvicorn writes a response's head and its body apart: two system calls, and a client woken twice.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
@@ -11,24 +12,52 @@ from typing_extensions import override
 from gateway.patience import PatientProtocol
 
 
-class CorkedTransport(asyncio.Transport):
-    """A transport that gathers what is written until the tick ends."""
+class Cork:
+    """Holds back what connections write until the turn of the loop ends.
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    `before` is called first: what must have happened before an answer leaves.
+    """
+
+    def __init__(self, *, before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
+        self._held: list[CorkedTransport] = []
+
+    def hold(self, transport: "CorkedTransport", loop: asyncio.AbstractEventLoop) -> None:
+        """Note that `transport` has something to write."""
+        if not self._held:
+            loop.call_soon(self.release)
+        self._held.append(transport)
+
+    def release(self) -> None:
+        """Write everything."""
+        self._before()
+        held, self._held = self._held, []
+        for transport in held:
+            transport.flush()
+
+
+class CorkedTransport(asyncio.Transport):
+    """A transport that gathers what is written until `cork` releases it."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, cork: Cork
+    ) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
+        self._cork = cork
         self._parts: list[bytes] = []
 
     @override
     def write(self, data: Any) -> None:
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._cork.hold(self, self._loop)
         self._parts.append(data)
 
     @override
     def close(self) -> None:
-        self._flush()
+        if self._parts:
+            self._cork.release()
         self._transport.close()
 
     @override
@@ -51,7 +80,8 @@ class CorkedTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self._transport.resume_reading()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what was gathered; for the cork."""
         parts, self._parts = self._parts, []
         if parts and not self._transport.is_closing():
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
@@ -65,9 +95,13 @@ class CorkedProtocol(PatientProtocol):
 
     _refusal = ""
 
+    def __init__(self, *args: Any, cork: Cork | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cork = cork or Cork()
+
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(CorkedTransport(transport, self.loop))
+        super().connection_made(CorkedTransport(transport, self.loop, self._cork))
 
     @override
     def send_400_response(self, msg: str) -> None:

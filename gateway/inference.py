@@ -20,7 +20,7 @@ from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
 from gateway.dispatch.work import Work, WorkItem
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.outcomes import LOST, flight_outcome, hit_outcome
+from gateway.outcomes import LOST, flight_outcome, hit_outcome, kept_entry
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import Span, Tracer
 from gateway.types import (
@@ -36,6 +36,7 @@ from gateway.types import (
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
 _DEFAULT_ENTRY = ModelEntry()
+_NO_WISHES = CacheDirectives()
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
@@ -169,6 +170,10 @@ class Inference:
     def holds(self, job: Job, runtime: Runtime) -> bool:
         """Tell whether `job` would be prepared in the same way under `runtime`."""
         return self._holds(job.plan, runtime)
+
+    def recall(self, job: Job, runtime: Runtime) -> tuple[Entry | None, float]:
+        """Return what `peek` does for a caller without wishes, nothing where `holds` does not."""
+        return self.peek(job, _NO_WISHES) if self._holds(job.plan, runtime) else (None, 0.0)
 
     def peek(self, job: Job, directives: CacheDirectives) -> tuple[Entry | None, float]:
         """Return the entry that answers a job of one item, if memory has it, and its age."""
@@ -315,7 +320,6 @@ class Inference:
                 for index in led
             ),
         )
-
         unsettled = set(led)
 
         def settle(index: int, outcome: ItemOutcome) -> None:
@@ -341,25 +345,10 @@ class Inference:
         failure = outcome.failure
         if failure is not None and (failure.status != 422 or failure.retryable):  # noqa: PLR2004
             return
-        now = self._wall()
-        ttl = (
-            job.entry.cache_ttl if failure is None else job.plan.runtime.document.cache.refusal_ttl
-        )
-        if ttl <= 0:
-            return
-        self._cache.store(
-            job.keys[index],
-            Entry(
-                payload=outcome.result,
-                status=200 if failure is None else failure.status,
-                code="" if failure is None else failure.code,
-                detail="" if failure is None else failure.detail,
-                rows=outcome.rows,
-                tokens=outcome.tokens,
-                stored_at=now,
-                expires_at=now + ttl,
-            ),
-        )
+        refusal_ttl = job.plan.runtime.document.cache.refusal_ttl
+        ttl = job.entry.cache_ttl if failure is None else refusal_ttl
+        if ttl > 0:
+            self._cache.store(job.keys[index], kept_entry(outcome, now=self._wall(), ttl=ttl))
 
     def _still_open(
         self,

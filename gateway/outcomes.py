@@ -33,6 +33,21 @@ def hit_outcome(entry: Entry, tier: str, now: float, max_age: float | None) -> I
     return ItemOutcome(source=Source.HIT, result=entry.payload, age=age, tier=tier)
 
 
+def kept_entry(outcome: ItemOutcome, *, now: float, ttl: float) -> Entry:
+    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
+    failure = outcome.failure
+    return Entry(
+        payload=outcome.result,
+        status=200 if failure is None else failure.status,
+        code="" if failure is None else failure.code,
+        detail="" if failure is None else failure.detail,
+        rows=outcome.rows,
+        tokens=outcome.tokens,
+        stored_at=now,
+        expires_at=now + ttl,
+    )
+
+
 def flight_outcome(future: asyncio.Future[ItemOutcome], *, leads: bool) -> ItemOutcome:
     """Return what a flight ended with; to those who joined it cost nothing."""
     if not future.done():

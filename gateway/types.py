@@ -179,6 +179,9 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `id` is the `X-Request-Id` of the response and counts once in the ledger, however often it
     arrives. `time` is nanoseconds since the epoch, `duration` seconds. New fields go last.
+
+    Where `count` is more than 1, this is a run: as many requests that differ by their ids only,
+    which follow on from `id`. `usage` is that of each.
     """
 
     id: RequestId
@@ -194,3 +197,4 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     revision: str = ""
     code: str = ""
     """The error's code where `status` is one."""
+    count: int = 1

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -12,10 +12,9 @@ from backends.admission.gate import Bounds
 from backends.errors import StartProblem
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries
+from backends.tuning.profile import Profile, Say
 from backends.tuning.texts import read_golden
 
-Profile = Literal["int8", "fp16"]
-Say = Callable[[str], None]
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option("--precision", type=click.Choice(get_args(Profile)), help="Make this variant."),

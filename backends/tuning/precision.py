@@ -18,7 +18,7 @@ from backends.graphs.half import halve
 from backends.graphs.quantize import Product, find_products, quantize
 from backends.graphs.ranges import Plan, plan_product
 from backends.tuning.calibration import collect
-from backends.tuning.gate_options import Profile, Say
+from backends.tuning.profile import Profile, Say
 from backends.tuning.runs import Batch, compare_speed, make_batches
 from backends.tuning.sensitivity import find_sensitive
 from backends.tuning.subject import Subject

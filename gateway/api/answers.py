@@ -19,6 +19,11 @@ from gateway.errors import (
 )
 from gateway.types import Answer, CacheDirectives, ItemFailure, ItemOutcome, Source, Usage
 
+JSON = b"content-type: application/json\r\n"
+HIT = JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: "
+"""The header lines of a memory hit, up to its age."""
+PRIVATE = b"\r\ncache-control: private, no-store\r\n"
+"""What follows the id of every answer."""
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
 # What the failure of an item makes of the whole request: by its code, else by its status.

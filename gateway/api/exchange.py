@@ -1,6 +1,5 @@
 """One request on its way through a door: what is known of it so far, for headers and its event."""
 
-import itertools
 import secrets
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from gateway.api.request_headers import NOTHING_ASKED
 from gateway.api.schemas import Body
 from gateway.cache.entry import Entry
 from gateway.errors import GatewayError
-from gateway.events.template import EventTemplate
+from gateway.events.run import ID_DIGITS, Run
 from gateway.inference import Job
 from gateway.rate_limit.base import Charge, Decision
 from gateway.runtime.runtime import Runtime
@@ -31,7 +30,9 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     usage: Usage
     body: bytes
-    event: EventTemplate
+    tail: bytes
+    """What of an answer is always the same at its end: the length, and the body."""
+    run: Run
 
 
 class Reading(msgspec.Struct, kw_only=True):
@@ -53,12 +54,24 @@ class RequestIds:
     """Makes ids that no other process makes: a random start for each process, then a count."""
 
     def __init__(self) -> None:
-        self._prefix = "req_" + secrets.token_hex(8)
-        self._counter = itertools.count()
+        self.prefix = "req_" + secrets.token_hex(8)
+        self._next = 0
 
     def new(self) -> RequestId:
         """Return an id never given before."""
-        return RequestId(f"{self._prefix}{next(self._counter):010x}")
+        number = self._next
+        self._next = number + 1
+        return RequestId(f"{self.prefix}{number:0{ID_DIGITS}x}")
+
+    def reserve(self, count: int) -> int:
+        """Return the first of `count` numbers whose ids `new` will not give."""
+        number = self._next
+        self._next = number + count
+        return number
+
+    def numbered(self, number: int) -> RequestId:
+        """Return the id of a reserved number."""
+        return RequestId(f"{self.prefix}{number:0{ID_DIGITS}x}")
 
 
 class Exchange:

@@ -1,7 +1,8 @@
 """Remembers what the heads of requests said: callers send the same one again and again.
 
-A head that was read once is known by a keyed digest of its bytes, so that no API key is held. What
-is remembered is forgotten when keys or the document change.
+A head that was read once is known by a keyed digest of its bytes, so that no API key is held; so is
+a whole request that was a memory hit. What is remembered is forgotten when keys or the document
+change.
 """
 
 import secrets
@@ -11,14 +12,16 @@ import httptools
 import msgspec
 
 from backends.protocol import Task
+from gateway.api.exchange import Reading
 from gateway.api.http import Headers, by_name
 from gateway.api.request_headers import Asked
 from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
+from gateway.rate_limit.spender import Spender
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.types import Principal
+from gateway.types import CacheDirectives, Principal
 
 _LONGEST = 4096
 _MOST = 4096
@@ -34,7 +37,16 @@ class KnownHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     principal: Principal
     asked: Asked
     wants_timing: bool
+    is_plain: bool
+    """Nothing was asked for that makes the answer of a memory hit another."""
     traceparent: str
+
+
+class KnownRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole request that was a memory hit of one item, without wishes."""
+
+    reading: Reading
+    spender: Spender
 
 
 class KnownHeads:
@@ -46,6 +58,7 @@ class KnownHeads:
         self._runtimes = runtimes
         self._secret = secrets.token_bytes(32)
         self._heads: dict[bytes, KnownHead | None] = {}
+        self._requests: dict[bytes, KnownRequest] = {}
         self._runtime: Runtime | None = None
         self._generation = -1
         self._tasks = {b"/v1/%b" % task.encode(): task for task in Task if task is not Task.INFER}
@@ -59,9 +72,7 @@ class KnownHeads:
         `None` where the request is not of the plain kind, or will not be let in.
         """
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
-            self._heads.clear()
-            self._runtime = self._runtimes.current
-            self._generation = self._keys.generation
+            self._forget()
         digest = blake2b(head, digest_size=16, key=self._secret).digest()
         known = self._heads.get(digest)
         if known is None and digest not in self._heads and len(head) <= _LONGEST:
@@ -69,6 +80,28 @@ class KnownHeads:
                 self._heads.clear()
             known = self._heads[digest] = self._read(head)
         return known
+
+    def recall(self, request: bytes) -> KnownRequest | None:
+        """Return what is known of a whole request, head and body."""
+        if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
+            self._forget()
+        if len(request) > _LONGEST:
+            return None
+        return self._requests.get(blake2b(request, digest_size=16, key=self._secret).digest())
+
+    def remember(self, request: bytes, known: KnownRequest) -> None:
+        """Know a whole request from now on."""
+        if len(request) <= _LONGEST:
+            if len(self._requests) >= _MOST:
+                self._requests.clear()
+            digest = blake2b(request, digest_size=16, key=self._secret).digest()
+            self._requests[digest] = known
+
+    def _forget(self) -> None:
+        self._heads.clear()
+        self._requests.clear()
+        self._runtime = self._runtimes.current
+        self._generation = self._keys.generation
 
     def _read(self, head: bytes) -> KnownHead | None:
         reader = _HeadReader()
@@ -90,6 +123,7 @@ class KnownHeads:
             principal=exchange.principal,
             asked=exchange.asked,
             wants_timing=exchange.wants_timing,
+            is_plain=not exchange.wants_timing and exchange.asked.directives == CacheDirectives(),
             traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
         )
 

@@ -15,6 +15,9 @@ import msgspec
 
 from backends.protocol import Task
 from gateway.api.answers import (
+    HIT,
+    JSON,
+    PRIVATE,
     cache_lines,
     count_usage,
     encode_answer,
@@ -41,22 +44,20 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.events.base import EventPublisher
-from gateway.events.template import EventTemplate
+from gateway.events.run import Run
 from gateway.inference import Inference, Job
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines
+from gateway.rate_limit.spender import Spender
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import Answer, Caller, InferenceRequest, Principal, Source, Usage
 
 _log = logging.getLogger(__name__)
-_JSON = b"content-type: application/json\r\n"
-_HIT = _JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: %d\r\n"
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 4096
-_PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 _CLOSE = b"connection: close\r\n"
 
 
@@ -69,6 +70,10 @@ class Limiter(Protocol):
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide, asking the shared state when needed."""
+        ...
+
+    def spender(self, charges: Sequence[Charge]) -> Spender:
+        """Return what takes `charges` again and again."""
         ...
 
 
@@ -101,6 +106,7 @@ class InferenceRules:
         self._infer_decoder = msgspec.json.Decoder(InferBody)
         self._runtime: Runtime | None = None
         self._readings: dict[tuple[Principal | None, Task, str, bytes], Reading] = {}
+        self._runs: dict[tuple[Principal, Task, str, str], Run] = {}
 
     def exchange(self, task: Task) -> Exchange:
         """Return a new exchange, under the current runtime and an id of its own."""
@@ -186,6 +192,7 @@ class InferenceRules:
         if exchange.runtime is not self._runtime:
             self._runtime = exchange.runtime
             self._readings.clear()
+            self._runs.clear()
         name = (exchange.principal, exchange.task, model, raw)
         reading = self._readings.get(name)
         if reading is None:
@@ -285,7 +292,7 @@ class InferenceRules:
             raise failure
         exchange.usage = count_usage(answer.outcomes)
         self._publish(exchange)
-        exchange.lines = _JSON + cache_lines(answer, exchange.asked.directives) + row_lines(answer)
+        exchange.lines = JSON + cache_lines(answer, exchange.asked.directives) + row_lines(answer)
         return self._reply(exchange, encode_answer(reading.body, answer, exchange.usage))
 
     def _hit(self, exchange: Exchange, job: Job, answer: Answer) -> Reply:
@@ -295,8 +302,8 @@ class InferenceRules:
             return reply
         _, reading = exchange.known()
         entry, _ = self._inference.peek(job, exchange.asked.directives)
-        event = exchange.event(wall=self._wall, now=self._now())
-        if entry is None or event is None:
+        run = self._run(exchange)
+        if entry is None or run is None:
             return reply
         reading.repeat = Repeat(
             entry=entry,
@@ -304,19 +311,36 @@ class InferenceRules:
             revision=exchange.revision,
             usage=exchange.usage,
             body=reply.body,
-            event=EventTemplate(event),
+            tail=b"content-length: %d\r\n\r\n%b" % (len(reply.body), reply.body),
+            run=run,
         )
         return reply
+
+    def _run(self, exchange: Exchange) -> Run | None:
+        """Return the run of all memory hits like this one."""
+        principal, _ = exchange.known()
+        name = (principal, exchange.task, exchange.model, exchange.revision)
+        run = self._runs.get(name)
+        if run is None:
+            event = exchange.event(wall=self._wall, now=self._now())
+            if event is None:
+                return None
+            if len(self._runs) >= _MOST_REMEMBERED:
+                self._runs.clear()
+            run = self._runs[name] = Run(event)
+        return run
 
     def _repeated(self, exchange: Exchange, repeat: Repeat, age: float) -> Reply:
         """Answer as the last time: all but id, times and limits is the same."""
         duration = self._now() - exchange.started
-        self._events.publish_encoded(repeat.event.payload(exchange.id, self._wall(), duration))
+        event = repeat.run.event
+        self._events.set_aside(event.size)
+        self._events.publish_encoded(event.payload(exchange.id, self._wall(), duration, 1))
         self._metrics.request(exchange.task, 200, duration)
         self._metrics.items(repeat.model, Source.HIT, 1)
         exchange.model, exchange.revision = repeat.model, repeat.revision
         exchange.usage = repeat.usage
-        exchange.lines = _HIT % age
+        exchange.lines = b"%b%d\r\n" % (HIT, age)
         return self._reply(exchange, repeat.body)
 
     def _publish(self, exchange: Exchange) -> None:
@@ -343,7 +367,7 @@ class InferenceRules:
 
     def _reply(self, exchange: Exchange, body: bytes) -> Reply:
         """Return the answer with the headers that every answer has."""
-        lines = b"%bx-request-id: %b%b" % (exchange.lines, exchange.id.encode(), _PRIVATE)
+        lines = b"%bx-request-id: %b%b" % (exchange.lines, exchange.id.encode(), PRIVATE)
         if exchange.decision is not None:
             lines += rate_limit_lines(exchange.decision)
         if exchange.is_body_due and exchange.expects:

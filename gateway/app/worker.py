@@ -22,6 +22,7 @@ from gateway.api.known_heads import KnownHeads
 from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
 from gateway.api.shortcut import Shortcut
+from gateway.api.turn import Turn
 from gateway.app.call_spans import CallSpans
 from gateway.app.figures import Figures
 from gateway.app.principals import PrincipalsFollower
@@ -261,5 +262,14 @@ class _Worker:
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
             return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
-        lane = FastLane(rules=rules, heads=heads)
+        turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
+        lane = FastLane(
+            rules=rules,
+            heads=heads,
+            limiter=self.limiter,
+            inference=inference,
+            runtimes=self.runtimes,
+            ids=ids,
+            turn=turn,
+        )
         return Doors(app, partial(FastLaneProtocol, lane=lane))

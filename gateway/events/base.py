@@ -16,10 +16,18 @@ class EventPublisher(Protocol):
         """
         ...
 
-    def publish_encoded(self, payload: bytes) -> None:
-        """Keep an event that is msgpack already; see `gateway.events.template`.
+    def set_aside(self, size: int) -> None:
+        """Make sure that an event of `size` bytes can be kept by `publish_encoded`.
 
         Raises:
-            EventLogUnavailable: as above.
+            EventLogUnavailable: it could not be.
         """
+        ...
+
+    def give_back(self, size: int) -> None:
+        """Keep no room any more for an event of `size` bytes that will not come."""
+        ...
+
+    def publish_encoded(self, payload: bytes) -> None:
+        """Keep an event that is msgpack already, in room that was set aside for exactly it."""
         ...

@@ -63,7 +63,7 @@ class EventLog:
         self._closed = False
         self._lock, self._map = self._open(directory)
         self._position = segment.HEADER.size
-        # A mark must always fit behind the last record.
+        # A mark must always fit behind the last record, and what room was set aside for before it.
         self._limit = segment_bytes - segment.MARK.size
 
     def publish(self, event: RequestEvent) -> None:
@@ -81,14 +81,23 @@ class EventLog:
         self._position = end
         self._sequence = sequence
 
+    def set_aside(self, size: int) -> None:
+        """Keep room for an event to come; see `EventPublisher`."""
+        size += segment.RECORD.size
+        if self._position + size > self._limit or size > segment.MAX_PAYLOAD_BYTES:
+            self._make_room(size)
+        self._limit -= size
+
+    def give_back(self, size: int) -> None:
+        """Keep no room for an event that will not come; see `EventPublisher`."""
+        self._limit += segment.RECORD.size + size
+
     def publish_encoded(self, payload: bytes) -> None:
-        """Keep an event that is encoded; see `EventPublisher`."""
+        """Keep an event that room was set aside for; see `EventPublisher`."""
         size = len(payload)
         begin = self._position
         end = begin + segment.RECORD.size + size
-        if end > self._limit or size > segment.MAX_PAYLOAD_BYTES:
-            end = self._make_room(segment.RECORD.size + size)
-            begin = self._position
+        self._limit += segment.RECORD.size + size
         sequence = self._sequence + 1
         checksum = segment.checksum(size, sequence, payload)
         self._map[begin:end] = segment.RECORD.pack(size, checksum, sequence) + payload

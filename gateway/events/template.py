@@ -1,4 +1,4 @@
-"""Events that differ from an earlier one by id, time and duration only, made without encoding.
+"""Events that differ from an earlier one by id, time, duration and count, made without encoding.
 
 A memory hit repeats an earlier one: the same tenant, key, model and usage. The event is encoded
 once, and what differs is put into its place.
@@ -13,25 +13,30 @@ from gateway.types import RequestEvent, RequestId
 _ID, _TIME, _DURATION = 0, 1, 8
 _NUMBERS = struct.Struct(">BQ")
 _FLOAT = struct.Struct(">Bd")
-_ARRAY, _STRING, _UINT64, _FLOAT64 = 0x90, 0xA0, 0xCF, 0xCB
+_COUNT = struct.Struct(">BH")
+_ARRAY, _STRING, _UINT64, _FLOAT64, _UINT16 = 0x90, 0xA0, 0xCF, 0xCB, 0xCD
 _encode = msgspec.msgpack.encode
 
 
 class EventTemplate:
-    """The encoding of `event`, open at its id (up to 31 bytes), time and duration."""
+    """The encoding of `event`, open at its id, time, duration and count.
 
-    __slots__ = ("_end", "_middle", "_start")
+    Ids are up to 31 bytes. `size` is that of a payload whose id is as long as the event's.
+    """
+
+    __slots__ = ("_end", "_middle", "_start", "size")
 
     def __init__(self, event: RequestEvent) -> None:
         fields = msgspec.structs.astuple(event)
         self._start = bytes([_ARRAY | len(fields)])
         self._middle = b"".join(map(_encode, fields[_TIME + 1 : _DURATION]))
-        self._end = b"".join(map(_encode, fields[_DURATION + 1 :]))
+        self._end = b"".join(map(_encode, fields[_DURATION + 1 : -1]))
+        self.size = len(self.payload(event.id, 0, 0.0, 1))
 
-    def payload(self, id_: RequestId, time: int, duration: float) -> bytes:
+    def payload(self, id_: RequestId, time: int, duration: float, count: int) -> bytes:
         """Return the event as msgpack; `time` in nanoseconds, `duration` in seconds."""
         text = id_.encode()
-        return b"%b%c%b%b%b%b%b" % (
+        return b"%b%c%b%b%b%b%b%b" % (
             self._start,
             _STRING | len(text),
             text,
@@ -39,4 +44,5 @@ class EventTemplate:
             self._middle,
             _FLOAT.pack(_FLOAT64, duration),
             self._end,
+            _COUNT.pack(_UINT16, count),
         )

@@ -57,7 +57,7 @@ class Recording:
         """Return sums over the whole ledger."""
         gaps, ranges = schema.gaps.c, schema.ranges.c
         queries = (
-            select(func.count()).select_from(schema.usage_events),
+            select(func.sum(schema.usage_events.c.requests)),
             select(func.count()).select_from(schema.dead_letters),
             select(func.sum(gaps.last - gaps.first + 1)),
             select(func.sum(ranges.last - ranges.first + 1)),
@@ -71,15 +71,28 @@ class Recording:
         for batch in batches:
             fit = [e for e in batch.events if _fits(e)]
             unfit = [_encode(e) for e in batch.events if not _fits(e)]
-            new = self._store.insert_new(connection, schema.usage_events, [_row(e) for e in fit])
+            new = self._insert(connection, fit)
             counted += new
-            duplicates += len(fit) - new
+            duplicates += sum(e.count for e in fit) - new
             dead += self._bury(connection, batch.log_id, "not an event", batch.wrong)
             dead += self._bury(connection, batch.log_id, "numbers out of range", unfit)
             if batch.lost:
                 lost += self._miss(connection, batch)
             self._advance(connection, batch)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
+
+    def _insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
+        """Add the events that are new; return how many requests those are."""
+        table, rows = schema.usage_events, [_row(e) for e in events]
+        attempt = connection.begin_nested()
+        new = self._store.insert_new(connection, table, rows)
+        if new in (0, len(rows)):
+            attempt.commit()
+            return sum(e.count for e in events) if new else 0
+        # Rarely some are known and some are not; each must say which, as it may be many.
+        attempt.rollback()
+        added = (self._store.insert_new(connection, table, [row]) for row in rows)
+        return sum(e.count * n for e, n in zip(events, added, strict=True))
 
     def _advance(self, connection: Connection, batch: Batch) -> None:
         """Move the mark over `batch`, if nothing before it is missing; else remember it."""
@@ -140,14 +153,15 @@ class Recording:
 def _fits(event: RequestEvent) -> bool:
     """Whether the columns can hold what `event` says."""
     used = event.usage
-    numbers = [event.time, event.status, used.items, used.hit, used.collapsed, used.computed]
-    numbers += [used.failed, used.rows, used.tokens]
+    each = [used.items, used.hit, used.collapsed, used.computed]
+    each += [used.failed, used.rows, used.tokens]
+    numbers = [event.time, event.status, event.count - 1, min(each), max(each) * event.count]
     short = len(event.id) <= 128 and len(event.tenant) <= 64 and len(event.key) <= 64  # noqa: PLR2004
     return short and min(numbers) >= 0 and max(numbers) <= _LARGEST
 
 
 def _row(event: RequestEvent) -> dict[str, object]:
-    used = event.usage
+    used, count = event.usage, event.count
     return {
         "id": event.id,
         "time": event.time,
@@ -156,14 +170,15 @@ def _row(event: RequestEvent) -> dict[str, object]:
         "model": event.model,
         "task": event.task,
         "status": event.status,
-        "items": used.items,
-        "hit": used.hit,
-        "collapsed": used.collapsed,
-        "computed": used.computed,
-        "failed": used.failed,
-        "rows": used.rows,
-        "tokens": used.tokens,
+        "items": used.items * count,
+        "hit": used.hit * count,
+        "collapsed": used.collapsed * count,
+        "computed": used.computed * count,
+        "failed": used.failed * count,
+        "rows": used.rows * count,
+        "tokens": used.tokens * count,
         "region": event.region,
         "revision": event.revision,
         "code": event.code,
+        "requests": count,
     }

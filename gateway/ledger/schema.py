@@ -15,7 +15,7 @@ from sqlalchemy import (
     Text,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 metadata: Final = MetaData()
 
 # SQLite numbers rows by itself only in a column of exactly this type.
@@ -76,9 +76,11 @@ usage_events: Final = Table(
     Column("region", Text, nullable=False),
     Column("revision", Text, nullable=False),
     Column("code", Text, nullable=False),
+    Column("requests", BigInteger, nullable=False, server_default="1"),
     Index("usage_events_tenant_time", "tenant", "time"),
     Index("usage_events_time", "time"),
 )
+"""A row is an event, or a run of them: `requests` ids from `id` on; its numbers are their sums."""
 
 high_water: Final = Table(
     "high_water",
@@ -131,6 +133,9 @@ prices: Final = Table(
     Column("token", BigInteger, nullable=False),
 )
 """Every price that was ever in force, and since when it was known."""
+
+UPGRADES: Final = {1: "ALTER TABLE usage_events ADD COLUMN requests BIGINT NOT NULL DEFAULT 1"}
+"""What makes of each older version's tables the next one's."""
 
 audit: Final = Table(
     "audit",

@@ -101,11 +101,13 @@ class Store:
             connection.execute(CreateTable(table, if_not_exists=True))
             for index in table.indexes:
                 connection.execute(CreateIndex(index, if_not_exists=True))
-        self.insert_new(connection, schema.schema_version, [{"version": schema.VERSION}])
-        newest = connection.scalar(
-            sqlalchemy.select(sqlalchemy.func.max(schema.schema_version.c.version))
-        )
-        if newest != schema.VERSION:
+        versions = schema.schema_version
+        newest = connection.scalar(sqlalchemy.select(sqlalchemy.func.max(versions.c.version)))
+        while newest in schema.UPGRADES:
+            connection.exec_driver_sql(schema.UPGRADES[newest])
+            newest += 1
+        self.insert_new(connection, versions, [{"version": newest or schema.VERSION}])
+        if newest not in (None, schema.VERSION):
             raise DependencyUnavailable(
                 f"the ledger has schema {newest}, this program knows {schema.VERSION}: update it"
             )

@@ -13,7 +13,7 @@ from gateway.ledger.types import GroupBy, Units, UsageRow
 
 _DAY: Final = 86_400 * 1_000_000_000
 _events: Final = schema.usage_events.c
-_SUMMED: Final = tuple(name for name in Units.__struct_fields__ if name != "requests")
+_SUMMED: Final = Units.__struct_fields__
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,14 +44,14 @@ class UsageQueries:
         found: list[Priced] = []
         for start, end in prices.periods(since, until):
             for row in self._rows(tenant, start, end, group_by):
-                *group, model, requests = row[: len(group_by) + 2]
-                sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 2 :]), strict=True))
+                *group, model = row[: len(group_by) + 1]
+                sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 1 :]), strict=True))
                 found.append(
                     Priced(
                         group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
                         model=model,
                         price=prices.at(model, start),
-                        units=Units(requests=int(requests), **sums),
+                        units=Units(**sums),
                     )
                 )
         return found
@@ -62,7 +62,7 @@ class UsageQueries:
         groups = [*(_column(g) for g in group_by), _events.model]
         sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
         query = (
-            select(*groups, func.count(), *sums)
+            select(*groups, *sums)
             .where(_events.time >= since, _events.time < until)
             .group_by(*groups)
             .order_by(*groups)

@@ -20,7 +20,7 @@ Headers = list[tuple[bytes, bytes]]
 def rate_limit_lines(decision: Decision) -> bytes:
     """Return the fields of an answer that `decision` let through, or refused, as header lines."""
     policies = decision.policies
-    template = _template(tuple([state.rule for state in policies])) if decision.allowed else b""
+    template = lines_for(tuple([state.rule for state in policies])) if decision.allowed else b""
     if not template:
         return b"".join([b"%b: %b\r\n" % field for field in rate_limit_headers(decision)])
     if len(policies) == 2:  # noqa: PLR2004 - the commonest: requests and items
@@ -69,6 +69,11 @@ def go_duration(seconds: float) -> bytes:
     milliseconds = ceil(seconds * 1000)
     if milliseconds < 1000:  # noqa: PLR2004 - a second
         return _MILLISECONDS[milliseconds] if milliseconds > 0 else b"0s"
+    return _go_duration(milliseconds)
+
+
+@lru_cache(maxsize=65_536)
+def _go_duration(milliseconds: int) -> bytes:
     whole, fraction = divmod(milliseconds, 1000)
     tail = f".{fraction:03d}".rstrip("0") if fraction else ""
     minutes, rest = divmod(whole, 60)
@@ -92,10 +97,11 @@ def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
 
 
 @lru_cache(maxsize=4096)
-def _template(rules: tuple[Rule, ...]) -> bytes:
+def lines_for(rules: tuple[Rule, ...]) -> bytes:
     """Return the lines for `rules`, numbers to be filled in; empty where units have rivals.
 
-    Where each unit has one policy, that is its tightest, and only the numbers differ.
+    Where each unit has one policy, that is its tightest, and only the numbers differ: for each
+    rule what remains and the seconds until its reset, then again both, the time as Go writes it.
     """
     if not rules or len({rule.unit for rule in rules}) < len(rules):
         return b""

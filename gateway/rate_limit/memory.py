@@ -16,6 +16,7 @@ from gateway.rate_limit.bucket import (
     refilled,
     refusal,
 )
+from gateway.rate_limit.spender import AskingSpender, Spender
 from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
@@ -79,6 +80,10 @@ class MemoryRateLimiter:
             shadowed=tuple([charge.rule for charge in over]),
             holds=tuple(holds),
         )
+
+    def spender(self, charges: Sequence[Charge]) -> Spender:
+        """Return what takes `charges` again and again."""
+        return AskingSpender(charges, ask=self.try_admit)
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide; there is nobody to ask."""

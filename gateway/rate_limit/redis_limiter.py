@@ -13,9 +13,12 @@ from redis.exceptions import RedisError
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
 from gateway.rate_limit.bucket import TOLERANCE, refusal
+from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import Lease, LeaseHold
 from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.script import TAKE, Part, script_arguments
+from gateway.rate_limit.spender import AskingSpender, LeaseSpender, Spender, is_plain
+from gateway.rate_limit.turns import let_go, outcome, tenant_of
 from gateway.tasks import TaskOwner
 from gateway.types import CONCURRENT
 
@@ -87,13 +90,26 @@ class RedisRateLimiter:
                     return self._known_refusal(charges, now)
                 over += (charge,)
             leases.append(lease)
-        self._by_lease += 1
         return self._spend(charges, leases, over, now)
+
+    def spender(self, charges: Sequence[Charge]) -> Spender:
+        """Return what takes `charges` again and again; see `gateway.rate_limit.spender`."""
+        leases = [
+            lease
+            for charge in charges
+            if (lease := self._leases.get(charge.bucket)) is not None and is_plain(charge)
+        ]
+        lines = lines_for(tuple([lease.rule for lease in leases]))
+        if not lines or len(leases) < len(charges):
+            return AskingSpender(charges, ask=self.try_admit)
+        return LeaseSpender(
+            charges, leases, lines=lines, monotonic=self._monotonic, took=self._took
+        )
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide, asking Redis where the leases do not reach."""
         while (decision := self.try_admit(charges)) is None:
-            tenant = _tenant(charges[0].bucket)
+            tenant = tenant_of(charges[0].bucket)
             turn = self._turns.get(tenant)
             # While one call finds out whether Redis is back, nobody else waits for it.
             is_trusted = turn is not None and self._breaker.state is BreakerState.CLOSED
@@ -102,14 +118,14 @@ class RedisRateLimiter:
             if turn is None:
                 asked = self._ask(tenant, charges)
                 try:
-                    decision = await _outcome(asked)
+                    decision = await outcome(asked)
                 except asyncio.CancelledError:
-                    asked.add_done_callback(_let_go)
+                    asked.add_done_callback(let_go)
                     raise
                 return decision or self._admit_by_share(charges)
             self._count_waiting(charges, 1)
             try:
-                answered = await _outcome(turn)
+                answered = await outcome(turn)
             finally:
                 self._count_waiting(charges, -1)
             if answered is None:
@@ -128,7 +144,7 @@ class RedisRateLimiter:
                 lease.usable_until - now < 2 * _SWEEP
             ):
                 charge = Charge(rule=lease.rule, bucket=bucket, amount=0)
-                returns.setdefault(_tenant(bucket), []).append(Part(charge=charge, lease=lease))
+                returns.setdefault(tenant_of(bucket), []).append(Part(charge=charge, lease=lease))
         turns = []
         for tenant, parts in returns.items():
             if tenant not in self._turns:
@@ -177,8 +193,7 @@ class RedisRateLimiter:
                 running_low = True
             if not charge.rule.shadow:
                 policies.append(lease.state(now))
-        if running_low:
-            self._renew(charges, leases, now)
+        self._took(charges, leases, now, running_low)
         self._shadowed += len(over)
         return Decision(
             allowed=True,
@@ -186,6 +201,17 @@ class RedisRateLimiter:
             shadowed=tuple([charge.rule for charge in over]) if over else (),
             holds=self._holds(charges, leases, over),
         )
+
+    def _took(
+        self,
+        charges: Sequence[Charge],
+        leases: Sequence[Lease],
+        now: float,
+        running_low: bool,  # noqa: FBT001 - positional, as this is part of every answer
+    ) -> None:
+        self._by_lease += 1
+        if running_low:
+            self._renew(charges, leases, now)
 
     def _known_refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
         """Refuse what no bucket can hold, and what Redis would only refuse again."""
@@ -232,7 +258,7 @@ class RedisRateLimiter:
 
     def _settled(self, bucket: str, lease: Lease) -> None:
         """Give a place back at once: there is no telling how long nobody here wants it."""
-        tenant = _tenant(bucket)
+        tenant = tenant_of(bucket)
         if lease.rule.unit != CONCURRENT or tenant in self._turns or self._closing.is_set():
             return  # the next turn has it, or the next sweep
         now = self._monotonic()
@@ -262,7 +288,7 @@ class RedisRateLimiter:
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
         """Ask for more before the lease is used up, which goes on being spent meanwhile."""
-        tenant = _tenant(charges[0].bucket)
+        tenant = tenant_of(charges[0].bucket)
         if tenant in self._turns or self._breaker.state is not BreakerState.CLOSED:
             return
         parts = []
@@ -347,7 +373,7 @@ class RedisRateLimiter:
     def _forget(self, bucket: str, lease: Lease, now: float) -> None:
         self._lapsed += lease.available
         lease.available = 0
-        if now - max(lease.at, lease.used_at) > _FORGET and _tenant(bucket) not in self._turns:
+        if now - max(lease.at, lease.used_at) > _FORGET and tenant_of(bucket) not in self._turns:
             del self._leases[bucket]
 
     def _count_waiting(self, charges: Sequence[Charge], sign: int) -> None:
@@ -368,21 +394,3 @@ class RedisRateLimiter:
         while self._turns:
             await asyncio.wait(list(self._turns.values()))
         await self.give_back(idle=0.0)
-
-
-async def _outcome(turn: asyncio.Future[Decision | None]) -> Decision | None:
-    """Wait for a future that others wait for too: cancelling this leaves it alone."""
-    await asyncio.wait((turn,))
-    return turn.result()
-
-
-def _let_go(asked: asyncio.Future[Decision | None]) -> None:
-    """Give back what was held for somebody who did not wait for it."""
-    decision = asked.result()
-    for hold in decision.holds if decision is not None else ():
-        hold.settle(0)
-
-
-def _tenant(bucket: str) -> str:
-    """Return the part of a bucket's name that all buckets of its tenant share."""
-    return bucket[: bucket.index("}") + 1]

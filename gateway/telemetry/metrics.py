@@ -119,13 +119,13 @@ class GatewayMetrics:
         self._row_counts: Tally[str] = Tally()
         self._token_counts: Tally[str] = Tally()
 
-    def request(self, task: str, status: int, duration: float) -> None:
-        """Count an answered request that took `duration` seconds."""
+    def request(self, task: str, status: int, duration: float, count: int = 1) -> None:
+        """Count answered requests that took `duration` seconds each."""
         durations = self._durations.get((task, status))
         if durations is None:
             durations = self._durations[task, status] = _Durations()
-        durations.counts[bisect_left(_SECONDS, duration)] += 1
-        durations.total += duration
+        durations.counts[bisect_left(_SECONDS, duration)] += count
+        durations.total += duration * count
 
     def items(self, model: str, source: str, count: int) -> None:
         """Count `count` items of `model` that ended as `source`."""

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from gateway.events.block import MalformedBlock, Unpacker, from_fields
+from gateway.events.run import ids_of
 from gateway.redis_connection import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
@@ -90,13 +91,14 @@ class RequestLog:
 
     def _write(self, entries: Sequence[Entry]) -> None:
         events = [event for entry in entries for event in self._events(entry)]
+        count = sum(event.count for event in events)
         try:
-            self._file.append(b"".join(request_line(event) for event in events))
+            self._file.append(b"".join(map(request_lines, events)))
         except OSError as error:
-            self._dropped += len(events)
+            self._dropped += count
             _log.warning("request log lines are lost", extra={"reason": type(error).__name__})
             return
-        self._lines += len(events)
+        self._lines += count
 
     def _events(self, entry: Entry) -> list[RequestEvent]:
         try:
@@ -106,12 +108,17 @@ class RequestLog:
             return []
 
 
-def request_line(event: RequestEvent) -> bytes:
-    """Return `event` as a line of JSON."""
+def request_lines(event: RequestEvent) -> bytes:
+    """Return `event` as lines of JSON, one for each request that it stands for."""
     moment = datetime.fromtimestamp(event.time // 1_000_000_000, UTC)
     fields = msgspec.structs.asdict(event)
     fields["time"] = moment.replace(microsecond=event.time % 1_000_000_000 // 1_000)
-    return _encode(fields) + b"\n"
+    del fields["count"]
+    line = _encode(fields) + b"\n"
+    if event.count == 1:
+        return line
+    start, _, rest = line.partition(event.id.encode())
+    return b"".join([start + id_.encode() + rest for id_ in ids_of(event)])
 
 
 async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:

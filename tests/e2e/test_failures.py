@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.events.run import ids_from
 from tests.support.system import System, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -129,6 +130,7 @@ def events(system: System) -> list[str]:
     """Return the ids of all events in the ledger, one for each time it was counted."""
     ledger = sqlite3.connect(f"file:{system.data_dir / 'ledger.db'}?mode=ro", uri=True)
     try:
-        return [row[0] for row in ledger.execute("select id from usage_events")]
+        rows = ledger.execute("select id, requests from usage_events")
+        return [id_ for first, count in rows for id_ in ids_from(first, count)]
     finally:
         ledger.close()

@@ -11,11 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
 from gateway.api.exchange import RequestIds
+from gateway.api.fast_lane import FastLane
 from gateway.api.health import Readiness
 from gateway.api.inference import InferenceDoor
+from gateway.api.known_heads import KnownHeads
 from gateway.api.metadata import UsageLine
 from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
+from gateway.api.turn import Turn
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsEntry
@@ -103,6 +106,21 @@ class Api:
             ids=ids,
             loop_time=self.scene.loop_time,
             wall=lambda: 7,
+        )
+        self.lane = FastLane(
+            rules=rules,
+            heads=KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes),
+            limiter=limiter,
+            inference=self.scene.inference,
+            runtimes=self.runtimes,
+            ids=ids,
+            turn=Turn(
+                ids=ids,
+                events=self.events,
+                metrics=self.metrics,
+                loop_time=self.scene.loop_time,
+                wall=lambda: 7,
+            ),
         )
         self.door = door = InferenceDoor(rules=rules, tracer=NullTracer())
         return build_api(

@@ -11,8 +11,7 @@ import uvicorn
 from typing_extensions import override
 from uvicorn.server import ServerState
 
-from gateway.api.fast_lane import FastLane, FastLaneProtocol
-from gateway.api.known_heads import KnownHeads
+from gateway.api.fast_lane import FastLaneProtocol
 from gateway.api.shortcut import Shortcut
 from gateway.config.document import LimitsEntry, RequestEntry
 from gateway.corked import CorkedProtocol
@@ -79,8 +78,7 @@ class Door:
         app = Shortcut(self.api.application, self.api.door)
         protocol: Any = CorkedProtocol
         if fast:
-            heads = KnownHeads(rules=self.api.rules, keys=self.api.keys, runtimes=self.api.runtimes)
-            protocol = partial(FastLaneProtocol, lane=FastLane(rules=self.api.rules, heads=heads))
+            protocol = partial(FastLaneProtocol, lane=self.api.lane)
         self._config = uvicorn.Config(
             app, loop="none", http=protocol, ws="none", lifespan="off", log_config=None
         )
@@ -133,6 +131,7 @@ class Door:
         found = [
             (e.tenant, e.key, e.model, e.task, e.status, e.usage, e.revision, e.code)
             for e in self.api.events.events
+            for _ in range(e.count)
         ]
         self.api.events.events.clear()
         return found

@@ -34,6 +34,12 @@ def make_event(
     )
 
 
+def make_run(first: str, *, count: int, usage: Usage | None = None) -> RequestEvent:
+    """Return the run of `count` requests whose ids begin with `first`."""
+    event = make_event(1, usage=usage)
+    return msgspec.structs.replace(event, id=RequestId(first), count=count)
+
+
 def make_usage(
     *,
     hit: int = 0,
@@ -61,6 +67,7 @@ class RecordedEvents:
     def __init__(self) -> None:
         self.events: list[RequestEvent] = []
         self.failing = False
+        self._promised: list[int] = []
 
     def publish(self, event: RequestEvent) -> None:
         """Keep `event`."""
@@ -68,6 +75,17 @@ class RecordedEvents:
             raise EventLogUnavailable("the event log is made to fail")
         self.events.append(event)
 
+    def set_aside(self, size: int) -> None:
+        """Refuse here what would be refused."""
+        if self.failing:
+            raise EventLogUnavailable("the event log is made to fail")
+        self._promised.append(size)
+
+    def give_back(self, size: int) -> None:
+        """Forget a promise."""
+        self._promised.remove(size)
+
     def publish_encoded(self, payload: bytes) -> None:
         """Keep the event that `payload` is."""
-        self.publish(msgspec.msgpack.decode(payload, type=RequestEvent))
+        self._promised.remove(len(payload))
+        self.events.append(msgspec.msgpack.decode(payload, type=RequestEvent))

@@ -49,13 +49,20 @@ class Models:
     def __init__(self, *infos: ModelInfo) -> None:
         self.infos = {info.name: info for info in infos}
         self.bug: Exception | None = None
+        self._served: dict[str, ServedModel] = {}
 
     def model(self, name: str) -> ServedModel | None:
         """Return the model of that name."""
         if self.bug is not None:
             raise self.bug
         info = self.infos.get(name)
-        return ServedModel(info=info, regions=(RegionName("eu"),)) if info else None
+        if info is None:
+            return None
+        served = self._served.get(name)
+        if served is None or served.info is not info:
+            # The same object while nothing changes, as the fleet's: what was decided holds.
+            served = self._served[name] = ServedModel(info=info, regions=(RegionName("eu"),))
+        return served
 
     def knows_models(self) -> bool:
         """Tell whether there is any."""

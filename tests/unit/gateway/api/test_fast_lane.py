@@ -1,8 +1,11 @@
 """The fast lane on one connection: at once, in order, and no faster than its peer reads."""
 
+import re
+
 import msgspec
 import pytest
 
+from gateway.events.run import ids_of
 from tests.support.api import KEY
 from tests.support.doors import Door
 from tests.support.waiting import until
@@ -102,3 +105,50 @@ async def test_a_connection_that_fell_silent_is_closed(door: Door) -> None:
 
     assert not door.transport.is_closing()
     await until(door.transport.is_closing, what="closed")
+
+
+async def test_no_answer_leaves_before_its_event_is_kept(door: Door) -> None:
+    await door.send(ask("known"))
+    await door.send(ask("known"))
+    door.events()
+    seen: list[tuple[bool, int]] = []
+
+    def look() -> None:
+        seen.append((bool(door.transport.written), sum(e.count for e in door.api.events.events)))
+
+    door.protocol.data_received(ask("known"))
+    look()
+    await door.rest()
+    look()
+
+    assert seen == [(False, 0), (True, 1)]
+
+
+async def test_a_known_request_is_told_when_its_event_cannot_be_kept(door: Door) -> None:
+    await door.send(ask("known"))
+    await door.send(ask("known"))
+    door.api.events.failing = True
+
+    refused = await door.send(ask("known"))
+    door.api.events.failing = False
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b'"event_log_unavailable"' in refused
+    assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 200")
+
+
+async def test_hits_on_several_connections_are_one_event(door: Door) -> None:
+    await door.send(ask("known"))
+    await door.send(ask("known"))
+    door.events()
+    first, transport = door.protocol, door.transport
+    door.connect()
+
+    for protocol in (first, door.protocol, first):
+        protocol.data_received(ask("known"))
+    await door.rest()
+
+    assert [event.count for event in door.api.events.events] == [3]
+    ids = re.findall(rb"req_[0-9a-f]+", bytes(transport.written + door.transport.written))
+    known = [id_.encode() for e in door.api.events.events for id_ in ids_of(e)]
+    assert sorted(ids) == sorted(known)

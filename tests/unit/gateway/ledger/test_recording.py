@@ -1,6 +1,7 @@
 """An event is counted once, however often and in whatever order it arrives."""
 
 import itertools
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import msgspec
 import pytest
 
 from gateway.errors import DependencyUnavailable
+from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.store import to_datetime
 from gateway.ledger.types import Batch
-from tests.support.events import make_event, make_usage
+from tests.support.events import START, make_event, make_run, make_usage
 from tests.support.ledgers import ledger_url, open_ledger
 
 
@@ -108,3 +111,46 @@ def test_nothing_is_recorded_when_the_transaction_fails(ledger: Ledger, tmp_path
 def test_an_unknown_log_has_a_mark_of_nothing(ledger: Ledger) -> None:
     assert ledger.high_water(["w9-9"]) == {"w9-9": 0}
     assert ledger.high_water([]) == {}
+
+
+def test_a_run_counts_as_all_its_requests_and_once(ledger: Ledger) -> None:
+    run = make_run("req_00000000ff", count=30, usage=make_usage(hit=2))
+    block = Batch(log_id="w0-1", first=1, last=2, events=[run, make_event(1)])
+
+    once = ledger.record_batches([block])
+    again = ledger.record_batches([block])
+
+    assert (once.counted, once.duplicates) == (31, 0)
+    assert (again.counted, again.duplicates) == (0, 31)
+    assert ledger.statistics().events == 31
+    (row,) = ledger.usage(None, to_datetime(START), to_datetime(START + 1_000_000_000))
+    assert (row.units.requests, row.units.items, row.units.hit) == (31, 61, 61)
+
+
+def test_of_runs_that_come_again_with_new_ones_only_the_new_count(ledger: Ledger) -> None:
+    runs = [make_run(f"req_{number:010x}", count=5) for number in (0, 16, 32)]
+    ledger.record("w0-1", 2, runs[:2])
+
+    recorded = ledger.record_batches([Batch(log_id="w0-1", first=2, last=3, events=runs[1:])])
+
+    assert (recorded.counted, recorded.duplicates) == (5, 5)
+    assert ledger.statistics().events == 15
+
+
+def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Its rows are events of one request each."""
+    path = tmp_path / "old.db"
+    with sqlite3.connect(path) as old:
+        columns = [c.name for c in schema.usage_events.columns if c.name != "requests"]
+        old.execute(f"CREATE TABLE usage_events ({', '.join(columns)}, PRIMARY KEY (id))")
+        old.execute("CREATE TABLE schema_version (version INTEGER PRIMARY KEY)")
+        old.execute("INSERT INTO schema_version VALUES (1)")
+        old.execute("INSERT INTO usage_events (id) VALUES ('req_old')")
+    old.close()
+
+    for _ in range(2):
+        with Ledger(f"sqlite:///{path}") as ledger:
+            assert ledger.statistics().events == 1
+    with Ledger(f"sqlite:///{path}") as ledger:
+        ledger.record("w0-1", 1, [make_run("req_00000000ff", count=2)])
+        assert ledger.statistics().events == 3

@@ -2,12 +2,12 @@
 
 import msgspec
 
-from gateway.workers.request_log import request_line
-from tests.support.events import make_event
+from gateway.workers.request_log import request_lines
+from tests.support.events import make_event, make_run
 
 
 def test_a_line_is_one_json_object_with_a_readable_time() -> None:
-    line = request_line(make_event(1))
+    line = request_lines(make_event(1))
 
     assert line.endswith(b"}\n")
     assert line.count(b"\n") == 1
@@ -19,4 +19,15 @@ def test_a_line_is_one_json_object_with_a_readable_time() -> None:
 
 
 def test_a_newline_in_a_name_stays_within_the_line() -> None:
-    assert request_line(make_event(1, model="a\nb")).count(b"\n") == 1
+    assert request_lines(make_event(1, model="a\nb")).count(b"\n") == 1
+
+
+def test_a_run_has_a_line_for_each_of_its_requests() -> None:
+    lines = request_lines(make_run("req_00000000ff", count=2)).splitlines()
+
+    assert [msgspec.json.decode(line)["id"] for line in lines] == [
+        "req_00000000ff",
+        "req_0000000100",
+    ]
+    assert lines[0].replace(b"00000000ff", b"0000000100") == lines[1]
+    assert "count" not in msgspec.json.decode(lines[0])

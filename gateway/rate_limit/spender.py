@@ -1,0 +1,103 @@
+"""Takes the same charges again and again, for answers that cost next to nothing."""
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Protocol
+
+from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.bucket import rate
+from gateway.rate_limit.headers import go_duration, rate_limit_lines
+from gateway.rate_limit.lease import Lease
+from gateway.types import CONCURRENT
+
+
+class Spender(Protocol):
+    """Takes charges that it was made for."""
+
+    def spend(self) -> bytes | None:
+        """Take them all and return the header lines; `None`, and nothing taken, where it cannot."""
+        ...
+
+
+def is_plain(charge: Charge) -> bool:
+    """Return whether a `LeaseSpender` knows what `charge` needs: units of a bucket that refills."""
+    rule = charge.rule
+    return bool(charge.amount and rate(rule)) and not (
+        charge.hold or rule.shadow or rule.unit == CONCURRENT
+    )
+
+
+class AskingSpender:
+    """A `Spender` that asks a limiter's `try_admit`."""
+
+    def __init__(
+        self, charges: Sequence[Charge], *, ask: Callable[[Sequence[Charge]], Decision | None]
+    ) -> None:
+        self._charges = charges
+        self._ask = ask
+
+    def spend(self) -> bytes | None:
+        """Take the charges; see `Spender`."""
+        decision = self._ask(self._charges)
+        if decision is None or not decision.allowed:
+            return None
+        return rate_limit_lines(decision)
+
+
+class LeaseSpender:
+    """A `Spender` that decides as `RedisRateLimiter.try_admit` does, at a third of its cost.
+
+    `took` hears of each time, and whether leases run low; `lines` are to be filled with how the
+    leases stand. A lease that its limiter has forgotten holds nothing and is granted nothing: it
+    ends the use of this object, not the limits.
+    """
+
+    def __init__(
+        self,
+        charges: Sequence[Charge],
+        leases: Sequence[Lease],
+        *,
+        lines: bytes,
+        monotonic: Callable[[], float],
+        took: Callable[[Sequence[Charge], Sequence[Lease], float, bool], None],
+    ) -> None:
+        self._charges = charges
+        self._leases = leases
+        self._parts = [(lease, c.amount) for lease, c in zip(leases, charges, strict=True)]
+        self._lines = lines
+        self._monotonic = monotonic
+        self._took = took
+
+    def spend(self) -> bytes | None:
+        """Take the charges; see `Spender`."""
+        now = self._monotonic()
+        for lease, amount in self._parts:
+            if lease.available < amount or lease.usable_until <= now:
+                return None
+        running_low = False
+        short: list[bytes | int] = []
+        long: list[bytes | int] = []
+        for lease, amount in self._parts:
+            available = lease.available - amount
+            lease.available = available
+            lease.spent += amount
+            lease.used_at = now
+            if available < lease.low:
+                running_low = True
+            # As `Lease.state`, which would be called for each.
+            capacity = lease.rule.capacity
+            level = lease.level + (now - lease.at) * lease.refill
+            if level < capacity:
+                level += available
+            if level < capacity:
+                remaining, reset = (
+                    int(level) if level > 0.0 else 0,
+                    (capacity - level) / lease.refill,
+                )
+                short += (remaining, ceil(reset))
+                long += (remaining, go_duration(reset))
+            else:
+                short += (capacity, 0)
+                long += (capacity, b"0s")
+        self._took(self._charges, self._leases, now, running_low)
+        return self._lines % (*short, *long)

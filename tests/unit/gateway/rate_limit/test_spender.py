@@ -1,0 +1,63 @@
+"""A spender decides and tells as its limiter does, and takes nothing where it cannot."""
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.rate_limit.base import Charge
+from gateway.rate_limit.headers import rate_limit_lines
+from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.rate_limit.spender import LeaseSpender
+from gateway.types import Rule
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.anyio
+_RULES = (
+    Rule(name="minute", unit="requests", capacity=1_000, window=60.0),
+    Rule(name="items", unit="items", capacity=5_000, window=60.0),
+)
+_CHARGES = tuple(Charge(rule=rule, bucket=f"rl:{{a}}:t:{rule.name}", amount=1) for rule in _RULES)
+
+
+async def leased(url: str, clock: Clock) -> tuple[RedisRateLimiter, Redis]:
+    """Return a limiter that holds leases on both buckets."""
+    redis = Redis.from_url(url)
+    await redis.flushdb()
+    limiter = RedisRateLimiter(redis=redis, holder="w", local_share=0.1, monotonic=clock)
+    for _ in range(3):
+        assert (await limiter.admit(_CHARGES)).allowed
+        clock.advance(0.001)
+    return limiter, redis
+
+
+async def test_it_tells_what_the_limiter_would_have_told(valkey: str) -> None:
+    clocks = Clock(), Clock()
+    (asked, one), (spent, two) = [await leased(valkey, clock) for clock in clocks]
+    spender = spent.spender(_CHARGES)
+    assert isinstance(spender, LeaseSpender)
+
+    ended = False
+    for step in (0.0, 0.0, 0.01, 0.3, 0.0, 0.2, 5.0) * 4:
+        for clock in clocks:
+            clock.advance(step)
+        decision = asked.try_admit(_CHARGES)
+        lines = spender.spend()
+        assert lines == (rate_limit_lines(decision) if decision is not None else None)
+        ended = ended or lines is None
+
+    assert ended
+    assert spent.statistics().admitted_by_lease == asked.statistics().admitted_by_lease
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_over_any_limiter_it_takes_nothing_that_is_refused() -> None:
+    limiter = MemoryRateLimiter(monotonic=Clock())
+    charges = (Charge(rule=_RULES[0], bucket="b", amount=400),)
+    spender = limiter.spender(charges)
+
+    told = [spender.spend() for _ in range(3)]
+
+    assert [lines is None for lines in told] == [False, False, True]
+    left = limiter.try_admit((Charge(rule=_RULES[0], bucket="b", amount=200),))
+    assert left.allowed
