@@ -33,6 +33,11 @@ class Moment:
         """Return the seconds after which `member` should answer."""
         return member.finish_time(self.now, self.slow_start)
 
+    def wait(self, member: Member) -> float:
+        """Return the seconds of that which are not the item's own: it takes those anywhere."""
+        own = member.item_time() / member.share(self.now, self.slow_start)
+        return self.finish(member) - own
+
     def cost(self, member: Member) -> float:
         """Return that, more for a lesser weight: the member of least cost is chosen."""
         return self.finish(member) / member.endpoint.weight

@@ -22,7 +22,7 @@ def easy_tier(tiers: Sequence[Tier], moment: Moment, spill_after: float) -> Tier
     first = tiers[0]
     if not all(member.is_available(moment.now) for member in first):
         return None
-    return first if any(moment.finish(member) <= spill_after for member in first) else None
+    return first if any(moment.wait(member) <= spill_after for member in first) else None
 
 
 def available_tiers(tiers: Sequence[Tier], now: float, panic_threshold: float) -> list[Tier]:
@@ -55,7 +55,8 @@ def choose_tier(
     if len(tiers) == 1:
         return first
     soonest = _finish(first, moment)
-    if soonest <= spill_after or first[0].endpoint.overflow:
+    waits = min(map(moment.wait, first))
+    if waits <= spill_after or first[0].endpoint.overflow:
         return first
     others = [(tier, _finish(tier, moment)) for tier in tiers[1:]]
     normal = [(tier, at) for tier, at in others if not tier[0].endpoint.overflow and at < soonest]

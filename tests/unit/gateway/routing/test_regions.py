@@ -42,6 +42,10 @@ def test_the_preferred_region_keeps_what_it_finishes_soon() -> None:
     assert shares(tier("eu", queued=0.03), tier("us")) == {"eu-0": 1000}
 
 
+def test_an_item_that_takes_long_by_itself_does_not_wait() -> None:
+    assert shares(tier("eu", speed=5.0), tier("us", speed=5.0)) == {"eu-0": 1000}
+
+
 def test_what_would_wait_goes_where_it_finishes_sooner() -> None:
     assert shares(tier("eu", queued=0.5), tier("us")) == {"us-0": 1000}
     assert shares(tier("eu", queued=0.5), tier("us", queued=0.6)) == {"eu-0": 1000}
