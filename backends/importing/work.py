@@ -19,7 +19,8 @@ from backends.repository.description import describe_model
 from backends.repository.manifest import NAME
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
-from backends.tuning.gate_options import Say, Wanted, make_variant
+from backends.tuning.gate_options import Wanted, make_variant
+from backends.tuning.profile import Say
 
 _STAGING = ".importing-"
 

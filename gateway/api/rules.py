@@ -40,7 +40,6 @@ from gateway.errors import (
     MethodNotAllowed,
     PayloadTooLarge,
     PermissionDenied,
-    RateLimited,
     UpstreamUnavailable,
 )
 from gateway.events.base import EventPublisher
@@ -49,6 +48,7 @@ from gateway.inference import Inference, Job
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines
+from gateway.rate_limit.refusals import beyond_limit
 from gateway.rate_limit.spender import Spender
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
@@ -249,7 +249,8 @@ class InferenceRules:
         """Return the work of a request that is within its limits and its key's rights."""
         exchange.admitted = self._now()
         if not decision.allowed:
-            raise self._refused(decision)
+            self._metrics.rate_limited(decision.violated.name if decision.violated else "unknown")
+            raise beyond_limit(decision)
         for watched in decision.shadowed:
             self._metrics.shadowed(watched.name)
         principal, reading = exchange.known()
@@ -262,25 +263,6 @@ class InferenceRules:
         reading.repeat = None
         reading.job = job = self._inference.prepare(request, principal, exchange.runtime)
         return job
-
-    def _refused(self, decision: Decision) -> RateLimited:
-        rule = decision.violated
-        name = rule.name if rule is not None else "unknown"
-        self._metrics.rate_limited(name)
-        unit = rule.unit if rule is not None else "requests"
-        if decision.impossible and rule is not None:
-            return RateLimited(
-                f"The limit `{name}` never allows more than {rule.capacity} {unit} at once;"
-                f" send fewer {unit} in one request."
-            )
-        if rule is not None and rule.period:
-            return RateLimited(
-                f"The {rule.period}'s {rule.capacity} {unit} of `{name}` are used up; they begin"
-                f" anew with the next {rule.period}."
-            )
-        return RateLimited(
-            f"The limit `{name}` of {unit} is used up; wait as `Retry-After` says, or send fewer."
-        )
 
     def _answered(self, exchange: Exchange, answer: Answer) -> Reply:
         _, reading = exchange.known()

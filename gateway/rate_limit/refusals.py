@@ -1,0 +1,24 @@
+"""What a caller is told whose request is beyond a limit."""
+
+from gateway.errors import RateLimited
+from gateway.rate_limit.base import Decision
+
+
+def beyond_limit(decision: Decision) -> RateLimited:
+    """Return the error of a request that `decision` refused."""
+    rule = decision.violated
+    name = rule.name if rule is not None else "unknown"
+    unit = rule.unit if rule is not None else "requests"
+    if decision.impossible and rule is not None:
+        return RateLimited(
+            f"The limit `{name}` never allows more than {rule.capacity} {unit} at once;"
+            f" send fewer {unit} in one request."
+        )
+    if rule is not None and rule.period:
+        return RateLimited(
+            f"The {rule.period}'s {rule.capacity} {unit} of `{name}` are used up; they begin"
+            f" anew with the next {rule.period}."
+        )
+    return RateLimited(
+        f"The limit `{name}` of {unit} is used up; wait as `Retry-After` says, or send fewer."
+    )
