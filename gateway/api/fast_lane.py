@@ -93,7 +93,13 @@ class FastLane:
         exchange.body_is_read()
         reply = self._rules.reply_now(exchange, "", body)
         reading = exchange.reading
-        if reading is not None and reading.repeat is not None and head.is_plain:
+        if (
+            reading is not None
+            and reading.repeat is not None
+            and head.is_plain
+            # A limit that is only tried out counts what it would have refused, on the longer way.
+            and not any(charge.rule.shadow for charge in reading.charges)
+        ):
             spender = self._limiter.spender(reading.charges)
             self.heads.remember(request, KnownRequest(reading=reading, spender=spender))
         return reply or exchange
