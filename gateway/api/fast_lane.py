@@ -76,8 +76,13 @@ class FastLane:
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         return b"%b%d\r\nx-request-id: %b%010x%b%b%b" % (
-            *(self._hit_lines, age, self._id_prefix, run.add()),
-            *(PRIVATE, limits, repeat.tail),
+            self._hit_lines,
+            age,
+            self._id_prefix,
+            run.add(),
+            PRIVATE,
+            limits,
+            repeat.tail,
         )
 
     def reply(self, head: KnownHead, body: bytes, *, request: bytes) -> Reply | Exchange:

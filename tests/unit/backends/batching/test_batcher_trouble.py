@@ -168,7 +168,7 @@ async def test_a_row_in_flight_runs_in_time_for_whoever_has_the_least_of_it() ->
         gate.open()
         await asyncio.gather(first, patient, other, hurried)
 
-    assert executor.shapes == [(1, 3), (1, 2), (1, 60)]
+    assert list(executor.shapes) == [(1, 3), (1, 2), (1, 60)]
 
 
 async def test_rows_asked_twice_by_one_item_run_once() -> None:
