@@ -143,7 +143,17 @@ class Inference:
 
     def recall(self, job: Job, runtime: Runtime) -> tuple[Entry | None, float]:
         """Return what `peek` does for a caller without wishes, nothing where `holds` does not."""
-        return self.peek(job, _NO_WISHES) if self._holds(job.plan, runtime) else (None, 0.0)
+        # All of it in one place: this is a tenth of a memory hit.
+        plan = job.plan
+        if (
+            plan.runtime is not runtime
+            or plan.model is not self._models.model(plan.model.info.name)
+            or plan.entry.cache_ttl <= 0
+        ):
+            return None, 0.0
+        now = self._wall()
+        entry = self._cache.peek(job.keys[0], now)
+        return entry, 0.0 if entry is None else max(0.0, now - entry.stored_at)
 
     def peek(self, job: Job, directives: CacheDirectives) -> tuple[Entry | None, float]:
         """Return the entry that answers a job of one item, if memory has it, and its age."""
