@@ -99,6 +99,10 @@ class RedisRateLimiter:
             for charge in charges
             if (lease := self._leases.get(charge.bucket)) is not None and is_plain(charge)
         ]
+        if len(leases) == len(charges):
+            # What they were asked for by may have changed since; a spender tells of one rule only.
+            for charge, lease in zip(charges, leases, strict=True):
+                lease.follow(charge.rule)
         lines = lines_for(tuple([lease.rule for lease in leases]))
         if not lines or len(leases) < len(charges):
             return AskingSpender(charges, ask=self.try_admit)
@@ -294,6 +298,7 @@ class RedisRateLimiter:
         parts = []
         for charge, lease in zip(charges, leases, strict=True):
             lease.low = 0
+            lease.follow(charge.rule)
             usable = lease.usable(now)
             kept = usable + lease.keep(now)
             want = max(0, lease.wanted(0, now) - usable)
