@@ -94,17 +94,13 @@ class RedisRateLimiter:
 
     def spender(self, charges: Sequence[Charge]) -> Spender:
         """Return what takes `charges` again and again; see `gateway.rate_limit.spender`."""
-        leases = [
-            lease
-            for charge in charges
-            if (lease := self._leases.get(charge.bucket)) is not None and is_plain(charge)
-        ]
-        if len(leases) == len(charges):
-            # What they were asked for by may have changed since; a spender tells of one rule only.
-            for charge, lease in zip(charges, leases, strict=True):
-                lease.follow(charge.rule)
+        leases = [lease for c in charges if (lease := self._leases.get(c.bucket)) and is_plain(c)]
+        if len(leases) < len(charges):
+            return AskingSpender(charges, ask=self.try_admit)
+        for charge, lease in zip(charges, leases, strict=True):
+            lease.follow(charge.rule)  # it may have changed since; a spender tells of one rule only
         lines = lines_for(tuple([lease.rule for lease in leases]))
-        if not lines or len(leases) < len(charges):
+        if not lines:
             return AskingSpender(charges, ask=self.try_admit)
         return LeaseSpender(
             charges, leases, lines=lines, monotonic=self._monotonic, took=self._took
