@@ -70,6 +70,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     weight: float = 1.0
     overflow: bool = False
+    server_name: str = ""
+    """The name its certificate must hold; empty is the host of `url`."""
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,9 +49,10 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @main.command("dispatch")
 @click.option("--count", default=5000, show_default=True, help="Items of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
-def dispatch_command(*, count: int, rounds: int) -> None:
+@click.option("--tls", "over_tls", is_flag=True, help="Measure over TLS, too.")
+def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
     """Processor time of the gateway for each item that it misses."""
-    dispatch.measure(count=count, rounds=rounds)
+    dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
 
 
 @main.command("threads")

@@ -59,6 +59,7 @@ from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.tls import client_tls
 
 _STATE_TIMEOUT = 1.0
 # Work that no request waits for any more: those had their time while the server drained.
@@ -161,7 +162,9 @@ class _Worker:
     def _make_routing(self) -> None:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self.fleet = Fleet(clock=self.loop_time, random=chooser)
-        self.client = HttpBackendClient(token=self.settings.backend_token)
+        self.client = HttpBackendClient(
+            token=self.settings.backend_token, tls=client_tls(self.settings)
+        )
         self._configure(self.runtimes.current)
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
         # Until the new backends were heard of, the old ones serve.

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.document import Document, LimitsEntry, PriceEntry, RegionEntry
+from gateway.config.document import BackendEntry, Document, LimitsEntry, PriceEntry, RegionEntry
 from gateway.config.shape import Finding
 from gateway.config.tree import Path
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
@@ -91,6 +92,7 @@ def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:
                     yield Finding((*path, "id"), f"another backend is called `{backend.id}`")
                 owners[backend.id] = path
                 yield from _url(backend.url, (*path, "url"))
+                yield from _server_name(backend, (*path, "server_name"))
                 yield from _positive(backend.weight, (*path, "weight"))
         yield from _unique([pool.name for pool in region.pools], (*here, "pools"), "name")
     yield from _unique([region.name for region in regions], ("regions",), "name")
@@ -174,6 +176,14 @@ def _url(url: str, path: Path) -> Iterator[Finding]:
         valid = valid and not (parts.query or parts.fragment or parts.username)
     if not valid:
         yield Finding(path, "must be a URL such as `http://10.0.0.5:9000`")
+
+
+def _server_name(backend: BackendEntry, path: Path) -> Iterator[Finding]:
+    name = backend.server_name
+    if name and not _HOST.fullmatch(name):
+        yield Finding(path, f"`{name[:80]}` must be a host name such as `backends.example.com`")
+    elif name and not backend.url.startswith("https://"):
+        yield Finding(path, "no certificate is looked at unless the URL begins with `https://`")
 
 
 def _named(name: str, path: Path) -> Iterator[Finding]:

@@ -16,6 +16,8 @@ class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     id: str
     url: str
     weight: float = 1.0
+    server_name: str = ""
+    """The name its certificate must hold, where that is not the host of `url`."""
 
 
 class PoolEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

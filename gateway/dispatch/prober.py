@@ -1,6 +1,7 @@
 """Asks every backend for its state, again and again, and tells the fleet."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from random import Random
 from types import TracebackType
@@ -13,6 +14,7 @@ from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.tasks import OwnedTasks
 
+_log = logging.getLogger(__name__)
 # Probes of one backend are so many seconds apart, however often one is asked for.
 MIN_INTERVAL = 0.05
 # How long a start waits for backends that are not ready: while none is, and once one is.
@@ -32,6 +34,22 @@ class _Watch:
         # Those who wait for a probe that begins after they asked.
         self.asked: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    def tell(self, found: BackendState | ProbeFailure) -> None:
+        """Log what keeps the backend from being used, once, and when that is over."""
+        if isinstance(found, ProbeFailure):
+            trouble = found.detail
+        else:
+            trouble = "" if found.ready else ", ".join(found.missing) or "it does not say why"
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        backend = {"backend": self.endpoint.backend, "region": self.endpoint.region}
+        if trouble:
+            _log.warning("a backend is not ready", extra={**backend, "reason": trouble})
+        else:
+            _log.info("a backend is ready again", extra=backend)
 
     def ask(self) -> "asyncio.Future[None]":
         """Return what is done once a probe that begins from now on has ended."""
@@ -147,6 +165,7 @@ class Prober:
             asked_at = loop.time()
             found = await self._ask(watch.endpoint)
             self._fleet.observe(watch.endpoint, found, loop.time() - asked_at)
+            watch.tell(found)
             watch.settle(asked)
             await asyncio.sleep(MIN_INTERVAL)
             interval = self._fleet.routing.probe_interval

@@ -110,6 +110,7 @@ class Fleet:
             return
         before = (member.health, member.models)
         now = self._clock()
+        member.trouble = found.detail if isinstance(found, ProbeFailure) else ""
         if isinstance(found, BackendState):
             member.state = found
             member.take_report(found.report, now)

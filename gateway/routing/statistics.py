@@ -40,7 +40,7 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         overflow=member.endpoint.overflow,
         health=member.health,
         drained=member.drained,
-        missing=tuple(state.missing) if state else (),
+        missing=_missing(member),
         provider=state.provider if state else "",
         in_flight=member.in_flight,
         ejected_for=max(0.0, member.ejection.until - now),
@@ -51,3 +51,9 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         failures=member.failures,
         report=member.report,
     )
+
+
+def _missing(member: Member) -> tuple[str, ...]:
+    if member.trouble:
+        return (member.trouble,)
+    return tuple(member.state.missing) if member.state else ()

@@ -36,6 +36,7 @@ def compile_runtime(document: Document, generation: int, epochs: Mapping[str, in
             url=backend.url.rstrip("/"),
             weight=backend.weight,
             overflow=pool.overflow,
+            server_name=backend.server_name,
         )
         for region in document.regions
         for pool in region.pools

@@ -111,6 +111,7 @@ async def running_worker(
     *,
     rules: tuple[Rule, ...] = (),
     state_url: str = "",
+    upstream_ca: Path | None = None,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
@@ -124,6 +125,7 @@ async def running_worker(
         cache_url=url,
         state_url=state_url or url,
         secret="shared by the workers of a test",
+        upstream_ca=upstream_ca,
         drain=2.0,
     )
     _configure(settings, stubs, document)
