@@ -16,6 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
+_LAST_PORT = 65_535
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -91,7 +92,7 @@ def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:
                 if backend.id in owners:
                     yield Finding((*path, "id"), f"another backend is called `{backend.id}`")
                 owners[backend.id] = path
-                yield from _url(backend.url, (*path, "url"))
+                yield from _place(backend, path)
                 yield from _server_name(backend, (*path, "server_name"))
                 yield from _positive(backend.weight, (*path, "weight"))
         yield from _unique([pool.name for pool in region.pools], (*here, "pools"), "name")
@@ -131,6 +132,8 @@ def _routing(document: Document) -> Iterator[Finding]:
         "connect_timeout",
         "probe_interval",
         "probe_timeout",
+        "dns_interval",
+        "dns_timeout",
         "eject_for",
         "slow_start",
         "spill_after",
@@ -178,12 +181,29 @@ def _url(url: str, path: Path) -> Iterator[Finding]:
         yield Finding(path, "must be a URL such as `http://10.0.0.5:9000`")
 
 
+def _place(backend: BackendEntry, path: Path) -> Iterator[Finding]:
+    """Yield what is wrong with where a backend is said to be: by a URL, or by a name."""
+    if not backend.dns:
+        yield from _url(backend.url, (*path, "url"))
+        if backend.tls:
+            yield Finding((*path, "tls"), "the URL says it: leave it out")
+        return
+    if backend.url:
+        yield Finding((*path, "dns"), "a backend has a `url` or a `dns`: leave one out")
+    host, _, port = backend.dns.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT
+    if not _HOST.fullmatch(host) or not is_port:
+        detail = "must be a name and a port such as `backends.default.svc.cluster.local:8100`"
+        yield Finding((*path, "dns"), detail)
+
+
 def _server_name(backend: BackendEntry, path: Path) -> Iterator[Finding]:
     name = backend.server_name
     if name and not _HOST.fullmatch(name):
         yield Finding(path, f"`{name[:80]}` must be a host name such as `backends.example.com`")
-    elif name and not backend.url.startswith("https://"):
-        yield Finding(path, "no certificate is looked at unless the URL begins with `https://`")
+    elif name and not (backend.tls or backend.url.startswith("https://")):
+        detail = "there is no certificate without TLS: begin the URL with `https://`, or set `tls`"
+        yield Finding(path, detail)
 
 
 def _named(name: str, path: Path) -> Iterator[Finding]:

@@ -92,11 +92,11 @@ class Fleet:
         self._placements = catalog(tuple(members.values()), self._regions)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Give no more work to these backends, by id, and again to all others."""
+        """Give no more work to these backends, by id or entry, and again to all others."""
         self._drained = drained
         now = self._clock()
         for member in self._members.values():
-            is_drained = member.endpoint.backend in drained
+            is_drained = not drained.isdisjoint({member.endpoint.backend, member.endpoint.entry})
             if member.drained and not is_drained:
                 member.returned = now
             member.drained = is_drained

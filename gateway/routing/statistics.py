@@ -12,6 +12,9 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: BackendId
     region: RegionName
+    url: str
+    dns: str
+    """The name by which it was found; empty where the document has its URL."""
     overflow: bool
     health: Health
     drained: bool
@@ -37,6 +40,8 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
     return EndpointStatistics(
         backend=member.endpoint.backend,
         region=member.endpoint.region,
+        url=member.endpoint.url,
+        dns=member.endpoint.dns,
         overflow=member.endpoint.overflow,
         health=member.health,
         drained=member.drained,

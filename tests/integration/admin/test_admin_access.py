@@ -114,6 +114,32 @@ async def test_a_backend_is_drained_and_restored_by_its_place(
     refused(elsewhere, 404, "not_found")
 
 
+async def test_backends_of_a_name_are_shown_and_drained_one_by_one_or_all_together(
+    admin: httpx.AsyncClient, worker: RuntimeStore, settings: Settings
+) -> None:
+    name = '{id: us, dns: "backends.us:8100"}'
+    (settings.config / "r.yaml").write_text(
+        f"regions: [{{name: us, pools: [{{backends: [{name}]}}]}}]"
+    )
+    await admin.post("/admin/config/reload")
+
+    (found,) = (await admin.get("/admin/regions")).json()["regions"][0]["backends"]
+    one = await admin.post("/admin/regions/us/backends/us@10.0.0.7/drain")
+    unknown = await admin.post("/admin/regions/us/backends/us@10.0.0.8/drain")
+    await admin.post("/admin/regions/us/backends/us@10.0.0.7/restore")
+    everything = await admin.post("/admin/regions/us/backends/us/drain")
+    (shown,) = (await admin.get("/admin/regions")).json()["regions"][0]["backends"]
+
+    assert (found["id"], found["url"], found["dns"]) == (
+        "us@10.0.0.7",
+        "http://10.0.0.7:8100",
+        "backends.us:8100",
+    )
+    assert [view["health"] for view in found["workers"].values()] == ["ready"]
+    assert (one.status_code, everything.status_code, shown["drained"]) == (200, 200, True)
+    refused(unknown, 404, "not_found")
+
+
 async def test_metrics_are_text_for_prometheus(admin: httpx.AsyncClient) -> None:
     answer = await admin.get("/metrics")
 

@@ -214,6 +214,14 @@ def test_a_drained_backend_is_given_nothing_until_it_is_restored(clock: Clock) -
     assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-0", "us-0"]
 
 
+def test_backends_of_a_name_are_drained_together_by_its_entry(clock: Clock) -> None:
+    fleet = fleet_of([endpoint("eu@10.0.0.1"), endpoint("eu@10.0.0.2"), *US], clock)
+
+    fleet.drain(frozenset({"eu"}))
+
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["us-0"]
+
+
 def test_a_slow_backend_that_still_answers_is_far_away_and_not_lost(clock: Clock) -> None:
     lost: list[Endpoint] = []
     fleet = fleet_of([*EU[:1], *US], clock)
