@@ -225,9 +225,11 @@ async def _find(active: ActiveDocument, control: Control, region: str, backend: 
     ]
     if any(placed.id == backend for placed in entries):
         return
-    seen = await _reports(control, "fleet")
-    if any(name == backend for placed in entries for name, _ in _placed(placed, seen)):
-        return
+    if any(placed.dns and placed.id == backend.partition("@")[0] for placed in entries):
+        seen = await _reports(control, "fleet")
+        # One that is drained may have left, and must be restored for who gets its address.
+        if _views(seen, backend) or backend in await control.drained():
+            return
     raise NotFound(f"there is no backend `{backend}` in region `{region}`")
 
 

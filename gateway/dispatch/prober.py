@@ -47,9 +47,9 @@ class _Watch:
         self._trouble = trouble
         backend = {"backend": self.endpoint.backend, "region": self.endpoint.region}
         if trouble:
-            _log.warning("a backend is not ready", extra={**backend, "reason": trouble})
+            _log.warning("a backend did not pass its probe", extra={**backend, "reason": trouble})
         else:
-            _log.info("a backend is ready again", extra=backend)
+            _log.info("a backend passes its probe again", extra=backend)
 
     def ask(self) -> "asyncio.Future[None]":
         """Return what is done once a probe that begins from now on has ended."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.certificates import Authority, context_of
 from tests.support.stub_backend import StubBackend, answer_when
 from tests.support.table_resolver import TableResolver
 from tests.support.waiting import eventually, until
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.anyio
 OFTEN = {"dns_interval": 0.02, "probe_interval": 0.1, "slow_start": 0.1}
 
 
-def regions(name: str) -> list[dict[str, Any]]:
-    return [{"name": "eu", "pools": [{"backends": [{"id": "eu", "dns": name}]}]}]
+def regions(name: str, *, tls: bool = False) -> list[dict[str, Any]]:
+    return [{"name": "eu", "pools": [{"backends": [{"id": "eu", "dns": name, "tls": tls}]}]}]
 
 
 async def backend_of(connection: Connection, text: str) -> str:
@@ -125,3 +126,27 @@ async def status_of(worker: RunningWorker) -> int:
 
 async def is_ready(worker: RunningWorker) -> bool:
     return await status_of(worker) == 200
+
+
+async def test_certificates_are_held_against_the_name_and_not_the_address(
+    tmp_path: Path, valkey: str
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    right = context_of(authority.issue("right", "backends.example"))
+    wrong = context_of(authority.issue("wrong", "127.0.0.2"))
+    async with (
+        StubBackend(backend_id="one", tls=right) as one,
+        StubBackend(backend_id="two", tls=wrong, host="127.0.0.2", port=one.port) as two,
+        running_worker(
+            tmp_path,
+            valkey,
+            resolver=TableResolver(**{"backends.example": ["127.0.0.1", "127.0.0.2"]}),
+            upstream_ca=authority.ca,
+            regions=regions(f"backends.example:{one.port}", tls=True),
+            routing=OFTEN,
+        ) as worker,
+    ):
+        answered = await backends_of(worker, 5, name="text")
+
+    assert answered == {"one": 5}
+    assert not two.calls

@@ -293,7 +293,7 @@ async def test_requests_go_to_others_while_a_certificate_is_not_accepted(
         running_worker(tmp_path, valkey, [strange, trusted], upstream_ca=authority.ca) as worker,
     ):
         answers = [await ask(worker, f"text {number}") for number in range(5)]
-        told = [r for r in caplog.records if r.message == "a backend is not ready"]
+        told = [r for r in caplog.records if r.message == "a backend did not pass its probe"]
 
     assert {answer["backend"] for answer in answers} == {"us-0"}
     assert not strange.calls
