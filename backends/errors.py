@@ -13,6 +13,7 @@
     │   └── OutOfMemory                 500     model_failed         yes (as fewer rows)
     ├── Overloaded                      503     overloaded           yes (call or item)
     ├── ExecutorDied                    503     executor_died        yes
+    ├── UpstreamUnavailable             503     upstream_unavailable yes
     └── DeadlineExceeded                504     deadline_exceeded    no
     StartProblem                        one line for the person who starts the process
     └── ModelProblem                    one model of the repository cannot be served
@@ -119,6 +120,13 @@ class ExecutorDied(BackendError):
 
     status = 503
     code = "executor_died"
+
+
+class UpstreamUnavailable(BackendError):
+    """The server that runs the model does not answer now; another backend's may."""
+
+    status = 503
+    code = "upstream_unavailable"
 
 
 class DeadlineExceeded(BackendError):

@@ -102,6 +102,8 @@ class Engine:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
+        # Servers that run models of ours and do not answer now.
+        self.unready_upstreams: list[str] = []
         self._clock = clock
         self._device = device
         self._mirror = mirror
@@ -227,7 +229,7 @@ class Engine:
         """Return identity, readiness, models and load."""
         failures = self.failures()
         problems = [f"{name}: {reason}" for name, reason in self._served.problems.items()]
-        missing = [*failures, *problems]
+        missing = [*failures, *problems, *self.unready_upstreams]
         if self.draining:
             missing.append("the backend is stopping")
         if not self._served.endpoints:
@@ -236,7 +238,10 @@ class Engine:
         return BackendState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
-            ready=bool(self._served.endpoints) and not failures and not self.draining,
+            ready=bool(self._served.endpoints)
+            and not failures
+            and not self.unready_upstreams
+            and not self.draining,
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=self._infos(),

@@ -19,6 +19,7 @@ from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.pooling import PoolingExecutor
+from backends.open_inference.address import Upstream
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
@@ -186,9 +187,10 @@ class _Loader:
             name=model.name,
             executor=executor,
             cost=executor.cost,
-            device=self._shared.device,
+            # A batch on another server takes no slot of the device here.
+            device=None if source.upstream else self._shared.device,
             always_wide=settings.wide == "always",
-            lanes=_lanes(settings, found),
+            lanes=None if source.upstream else _lanes(settings, found),
             batch=BatchLimits(
                 rows=_rows_per_batch(settings, found) if shares_batches else 1,
                 tokens=settings.max_batch_tokens,
@@ -232,6 +234,7 @@ class _Loader:
 
 def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
     """Return what opens the graph of a model: its file, its outputs and how wide they are."""
+    upstream: Upstream | None = None
     if isinstance(manifest, ClassifierManifest):
         kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
         outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
@@ -241,6 +244,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
             OutputKind.TOKENS: manifest.outputs.tokens,
         }
         outputs = {kind: name for kind, name in named.items() if name is not None}
+        upstream = manifest.upstream
         dimensions = manifest.dimensions
     return GraphSource(
         path=model.file(manifest.graph),
@@ -248,6 +252,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,
         digest=model.digest,
+        upstream=upstream,
     )
 
 

@@ -10,9 +10,12 @@ from typing import Self
 from backends.api.engine import Engine, Identity, Retired, RunningEncoder, Served, Variant
 from backends.api.loading import Tools, load_models, make_shared
 from backends.errors import StartProblem
+from backends.open_inference.client import fingerprint
 from backends.repository.catalogue import Catalogue, read_catalogue
 
 _log = logging.getLogger(__name__)
+# How often servers that run models of ours are asked whether they are ready.
+_WATCH = 1.0
 
 
 class Repository:
@@ -33,7 +36,9 @@ class Repository:
         self._tools = tools
         self._retire_after = retire_after
         self._shared = make_shared(tools)
-        served = self._load(read_catalogue(root), ())
+        catalogue = read_catalogue(root)
+        served = self._load(catalogue, ())
+        self._upstreams = catalogue.upstreams
         settings = tools.settings
         self.engine = Engine(
             identity=Identity(backend_id=settings.backend_id, region=settings.region),
@@ -50,6 +55,7 @@ class Repository:
 
     async def __aenter__(self) -> Self:
         await self._start(self.served.encoders)
+        self._tasks.add(asyncio.create_task(self._watch()))
         return self
 
     async def __aexit__(
@@ -100,6 +106,7 @@ class Repository:
         served = await asyncio.to_thread(self._load, catalogue, running)
         await self._start(served.encoders)
         self.served = served
+        self._upstreams = catalogue.upstreams
         retired = self.engine.replace(served)
         for name, reason in served.problems.items():
             _log.error("a model is not served", extra={"model": name, "reason": reason})
@@ -107,6 +114,31 @@ class Repository:
         task = asyncio.create_task(self._retire(retired))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH)
+            try:
+                await self.look()
+            except StartProblem as error:
+                _log.warning("the models cannot be read again", extra={"reason": str(error)})
+
+    async def look(self) -> None:
+        """Ask the servers that run models of ours; take up what is new there.
+
+        Raises:
+            StartProblem: something is, and the directory is gone.
+        """
+        known = self._upstreams
+        prints = await asyncio.gather(*(asyncio.to_thread(fingerprint, each) for each in known))
+        found = dict(zip(known, prints, strict=True))
+        self.engine.unready_upstreams = [
+            f"{upstream} is not ready"
+            for upstream in known
+            if known[upstream] and not found[upstream]
+        ]
+        if any(found[upstream] not in ("", known[upstream]) for upstream in known):
+            await self.reload()
 
     def _load(self, catalogue: Catalogue, running: Sequence[RunningEncoder]) -> Served:
         return load_models(catalogue, self._tools, self._shared, running)

@@ -14,6 +14,7 @@ from backends.errors import (
     ExecutorDied,
     ModelFailed,
     OutOfMemory,
+    UpstreamUnavailable,
 )
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
@@ -62,6 +63,10 @@ class Runner:
             return []
         try:
             values = self._run_rows(rows, wide=wide)
+        except UpstreamUnavailable as error:
+            # No row is to blame, and fewer of them would fare no better.
+            self._meter.count_failed(len(rows))
+            return [(row, error) for row in rows]
         except ModelFailed as error:
             if len(rows) == 1:
                 self._blame(rows[0])
@@ -91,6 +96,9 @@ class Runner:
             self._compute([self._proven])
         except ModelFailed as error:
             raise ExecutorDied("the executor fails on a row it could run before") from error
+        except UpstreamUnavailable:
+            # It proves nothing: the server went away meanwhile.
+            return
 
     def _run_rows(
         self, rows: list[Row], *, wide: bool = False

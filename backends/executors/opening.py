@@ -12,6 +12,7 @@ from backends.executors.onnx import OnnxExecutor
 from backends.executors.paced import paced_executor
 from backends.executors.provider import DeviceOptions
 from backends.executors.resident import ResidentExecutor, SessionMemory
+from backends.executors.upstream import UpstreamExecutor
 from backends.settings import BackendSettings
 
 
@@ -21,6 +22,8 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
     memory = SessionMemory(max_bytes=settings.session_memory_bytes)
 
     def open_resident(source: GraphSource) -> ModelExecutor:
+        if source.upstream is not None:
+            return open_executor(source)
         return ResidentExecutor(
             lambda: open_executor(source),
             name=source.path.parent.parent.name,
@@ -29,6 +32,8 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
         )
 
     def open_executor(source: GraphSource) -> ModelExecutor:
+        if source.upstream is not None:
+            return UpstreamExecutor(source, source.upstream)
         if settings.provider == "cpu":
             return OnnxExecutor(source, lanes=settings.lanes, wide=settings.wide != "never")
         if settings.provider == "paced":

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from backends.errors import ModelProblem, StartProblem
+from backends.open_inference.address import Upstream
+from backends.open_inference.client import fingerprint
 from backends.repository.manifest import (
     NAME,
     Entry,
@@ -48,10 +50,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repository holds: models, each after those it builds on, and what is wrong."""
+    """What a repository holds: models, each after those it builds on, and what is wrong.
+
+    `upstreams` holds the fingerprints of models that other servers run, "" of those not ready.
+    """
 
     models: dict[str, Model]
     problems: dict[str, str]
+    upstreams: dict[Upstream, str] = {}
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,10 +88,28 @@ def read_catalogue(root: Path) -> Catalogue:
             found |= _read_model(folder, problems)
         except ModelProblem as error:
             problems[folder.name] = str(error)
+    upstreams = _ask_upstreams(found, problems)
     models: dict[str, Model] = {}
     for name in found:
         _resolve(name, found, models, problems, ())
-    return Catalogue(models=models, problems=problems)
+    return Catalogue(models=models, problems=problems, upstreams=upstreams)
+
+
+def _ask_upstreams(found: dict[str, _Found], problems: dict[str, str]) -> dict[Upstream, str]:
+    """Add what other servers say of their models to the digests; return the fingerprints."""
+    prints: dict[Upstream, str] = {}
+    for name, own in found.items():
+        upstream = getattr(own.entry.manifest, "upstream", None)
+        if upstream is None:
+            continue
+        if upstream not in prints:
+            prints[upstream] = fingerprint(upstream)
+        if prints[upstream]:
+            digest = own.own_digest + prints[upstream]
+            found[name] = msgspec.structs.replace(own, own_digest=digest)
+        else:
+            problems[name] = f"{own.folder}: {upstream} is not ready"
+    return prints
 
 
 def _read_model(folder: Path, problems: dict[str, str]) -> dict[str, _Found]:
@@ -149,7 +173,7 @@ def _read_revision(folder: Path, triton: TritonConfig | None) -> _Found:
     entry = read_manifest(folder, lambda name: find_file(folder, beside, name), told)
     for field in ("graph", "tokenizer", "weights"):
         name = getattr(entry.manifest, field, None)
-        if name is not None and not find_file(folder, beside, name).is_file():
+        if name and not find_file(folder, beside, name).is_file():
             raise ModelProblem(f"{folder / name}: the file `{field}` names is missing")
     digest = _digest_files(folder)
     if beside is not None:

@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from backends.errors import ModelProblem
+from backends.open_inference.address import Upstream
 from backends.protocol import Task
 from backends.repository.inference import Files, infer
 
@@ -39,11 +40,13 @@ class EncoderManifest(
 ):
     """An encoder graph. `truncate` cuts texts that are too long instead of refusing them.
 
-    `pooling` makes the pooled vector of the tokens' where the graph has no such output.
+    `pooling` makes the pooled vector of the tokens' where the graph has no such output. In place
+    of a `graph`, an `upstream` names the server that runs it.
     """
 
     description: str = ""
-    graph: File
+    graph: File = ""
+    upstream: Upstream | None = None
     tokenizer: File
     max_tokens: Count
     dimensions: Count
@@ -148,7 +151,7 @@ class SplitManifest(
 
 GraphManifest = EncoderManifest | ClassifierManifest
 Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
-_FILE = "model.yaml"
+FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
 
 
@@ -168,7 +171,7 @@ def read_manifest(folder: Path, files: Files, told: Mapping[str, Any] | None = N
         ModelProblem: it is missing or no YAML, says what it may not, or leaves out what nothing
             else tells; the message names the file and the field.
     """
-    path = files(_FILE)
+    path = files(FILE)
     told = told or {}
     document = _read_yaml(path)
     if document is None:
@@ -177,7 +180,8 @@ def read_manifest(folder: Path, files: Files, told: Mapping[str, Any] | None = N
             raise ModelProblem(f"{path}: the file is missing, and there is no `{graph}`")
         document = {}
     sources: dict[str, str] = {}
-    if isinstance(document, dict) and document.get("kind") in _INFERRED:
+    inferable = isinstance(document, dict) and "upstream" not in document
+    if inferable and document.get("kind") in _INFERRED:
         inferred = infer(document, folder, files, told)
         document, sources = inferred.document, inferred.sources
     try:
@@ -217,6 +221,8 @@ def _check(manifest: Manifest, path: Path) -> None:
 
 
 def _check_encoder(manifest: EncoderManifest) -> str | None:
+    if bool(manifest.graph) == (manifest.upstream is not None):
+        return "name a `graph` or an `upstream`, and not both"
     if manifest.outputs == Outputs():
         return "`outputs` names no output; name `pooled` or `tokens`"
     if not set(manifest.tasks) <= {Task.EMBED, Task.RERANK}:

@@ -106,6 +106,8 @@ def find_subject(catalogue: Catalogue, name: str, settings: BackendSettings) -> 
     encoder = find_model(catalogue, manifest.encoder)
     if not isinstance(encoder.manifest, EncoderManifest):
         raise StartProblem(f"`{encoder.name}`, which `{name}` builds on, is no encoder")
+    if encoder.manifest.upstream is not None:
+        raise StartProblem(f"`{encoder.name}` is run by another server; its precision is set there")
     _check_labels(name, manifest.labels)
     layers = read_head(
         model.file(manifest.weights),
