@@ -10,18 +10,18 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Protocol
 
-import msgspec
-
-from backends.protocol import Task
+from backends.protocol import ModelInfo, Task
 from gateway.cache.coalescing import Flights
 from gateway.cache.entry import Entry
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import Work
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.outcomes import LOST, flight_outcome, hit_outcome, kept_entry
+from gateway.job import Job, Plan
+from gateway.outcomes import LOST, flight_outcome, hit_outcome
 from gateway.runtime.runtime import Runtime
+from gateway.stale import OldAnswers, StaleAnswers, answering, keeps_last
 from gateway.telemetry.tracing import Span, Tracer
 from gateway.types import (
     Answer,
@@ -45,7 +45,7 @@ _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
 
 
 class ResultStore(Protocol):
-    """The result cache as inference uses it: it may forget, it must not lie, it does not raise."""
+    """The result cache as inference reads it: it may forget, it must not lie, it does not raise."""
 
     def peek(self, key: CacheKey, now: float) -> Entry | None:
         """Return what memory holds."""
@@ -53,10 +53,6 @@ class ResultStore(Protocol):
 
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         """Return what any tier holds."""
-        ...
-
-    def store(self, key: CacheKey, entry: Entry) -> None:
-        """Keep `entry`, best effort, without waiting."""
         ...
 
 
@@ -95,34 +91,6 @@ class TaskStarter(Protocol):
         ...
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided about a model, a tenant and parameters, under one runtime."""
-
-    runtime: Runtime
-    model: ServedModel
-    scope: str
-    prefix: Prefix
-    entry: ModelEntry
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with all that was decided about it, whoever asks and until when."""
-
-    request: InferenceRequest
-    plan: _Plan
-    keys: list[CacheKey]
-
-    @property
-    def model(self) -> ServedModel:
-        """The model that answers."""
-        return self.plan.model
-
-    @property
-    def entry(self) -> ModelEntry:
-        """What the document says of the model."""
-        return self.plan.entry
-
-
 class Inference:
     """Answers requests. Shared by every door of a worker."""
 
@@ -132,6 +100,7 @@ class Inference:
         models: ModelTable,
         keys: KeyMaker,
         cache: ResultStore,
+        stale: StaleAnswers,
         flights: Flights,
         runner: WorkRunner,
         tasks: TaskStarter,
@@ -141,12 +110,13 @@ class Inference:
         self._models = models
         self._keys = keys
         self._cache = cache
+        self._stale = stale
         self._flights = flights
         self._runner = runner
         self._tasks = tasks
         self._tracer = tracer
         self._wall = wall
-        self._plans: dict[tuple[str, Task, str, bytes], _Plan] = {}
+        self._plans: dict[tuple[str, Task, str, bytes], Plan] = {}
 
     def prepare(self, request: InferenceRequest, principal: Principal, runtime: Runtime) -> Job:
         """Return the request with everything decided about it.
@@ -173,7 +143,17 @@ class Inference:
 
     def recall(self, job: Job, runtime: Runtime) -> tuple[Entry | None, float]:
         """Return what `peek` does for a caller without wishes, nothing where `holds` does not."""
-        return self.peek(job, _NO_WISHES) if self._holds(job.plan, runtime) else (None, 0.0)
+        # All of it in one place: this is a tenth of a memory hit.
+        plan = job.plan
+        if (
+            plan.runtime is not runtime
+            or plan.model is not self._models.model(plan.model.info.name)
+            or plan.entry.cache_ttl <= 0
+        ):
+            return None, 0.0
+        now = self._wall()
+        entry = self._cache.peek(job.keys[0], now)
+        return entry, 0.0 if entry is None else max(0.0, now - entry.stored_at)
 
     def peek(self, job: Job, directives: CacheDirectives) -> tuple[Entry | None, float]:
         """Return the entry that answers a job of one item, if memory has it, and its age."""
@@ -190,7 +170,7 @@ class Inference:
 
     def from_memory(self, job: Job, directives: CacheDirectives) -> Answer | None:
         """Return the answer if this worker's memory has all of it."""
-        if not _may_read(job, directives):
+        if not job.may_read(directives):
             return None
         now = self._wall()
         outcomes = []
@@ -209,7 +189,12 @@ class Inference:
             NotCached: the caller wanted cached answers only and one is missing.
         """
         outcomes = await self._look_up(job, caller)
-        missing = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        missing = _without(outcomes)
+        old: OldAnswers = {}
+        if missing and job.plan.unrevised is not None:
+            old = await self._stale.find(job, missing, caller.directives)
+            self._stale.serve(job, old, caller.directives, outcomes)
+            missing = _without(outcomes)
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         while missing:
@@ -218,16 +203,18 @@ class Inference:
             for index, (future, leads) in waiting.items():
                 outcomes[index] = flight_outcome(future, leads=leads)
             missing = self._still_open(missing, outcomes, waiting, caller.deadline)
+        if old:
+            self._stale.stand_in(job, old, caller.directives, outcomes)
         return Answer(
-            model=job.model,
+            model=answering(job.model, outcomes) if old else job.model,
             outcomes=[o for o in outcomes if o is not None],
             is_cacheable=job.entry.cache_ttl > 0,
         )
 
-    def _holds(self, plan: _Plan, runtime: Runtime) -> bool:
+    def _holds(self, plan: Plan, runtime: Runtime) -> bool:
         return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
 
-    def _plan(self, request: InferenceRequest, principal: Principal, runtime: Runtime) -> _Plan:
+    def _plan(self, request: InferenceRequest, principal: Principal, runtime: Runtime) -> Plan:
         entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
         model = self._models.model(request.model) if entry.enabled else None
         if model is None:
@@ -244,23 +231,35 @@ class Inference:
                 f"`{request.model}` answers {_routes(info.tasks)}, not `{request.task}`."
             )
         scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
-        epochs = runtime.epochs
-        prefix = self._keys.prefix(
+        return Plan(
+            runtime=runtime,
+            model=model,
             scope=scope,
-            epoch=f"{epochs.get(f'model:{info.name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
-            revision=info.revision,
-            profile=info.profile,
-            algorithm=info.algorithm,
-            algorithm_version=info.algorithm_version,
-            model=info.name,
+            prefix=self._prefix(request, runtime, scope, info),
+            entry=entry,
+            unrevised=self._prefix(request, runtime, scope, None) if keeps_last(entry) else None,
+        )
+
+    def _prefix(
+        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo | None
+    ) -> Prefix:
+        """Return what keys of answers begin with; without `info`, of last answers."""
+        epochs, name = runtime.epochs, request.model
+        return self._keys.prefix(
+            scope=scope,
+            epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
+            revision=info.revision if info else "",
+            profile=info.profile if info else "",
+            algorithm=info.algorithm if info else "",
+            algorithm_version=info.algorithm_version if info else 0,
+            model=name,
             task=request.task,
             parameters=request.parameters,
         )
-        return _Plan(runtime=runtime, model=model, scope=scope, prefix=prefix, entry=entry)
 
     async def _look_up(self, job: Job, caller: Caller) -> list[ItemOutcome | None]:
         directives = caller.directives
-        if not _may_read(job, directives):
+        if not job.may_read(directives):
             return [None] * len(job.keys)
         now = self._wall()
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
@@ -273,7 +272,7 @@ class Inference:
         return outcomes
 
     def _landed(self, job: Job, caller: Caller, key: CacheKey) -> ItemOutcome | None:
-        if not _may_read(job, caller.directives):
+        if not job.may_read(caller.directives):
             return None
         now = self._wall()
         entry = self._cache.peek(key, now)
@@ -301,29 +300,17 @@ class Inference:
         return waiting
 
     async def _compute(self, job: Job, caller: Caller, led: Sequence[int]) -> None:
-        is_shared = job.entry.cache_ttl > 0 and caller.directives == CacheDirectives()
-        work = Work(
-            model=job.model,
-            task=job.request.task,
-            parameters=job.request.parameters,
+        work = job.work(
+            led,
+            is_shared=job.entry.cache_ttl > 0 and caller.directives == CacheDirectives(),
             principal=caller.principal,
             criticality=caller.criticality,
-            items=tuple(
-                WorkItem(
-                    index=index,
-                    body=job.request.items[index],
-                    scope=job.plan.scope,
-                    # Not the whole key: the same text with other labels shares its rows.
-                    affinity=job.request.items[index],
-                    key=job.keys[index] if is_shared else None,
-                )
-                for index in led
-            ),
         )
         unsettled = set(led)
 
         def settle(index: int, outcome: ItemOutcome) -> None:
-            self._keep(job, caller, index, outcome)
+            if not caller.directives.no_store:
+                self._stale.keep(job, index, outcome)
             unsettled.discard(index)
             self._flights.settle(job.keys[index], outcome)
 
@@ -337,18 +324,6 @@ class Inference:
         finally:
             for index in unsettled:  # only a bug leaves any; none may be waited for without end
                 self._flights.settle(job.keys[index], LOST)
-
-    def _keep(self, job: Job, caller: Caller, index: int, outcome: ItemOutcome) -> None:
-        """Store an answer, or for a short while a refusal that would only be repeated."""
-        if caller.directives.no_store or job.entry.cache_ttl <= 0 or outcome.tier:
-            return
-        failure = outcome.failure
-        if failure is not None and (failure.status != 422 or failure.retryable):  # noqa: PLR2004
-            return
-        refusal_ttl = job.plan.runtime.document.cache.refusal_ttl
-        ttl = job.entry.cache_ttl if failure is None else refusal_ttl
-        if ttl > 0:
-            self._cache.store(job.keys[index], kept_entry(outcome, now=self._wall(), ttl=ttl))
 
     def _still_open(
         self,
@@ -370,8 +345,8 @@ class Inference:
         ]
 
 
-def _may_read(job: Job, directives: CacheDirectives) -> bool:
-    return not directives.no_cache and job.entry.cache_ttl > 0
+def _without(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
+    return [index for index, outcome in enumerate(outcomes) if outcome is None]
 
 
 def _settled(futures: list[asyncio.Future[ItemOutcome]], deadline: float) -> Awaitable[object]:

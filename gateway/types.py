@@ -111,6 +111,14 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: float | None = None
 
 
+class Stale(StrEnum):
+    """Why an answer from before was given: it is being refreshed, or no backend answered."""
+
+    NO = ""
+    REVALIDATING = "stale"
+    ON_ERROR = "stale-if-error"
+
+
 class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """An item's end: JSON `result` or `failure`; `age` in seconds where it came from the cache."""
 
@@ -124,6 +132,9 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     age: float = 0.0
     tier: str = ""
     """`memory` or `redis` for a hit."""
+    stale: Stale = Stale.NO
+    revision: str = ""
+    """What gave a stale answer; else it is the request's."""
 
 
 class Criticality(StrEnum):
@@ -135,12 +146,14 @@ class Criticality(StrEnum):
 
 
 class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller's `Cache-Control` asks for; `max_age` in seconds."""
+    """What the caller's `Cache-Control` asks for; ages in seconds."""
 
     no_cache: bool = False
     no_store: bool = False
     only_if_cached: bool = False
     max_age: float | None = None
+    max_stale: float | None = None
+    """Accepts answers that are out of date for so long; infinite where no time was said."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.inference import Inference
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
+from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
@@ -90,11 +91,13 @@ async def _run(url: str, count: int, seed: int) -> dict[str, Cost]:
         client.configure((endpoint,), RoutingEntry())
         fleet.observe(endpoint, await client.state(endpoint, patience=_PATIENCE))
         memory = MemoryTier(capacity_bytes=_MEMORY)
+        cache, flights = ResultCache(memory=memory, remote=NullTier(), clock=time.time), Flights()
         inference = Inference(
             models=fleet,
             keys=KeyMaker(secret=b"bench"),
-            cache=ResultCache(memory=memory, remote=NullTier(), clock=time.time),
-            flights=Flights(),
+            cache=cache,
+            stale=StaleAnswers(cache=cache, flights=flights, runner=dispatcher, tasks=tasks),
+            flights=flights,
             runner=dispatcher,
             tasks=tasks,
             tracer=NullTracer(),

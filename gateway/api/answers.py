@@ -17,7 +17,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.types import Answer, CacheDirectives, ItemFailure, ItemOutcome, Source, Usage
+from gateway.types import Answer, CacheDirectives, ItemFailure, ItemOutcome, Source, Stale, Usage
 
 JSON = b"content-type: application/json\r\n"
 HIT = JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: "
@@ -106,27 +106,18 @@ def cache_lines(answer: Answer, directives: CacheDirectives) -> bytes:
     """Return `Cache-Status` (RFC 9211) over all items, and `Age` when all were hits, as lines."""
     outcomes = answer.outcomes
     ages = [outcome.age for outcome in outcomes if outcome.tier]
+    stale = _stale(outcomes)
     if len(ages) == len(outcomes):
         tiers = {outcome.tier for outcome in outcomes}
-        tier = tiers.pop() if len(tiers) == 1 else "mixed"
-        return b"cache-status: sluicegate; hit; detail=%b\r\nage: %d\r\n" % (
-            tier.encode(),
+        detail = stale or (tiers.pop() if len(tiers) == 1 else "mixed")
+        how = b"fwd=stale" if stale is Stale.ON_ERROR else b"hit"
+        return b"cache-status: sluicegate; %b; detail=%b\r\nage: %d\r\n" % (
+            how,
+            detail.encode(),
             int(max(ages)),
         )
-    if not answer.is_cacheable:
-        status = b"sluicegate; fwd=bypass"
-    elif directives.no_cache:
-        status = b"sluicegate; fwd=request"
-    elif ages:
-        status = b"sluicegate; fwd=partial"
-    else:
-        status = b"sluicegate; fwd=uri-miss"
-    if any(outcome.source is Source.COMPUTED for outcome in outcomes):
-        if answer.is_cacheable and not directives.no_store:
-            status += b"; stored"
-    elif any(outcome.source is Source.COLLAPSED for outcome in outcomes):
-        status += b"; collapsed"
-    return b"cache-status: %b\r\n" % status
+    status = b"cache-status: sluicegate; " + _forwarded(answer, directives, is_partial=bool(ages))
+    return status + (b"; detail=%b\r\n" % stale.encode() if stale else b"\r\n")
 
 
 def row_lines(answer: Answer) -> bytes:
@@ -138,6 +129,32 @@ def row_lines(answer: Answer) -> bytes:
     if not computed and not known:
         return b""
     return b"sluicegate-rows: computed=%d, known=%d\r\n" % (computed, known)
+
+
+def _stale(outcomes: Sequence[ItemOutcome]) -> Stale:
+    """Return what is to be said of answers from before: an error before a refresh."""
+    kinds = {outcome.stale for outcome in outcomes}
+    if Stale.ON_ERROR in kinds:
+        return Stale.ON_ERROR
+    return Stale.REVALIDATING if Stale.REVALIDATING in kinds else Stale.NO
+
+
+def _forwarded(answer: Answer, directives: CacheDirectives, *, is_partial: bool) -> bytes:
+    """Return why items were computed, and what became of their answers."""
+    if not answer.is_cacheable:
+        status = b"fwd=bypass"
+    elif directives.no_cache:
+        status = b"fwd=request"
+    elif is_partial:
+        status = b"fwd=partial"
+    else:
+        status = b"fwd=uri-miss"
+    if any(outcome.source is Source.COMPUTED for outcome in answer.outcomes):
+        if answer.is_cacheable and not directives.no_store:
+            status += b"; stored"
+    elif any(outcome.source is Source.COLLAPSED for outcome in answer.outcomes):
+        status += b"; collapsed"
+    return status
 
 
 def _result(outcome: ItemOutcome) -> bytes:

@@ -11,7 +11,7 @@ from gateway.api.schemas import Body
 from gateway.cache.entry import Entry
 from gateway.errors import GatewayError
 from gateway.events.run import ID_DIGITS, Run
-from gateway.inference import Job
+from gateway.job import Job
 from gateway.rate_limit.base import Charge, Decision
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, Principal, RequestEvent, RequestId, Usage

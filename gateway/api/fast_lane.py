@@ -42,7 +42,7 @@ class FastLane:
     ) -> None:
         self.heads = heads
         self.cork = Cork(before=turn.commit)
-        self._turn = turn
+        self.turn = turn
         self._rules = rules
         self._limiter = limiter
         self._inference = inference
@@ -67,17 +67,22 @@ class FastLane:
         if entry is not repeat.entry:
             return None
         run = repeat.run
-        if run.count == run.room and not self._turn.join(run):
+        if run.count == run.room and not self.turn.join(run):
             return None
         limits = known.spender.spend()
         if limits is None:
-            self._turn.commit()  # the run may have been joined for nothing
+            self.turn.commit()  # the run may have been joined for nothing
             return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         return b"%b%d\r\nx-request-id: %b%010x%b%b%b" % (
-            *(self._hit_lines, age, self._id_prefix, run.add()),
-            *(PRIVATE, limits, repeat.tail),
+            self._hit_lines,
+            age,
+            self._id_prefix,
+            run.add(),
+            PRIVATE,
+            limits,
+            repeat.tail,
         )
 
     def reply(self, head: KnownHead, body: bytes, *, request: bytes) -> Reply | Exchange:
@@ -144,7 +149,12 @@ class FastLaneProtocol(CorkedProtocol):
             else:
                 answer = self._lane.again(data, self.server_state.default_headers)
                 if answer is not None:
-                    self._send(answer, 1)
+                    # As `_send`, by the turn's clock.
+                    self.transport.write(answer)
+                    self.server_state.total_requests += 1
+                    self._answered_at = self._lane.turn.started
+                    if self.timeout_keep_alive_task is None:
+                        self._wait_for_requests(self.timeout_keep_alive)
                     return
                 data = self._answer(data)
         if data:

@@ -56,7 +56,8 @@ class KnownHeads:
         self._rules = rules
         self._keys = keys
         self._runtimes = runtimes
-        self._secret = secrets.token_bytes(32)
+        # Copied for each digest: to begin with the key anew would cost a round of it.
+        self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
         self._heads: dict[bytes, KnownHead | None] = {}
         self._requests: dict[bytes, KnownRequest] = {}
         self._runtime: Runtime | None = None
@@ -73,7 +74,7 @@ class KnownHeads:
         """
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
-        digest = blake2b(head, digest_size=16, key=self._secret).digest()
+        digest = self._digest(head)
         known = self._heads.get(digest)
         if known is None and digest not in self._heads and len(head) <= _LONGEST:
             if len(self._heads) >= _MOST:
@@ -87,15 +88,21 @@ class KnownHeads:
             self._forget()
         if len(request) > _LONGEST:
             return None
-        return self._requests.get(blake2b(request, digest_size=16, key=self._secret).digest())
+        hasher = self._keyed.copy()
+        hasher.update(request)
+        return self._requests.get(hasher.digest())
 
     def remember(self, request: bytes, known: KnownRequest) -> None:
         """Know a whole request from now on."""
         if len(request) <= _LONGEST:
             if len(self._requests) >= _MOST:
                 self._requests.clear()
-            digest = blake2b(request, digest_size=16, key=self._secret).digest()
-            self._requests[digest] = known
+            self._requests[self._digest(request)] = known
+
+    def _digest(self, data: bytes) -> bytes:
+        hasher = self._keyed.copy()
+        hasher.update(data)
+        return hasher.digest()
 
     def _forget(self) -> None:
         self._heads.clear()

@@ -55,7 +55,11 @@ _REQUEST_HEADERS = (
         "`critical`, `default`, `sheddable`: what is refused first while backends are full.",
         "string",
     ),
-    ("Cache-Control", "`no-cache`, `no-store`, `max-age=N`, `only-if-cached`.", "string"),
+    (
+        "Cache-Control",
+        "`no-cache`, `no-store`, `max-age=N`, `max-stale[=N]`, `only-if-cached`.",
+        "string",
+    ),
     ("X-Server-Timing", "Send any value to get a `Server-Timing` header.", "string"),
 )
 

@@ -79,7 +79,7 @@ def cache_directives(value: bytes) -> CacheDirectives:
     """Return what `Cache-Control` asks; unknown directives are ignored, as RFC 9111 demands.
 
     Raises:
-        InvalidRequest: `max-age` is no number of seconds.
+        InvalidRequest: `max-age` or `max-stale` is no number of seconds.
     """
     if not value:
         return _NO_DIRECTIVES
@@ -87,12 +87,21 @@ def cache_directives(value: bytes) -> CacheDirectives:
     for part in value.decode("latin-1").lower().split(","):
         name, _, argument = part.partition("=")
         names[name.strip()] = argument.strip().strip('"')
-    max_age = names.get("max-age")
-    if max_age is not None and not (max_age.isascii() and max_age.isdigit()):
-        raise InvalidRequest("`max-age` in `Cache-Control` must be a number of seconds.")
+    # Without a time any staleness is accepted.
+    is_any = names.get("max-stale") == ""
     return CacheDirectives(
         no_cache="no-cache" in names,
         no_store="no-store" in names,
         only_if_cached="only-if-cached" in names,
-        max_age=None if max_age is None else float(max_age),
+        max_age=_seconds(names, "max-age"),
+        max_stale=math.inf if is_any else _seconds(names, "max-stale"),
     )
+
+
+def _seconds(directives: Mapping[str, str], name: str) -> float | None:
+    value = directives.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()):
+        raise InvalidRequest(f"`{name}` in `Cache-Control` must be a number of seconds.")
+    return float(value)

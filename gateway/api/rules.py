@@ -44,7 +44,8 @@ from gateway.errors import (
 )
 from gateway.events.base import EventPublisher
 from gateway.events.run import Run
-from gateway.inference import Inference, Job
+from gateway.inference import Inference
+from gateway.job import Job
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines

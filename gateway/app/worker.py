@@ -53,6 +53,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings, process_environment
 from gateway.shared_work import SharedWork
+from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
@@ -180,6 +181,15 @@ class _Worker:
             tracer=CallSpans(self.tracer),
         )
 
+        self.runner = SharedWork(
+            LimitedRunner(runner=self.dispatcher, limiter=self.limiter, runtimes=self.runtimes),
+            cache=self.cache,
+            lease=self.runtimes.current.document.cache.lease,
+        )
+        self.stale = StaleAnswers(
+            cache=self.cache, flights=self.flights, runner=self.runner, tasks=self.tasks
+        )
+
     def _configure(self, runtime: Runtime) -> None:
         self.fleet.configure(runtime.endpoints, runtime.document.routing)
         self.client.configure(runtime.endpoints, runtime.document.routing)
@@ -213,6 +223,7 @@ class _Worker:
             sources={
                 "cache": self.cache.statistics,
                 "coalescing": self.flights.statistics,
+                "stale": self.stale.statistics,
                 "limits": self.limiter.statistics,
                 "dispatch": self.dispatcher.statistics,
                 "events": self.events.statistics,
@@ -226,12 +237,9 @@ class _Worker:
             models=self.fleet,
             keys=KeyMaker(secret=secret_of(self.settings)),
             cache=self.cache,
+            stale=self.stale,
             flights=self.flights,
-            runner=SharedWork(
-                LimitedRunner(runner=self.dispatcher, limiter=self.limiter, runtimes=self.runtimes),
-                cache=self.cache,
-                lease=self.runtimes.current.document.cache.lease,
-            ),
+            runner=self.runner,
             tasks=self.tasks,
             tracer=self.tracer,
         )

@@ -30,6 +30,9 @@ class Flights:
         self._led = 0
         self._joined = 0
 
+    def __contains__(self, key: CacheKey) -> bool:
+        return key in self._futures
+
     def join(self, key: CacheKey) -> tuple[asyncio.Future[ItemOutcome], bool]:
         """Return the future of `key`'s outcome, and whether the caller leads."""
         future = self._futures.get(key)

@@ -34,6 +34,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     tokens: int
     stored_at: float
     expires_at: float
+    revision: str = ""
+    """What gave it, where that is not part of its key."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):

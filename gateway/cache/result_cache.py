@@ -23,6 +23,8 @@ class ResultCache:
         self, *, memory: MemoryTier, remote: RemoteTier, clock: Callable[[], float]
     ) -> None:
         self._memory = memory
+        self.peek: Callable[[CacheKey, float], Entry | None] = memory.peek
+        """Returns a key's entry if memory has it."""
         self._remote = remote
         self._clock = clock
         self._stack = AsyncExitStack()
@@ -33,10 +35,6 @@ class ResultCache:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
-
-    def peek(self, key: CacheKey, now: float) -> Entry | None:
-        """Return `key`'s entry if memory has it."""
-        return self._memory.peek(key, now)
 
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         """Return what memory and, for the rest, Redis have of `keys`."""

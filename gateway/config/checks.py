@@ -24,7 +24,8 @@ def findings(document: Document) -> Iterator[Finding]:
     yield from _regions(document.regions)
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
-        yield from _at_least(entry.cache_ttl, 0, ("models", name, "cache_ttl"))
+        for field in ("cache_ttl", "stale_while_revalidate", "stale_if_error"):
+            yield from _at_least(getattr(entry, field), 0, ("models", name, field))
         yield from _model_limits(entry.limits, ("models", name, "limits"))
     yield from _deadline(document)
     yield from _cache(document)
@@ -110,6 +111,7 @@ def _cache(document: Document) -> Iterator[Finding]:
     yield from _at_least(cache.lease, 0, ("cache", "lease"))
     yield from _between(cache.ttl_jitter, ("cache", "ttl_jitter"))
     yield from _at_least(cache.refusal_ttl, 0, ("cache", "refusal_ttl"))
+    yield from _at_least(cache.refreshes, 0, ("cache", "refreshes"))
 
 
 def _limits(limits: LimitsEntry) -> Iterator[Finding]:

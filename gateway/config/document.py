@@ -40,6 +40,10 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`shared`: tenants may be served each other's cached answers."""
     cache_ttl: float = 86_400.0
     """Seconds an answer is kept; 0 keeps none."""
+    stale_while_revalidate: float = 0.0
+    """Seconds an answer out of date, or of the revision before, is given while it is refreshed."""
+    stale_if_error: float = 0.0
+    """Seconds such an answer is given where no backend answers."""
     enabled: bool = True
     limits: tuple[Rule, ...] = ()
     """Limits on what is computed for the model, over all tenants."""
@@ -64,6 +68,8 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Seconds that a worker waits for an answer that another computes; 0 lets both compute."""
     refusal_ttl: float = 60.0
     """Seconds a deterministic refusal (too long, a bad label) is remembered."""
+    refreshes: int = 64
+    """Items out of date that a worker refreshes at a time."""
 
 
 class RequestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

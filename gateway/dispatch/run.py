@@ -197,6 +197,7 @@ class Run:
                     )
                     for item in items
                 ],
+                lane=work.lane,
             )
             return await self._means.client.call(
                 attempt.endpoint,

@@ -1,5 +1,7 @@
 """What the dispatcher is given: the missed items of one request."""
 
+from typing import Literal
+
 import msgspec
 
 from backends.protocol import Task
@@ -31,3 +33,4 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal | None = None
     """Whose limits it counts against; nobody's is not limited."""
     criticality: Criticality = Criticality.DEFAULT
+    lane: Literal["interactive", "bulk"] = "interactive"

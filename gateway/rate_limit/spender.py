@@ -63,7 +63,12 @@ class LeaseSpender:
     ) -> None:
         self._charges = charges
         self._leases = leases
-        self._parts = [(lease, c.amount) for lease, c in zip(leases, charges, strict=True)]
+        # With each lease where its numbers stand in `values`, which is filled again and again.
+        self._parts = [
+            (lease, charge.amount, lease.rule.capacity, 2 * index)
+            for index, (lease, charge) in enumerate(zip(leases, charges, strict=True))
+        ]
+        self._values: list[bytes | int] = [0] * (4 * len(self._parts))
         self._lines = lines
         self._monotonic = monotonic
         self._took = took
@@ -71,13 +76,12 @@ class LeaseSpender:
     def spend(self) -> bytes | None:
         """Take the charges; see `Spender`."""
         now = self._monotonic()
-        for lease, amount in self._parts:
+        for lease, amount, _, _ in self._parts:
             if lease.available < amount or lease.usable_until <= now:
                 return None
         running_low = False
-        short: list[bytes | int] = []
-        long: list[bytes | int] = []
-        for lease, amount in self._parts:
+        values, half = self._values, len(self._values) // 2
+        for lease, amount, capacity, at in self._parts:
             available = lease.available - amount
             lease.available = available
             lease.spent += amount
@@ -85,19 +89,17 @@ class LeaseSpender:
             if available < lease.low:
                 running_low = True
             # As `Lease.state`, which would be called for each.
-            capacity = lease.rule.capacity
             level = lease.level + (now - lease.at) * lease.refill
             if level < capacity:
                 level += available
             if level < capacity:
-                remaining, reset = (
-                    int(level) if level > 0.0 else 0,
-                    (capacity - level) / lease.refill,
-                )
-                short += (remaining, ceil(reset))
-                long += (remaining, go_duration(reset))
+                reset = (capacity - level) / lease.refill
+                values[at] = values[half + at] = int(level) if level > 0.0 else 0
+                values[at + 1] = ceil(reset)
+                values[half + at + 1] = go_duration(reset)
             else:
-                short += (capacity, 0)
-                long += (capacity, b"0s")
+                values[at] = values[half + at] = capacity
+                values[at + 1] = 0
+                values[half + at + 1] = b"0s"
         self._took(self._charges, self._leases, now, running_low)
-        return self._lines % (*short, *long)
+        return self._lines % tuple(values)

@@ -61,6 +61,7 @@ class Fleet:
         self._regions: tuple[RegionName, ...] = ()
         self._drained: frozenset[str] = frozenset()
         self._recovering = 0.0
+        self._has_served = False
         self._on_lost: Callable[[Endpoint], None] = lambda _: None
         self._use(RoutingEntry())
 
@@ -118,7 +119,10 @@ class Fleet:
             if before[0] is Health.NOT_READY and found.ready:
                 # It came back: what its predecessor did is not held against it.
                 member.ejection, member.returned, member.limit = CLEAN, now, CAUTIOUS
-                self._recovering = now + self.routing.slow_start
+                if self._has_served and not self._others_available(member, now):
+                    # Whoever waited for any backend comes now, all at once.
+                    self._recovering = now + self.routing.slow_start
+            self._has_served = self._has_served or found.ready
         elif found.silence and member.heard > now - found.silence:
             # It still answers calls: it is slow, not away.
             member.round_trip = found.silence
@@ -252,6 +256,11 @@ class Fleet:
             if items <= ITEMS_PER_BACKEND:
                 member.take_latency(took)
         self._judge(member, verdict, now)
+
+    def _others_available(self, member: Member, now: float) -> bool:
+        return any(
+            other.is_available(now) for other in self._members.values() if other is not member
+        )
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return what is known of every endpoint."""

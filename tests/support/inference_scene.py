@@ -10,10 +10,14 @@ from backends.protocol import ClassifyParameters, ModelInfo, Task
 from gateway.cache.coalescing import Flights
 from gateway.cache.entry import Entry, Found
 from gateway.cache.key import CacheKey, KeyMaker
+from gateway.cache.memory_tier import MemoryTier
+from gateway.cache.null import NullTier
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import Document, ModelEntry
 from gateway.dispatch.work import Work
 from gateway.inference import Inference
 from gateway.runtime.runtime import Runtime
+from gateway.stale import StaleAnswers
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
     Answer,
@@ -156,21 +160,35 @@ class KeptTasks:
 
 
 class Scene:
-    """The use case; what is around it can be looked at and changed."""
+    """The use case; what is around it can be looked at and changed.
 
-    def __init__(self) -> None:
+    With `tiers` the result cache is the real one, in memory.
+    """
+
+    def __init__(self, *, tiers: bool = False) -> None:
         self.models = Models(INFO)
         self.cache = DictCache()
         self.runner = GatedRunner()
         self.flights = Flights()
         self.tasks = KeptTasks()
         self.wall = Clock(1_000.0)
+        memory = MemoryTier(capacity_bytes=16 * 1024 * 1024)
+        self.tiers = ResultCache(memory=memory, remote=NullTier(), clock=self.wall)
+        cache = self.tiers if tiers else self.cache
         self.document = Document()
         self.epochs: dict[str, int] = {}
+        self.stale = StaleAnswers(
+            cache=cache,
+            flights=self.flights,
+            runner=self.runner,
+            tasks=self.tasks,
+            wall=self.wall,
+        )
         self.inference = Inference(
             models=self.models,
             keys=KeyMaker(secret=b"secret"),
-            cache=self.cache,
+            cache=cache,
+            stale=self.stale,
             flights=self.flights,
             runner=self.runner,
             tasks=self.tasks,

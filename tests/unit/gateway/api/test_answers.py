@@ -31,6 +31,7 @@ from gateway.types import (
     RegionName,
     ServedModel,
     Source,
+    Stale,
 )
 from tests.support.inference_scene import INFO
 
@@ -42,8 +43,8 @@ def computed(result: bytes = b'{"labels":[]}', rows: int = 1) -> ItemOutcome:
     return ItemOutcome(source=Source.COMPUTED, result=result, rows=rows, tokens=4)
 
 
-def hit(tier: str = "memory", age: float = 3.0) -> ItemOutcome:
-    return ItemOutcome(source=Source.HIT, result=b"{}", tier=tier, age=age)
+def hit(tier: str = "memory", age: float = 3.0, stale: Stale = Stale.NO) -> ItemOutcome:
+    return ItemOutcome(source=Source.HIT, result=b"{}", tier=tier, age=age, stale=stale)
 
 
 def collapsed() -> ItemOutcome:
@@ -137,6 +138,10 @@ def fields(lines: bytes) -> dict[bytes, bytes]:
     return dict(pairs)
 
 
+_OLD = hit(stale=Stale.REVALIDATING)
+_STOOD_IN = hit("redis", stale=Stale.ON_ERROR)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "directives", "expected"),
     [
@@ -148,6 +153,10 @@ def fields(lines: bytes) -> dict[bytes, bytes]:
         ([hit(), computed()], _PLAIN, b"sluicegate; fwd=partial; stored"),
         ([computed()], CacheDirectives(no_cache=True), b"sluicegate; fwd=request; stored"),
         ([computed()], CacheDirectives(no_store=True), b"sluicegate; fwd=uri-miss"),
+        ([hit(), _OLD], _PLAIN, b"sluicegate; hit; detail=stale"),
+        ([_OLD, _STOOD_IN], _PLAIN, b"sluicegate; fwd=stale; detail=stale-if-error"),
+        ([_OLD, computed()], _PLAIN, b"sluicegate; fwd=partial; stored; detail=stale"),
+        ([_STOOD_IN, failed()], _PLAIN, b"sluicegate; fwd=partial; detail=stale-if-error"),
     ],
 )
 def test_cache_status_says_what_happened(

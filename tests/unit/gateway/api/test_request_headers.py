@@ -1,5 +1,7 @@
 """What callers ask for in headers, and what is refused."""
 
+import math
+
 import pytest
 
 from gateway.api.request_headers import (
@@ -59,6 +61,8 @@ def test_an_importance_that_is_none_is_refused() -> None:
         (b"", CacheDirectives()),
         (b"no-cache, no-store", CacheDirectives(no_cache=True, no_store=True)),
         (b'Max-Age="60"', CacheDirectives(max_age=60.0)),
+        (b"max-stale=7", CacheDirectives(max_stale=7.0)),
+        (b"max-stale", CacheDirectives(max_stale=math.inf)),
         (b"only-if-cached, stale-if-error=5", CacheDirectives(only_if_cached=True)),
         (b"private;x, , ,", CacheDirectives()),
     ],
@@ -72,4 +76,10 @@ def test_cache_control_is_read_and_unknown_directives_ignored(
 @pytest.mark.parametrize("value", [b"max-age", b"max-age=soon", b"max-age=-1", b"max-age=\xb2"])
 def test_a_max_age_that_is_no_number_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="max-age"):
+        cache_directives(value)
+
+
+@pytest.mark.parametrize("value", [b"max-stale=soon", b"max-stale=-1"])
+def test_a_max_stale_that_is_no_number_is_refused(value: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="max-stale"):
         cache_directives(value)

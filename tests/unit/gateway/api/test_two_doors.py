@@ -1,14 +1,22 @@
 """The fast lane and the application answer the same requests with the same bytes."""
 
 import logging
+import re
 from collections import Counter
 
+import msgspec
 import pytest
 
+from gateway.config.document import ModelEntry
+from gateway.types import ItemFailure
 from tests.support.doors import Door, Traffic
+from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
 _SEED = 20261121
+_REVISIONS = [msgspec.structs.replace(INFO, revision=letter * 12) for letter in "abc"]
+_AWAY = ItemFailure(status=503, code="upstream_unavailable", detail="Away.", retryable=True)
+_KINDS = re.compile(rb"detail=(stale[a-z-]*)")
 
 
 @pytest.fixture
@@ -16,6 +24,32 @@ def requests(pytestconfig: pytest.Config) -> int:
     """How many requests are sent: `--door-requests`."""
     asked: int = pytestconfig.getoption("--door-requests")
     return asked
+
+
+async def test_both_doors_answer_alike_from_before(anyio_backend: str) -> None:
+    """Revisions come and go, backends are away for a while: old answers are the same as well."""
+    doors = application, lane = Door(fast=False), Door(fast=True)
+    entry = ModelEntry(stale_while_revalidate=5.0, stale_if_error=60.0)
+    for door in doors:
+        door.api.configure(models={"sentiment": entry})
+    traffic = Traffic(_SEED)
+    kinds: Counter[bytes] = Counter()
+    for number in range(1_200):
+        if number % 50 == 0:
+            for door in doors:
+                door.api.scene.models.infos["sentiment"] = _REVISIONS[number // 50 % 3]
+                door.api.scene.runner.failure = _AWAY if number // 50 % 2 else None
+        parts = traffic.next()
+        expected, found = await application.send(*parts), await lane.send(*parts)
+        assert found == expected, (number, parts)
+        assert lane.events() == application.events(), (number, parts)
+        kinds.update(_KINDS.findall(expected))
+        for door in doors:
+            door.api.clock.advance(1.0)
+            door.api.scene.wall.advance(1.0)
+
+    assert set(kinds) == {b"stale", b"stale-if-error"}
+    assert min(kinds.values()) > 5
 
 
 @pytest.mark.timeout(1800)

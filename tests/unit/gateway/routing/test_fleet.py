@@ -273,6 +273,24 @@ def test_full_backends_that_just_came_back_take_what_is_critical_only(clock: Clo
     assert [each for each, refused in later.items() if refused] == [Criticality.SHEDDABLE]
 
 
+def test_nothing_is_shed_at_the_first_start_nor_when_one_of_several_comes_back(
+    clock: Clock,
+) -> None:
+    fleet = fleet_of([EU[0], US[0]], clock)
+    model = model_of(fleet)
+
+    for each in (EU[0], US[0]):
+        fleet.started(each, 1000)
+    at_first = [fleet.shed(model, each) for each in (Criticality.CRITICAL, Criticality.DEFAULT)]
+    fleet.observe(EU[0], ProbeFailure(detail="refused"))
+    fleet.observe(EU[0], state())
+    fleet.started(EU[0], 1000)
+    after_one = fleet.shed(model, Criticality.DEFAULT)
+
+    assert at_first == [None, None]
+    assert after_one is None
+
+
 def test_nothing_is_shed_while_a_backend_has_room(clock: Clock) -> None:
     fleet = fleet_of([*EU, *US], clock)
 

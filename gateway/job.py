@@ -1,0 +1,77 @@
+"""A request with all that was decided about it: its items' keys in the cache, and their work."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from gateway.cache.key import CacheKey, Prefix
+from gateway.config.document import ModelEntry
+from gateway.dispatch.work import Work, WorkItem
+from gateway.runtime.runtime import Runtime
+from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided about a model, a tenant and parameters, under one runtime."""
+
+    runtime: Runtime
+    model: ServedModel
+    scope: str
+    prefix: Prefix
+    entry: ModelEntry
+    unrevised: Prefix | None = None
+    """Makes the keys of last answers, whatever revision gave them; `None`: none are kept."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with all that was decided about it, whoever asks and until when."""
+
+    request: InferenceRequest
+    plan: Plan
+    keys: list[CacheKey]
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that answers."""
+        return self.plan.model
+
+    @property
+    def entry(self) -> ModelEntry:
+        """What the document says of the model."""
+        return self.plan.entry
+
+    def may_read(self, directives: CacheDirectives) -> bool:
+        """Tell whether stored answers may be used."""
+        return not directives.no_cache and self.plan.entry.cache_ttl > 0
+
+    def work(
+        self,
+        indexes: Iterable[int],
+        *,
+        is_shared: bool,
+        principal: Principal | None = None,
+        criticality: Criticality = Criticality.DEFAULT,
+        lane: Literal["interactive", "bulk"] = "interactive",
+    ) -> Work:
+        """Return the items of these indexes as work; other workers hear of it if `is_shared`."""
+        items = self.request.items
+        return Work(
+            model=self.plan.model,
+            task=self.request.task,
+            parameters=self.request.parameters,
+            principal=principal,
+            criticality=criticality,
+            lane=lane,
+            items=tuple(
+                WorkItem(
+                    index=index,
+                    body=items[index],
+                    scope=self.plan.scope,
+                    # Not the whole key: the same text with other labels shares its rows.
+                    affinity=items[index],
+                    key=self.keys[index] if is_shared else None,
+                )
+                for index in indexes
+            ),
+        )
