@@ -94,13 +94,13 @@ class RedisRateLimiter:
 
     def spender(self, charges: Sequence[Charge]) -> Spender:
         """Return what takes `charges` again and again; see `gateway.rate_limit.spender`."""
-        leases = [
-            lease
-            for charge in charges
-            if (lease := self._leases.get(charge.bucket)) is not None and is_plain(charge)
-        ]
+        leases = [lease for c in charges if (lease := self._leases.get(c.bucket)) and is_plain(c)]
+        if len(leases) < len(charges):
+            return AskingSpender(charges, ask=self.try_admit)
+        for charge, lease in zip(charges, leases, strict=True):
+            lease.follow(charge.rule)  # it may have changed since; a spender tells of one rule only
         lines = lines_for(tuple([lease.rule for lease in leases]))
-        if not lines or len(leases) < len(charges):
+        if not lines:
             return AskingSpender(charges, ask=self.try_admit)
         return LeaseSpender(
             charges, leases, lines=lines, monotonic=self._monotonic, took=self._took
@@ -294,6 +294,7 @@ class RedisRateLimiter:
         parts = []
         for charge, lease in zip(charges, leases, strict=True):
             lease.low = 0
+            lease.follow(charge.rule)
             usable = lease.usable(now)
             kept = usable + lease.keep(now)
             want = max(0, lease.wanted(0, now) - usable)

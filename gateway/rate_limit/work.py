@@ -85,7 +85,12 @@ async def reserve(
     )
     held: tuple[Hold, ...] = ()
     for charges in filter(None, (shared, own)):
-        decision = await limiter.admit(charges)
+        try:
+            decision = await limiter.admit(charges)
+        except BaseException:  # also of a caller who left: what was held must go back
+            for hold in held:
+                hold.settle(0)
+            raise
         if not decision.allowed:
             for hold in held:
                 hold.settle(0)

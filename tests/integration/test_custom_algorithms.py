@@ -71,7 +71,7 @@ async def run(item: Item, ask: Ask, *, text: str = "good film") -> Answer:
         case "nobody":
             await ask("mood", ["x" * 100_000])
         case "sleep":
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         case "block":
             time.sleep(0.7)
         case "spin":

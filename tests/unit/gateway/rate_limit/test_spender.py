@@ -1,5 +1,6 @@
 """A spender decides and tells as its limiter does, and takes nothing where it cannot."""
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -10,6 +11,7 @@ from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.spender import LeaseSpender
 from gateway.types import Rule
 from tests.support.clock import Clock
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 _RULES = (
@@ -61,3 +63,44 @@ async def test_over_any_limiter_it_takes_nothing_that_is_refused() -> None:
     assert [lines is None for lines in told] == [False, False, True]
     left = limiter.try_admit((Charge(rule=_RULES[0], bucket="b", amount=200),))
     assert left.allowed
+
+
+async def test_it_tells_of_the_rules_that_hold_now_though_leases_are_older(valkey: str) -> None:
+    limiter, redis = await leased(valkey, Clock())
+    halved = tuple(
+        Charge(
+            rule=msgspec.structs.replace(c.rule, capacity=c.rule.capacity // 2),
+            bucket=c.bucket,
+            amount=1,
+        )
+        for c in _CHARGES
+    )
+
+    lines = limiter.spender(halved).spend()
+
+    assert lines is not None
+    assert b"x-ratelimit-limit-requests: 500\r\n" in lines
+    decision = limiter.try_admit(halved)
+    assert decision is not None
+    assert [state.rule.capacity for state in decision.policies] == [500, 2_500]
+    await redis.aclose()
+
+
+async def test_renewing_a_lease_is_enough_to_go_by_another_rule(valkey: str) -> None:
+    clock = Clock()
+    limiter, redis = await leased(valkey, clock)
+    changed = tuple(
+        Charge(rule=msgspec.structs.replace(c.rule, capacity=2_000), bucket=c.bucket, amount=1)
+        for c in _CHARGES
+    )
+
+    asked = limiter.statistics().asked
+    await until(
+        lambda: limiter.try_admit(changed) is not None and limiter.statistics().asked > asked,
+        what="a lease is renewed",
+    )
+
+    decision = limiter.try_admit(changed)
+    assert decision is not None
+    assert {state.rule.capacity for state in decision.policies} == {2_000}
+    await redis.aclose()

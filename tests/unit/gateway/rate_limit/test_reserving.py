@@ -1,0 +1,39 @@
+"""What was held for work goes back when the work cannot be decided on."""
+
+from collections.abc import Sequence
+
+import pytest
+from typing_extensions import override
+
+from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.rate_limit.work import Estimate, WorkRules, reserve
+from gateway.types import KeyId, Principal, Rule, TenantId
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.anyio
+_MODEL = Rule(name="shared", unit="rows", capacity=10, window=3600.0)
+_TENANT = Rule(name="own", unit="rows", capacity=10, window=3600.0)
+
+
+class _SilentForTenants(MemoryRateLimiter):
+    """Answers for models; for tenants nobody answers in time."""
+
+    @override
+    async def admit(self, charges: Sequence[Charge]) -> Decision:
+        if any(charge.rule.name == _TENANT.name for charge in charges):
+            raise TimeoutError
+        return await super().admit(charges)
+
+
+async def test_what_a_model_s_limit_gave_goes_back_when_the_tenant_s_cannot_be_asked() -> None:
+    limiter = _SilentForTenants(monotonic=Clock())
+    principal = Principal(tenant=TenantId("a"), key=KeyId("k"))
+    most = Estimate(items=1, rows=10, tokens=10)
+    both = WorkRules(tenant=(_TENANT,), model=(_MODEL,))
+
+    with pytest.raises(TimeoutError):
+        await reserve(limiter, both, principal, model="m", most=most)
+
+    again = await reserve(limiter, WorkRules(model=(_MODEL,)), principal, model="m", most=most)
+    assert again.refusal is None
