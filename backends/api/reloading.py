@@ -10,12 +10,14 @@ from typing import Self
 from backends.api.engine import Engine, Identity, Retired, RunningEncoder, Served, Variant
 from backends.api.loading import Tools, load_models, make_shared
 from backends.errors import StartProblem
+from backends.open_inference.address import Upstream, servers
 from backends.open_inference.client import fingerprint
 from backends.repository.catalogue import Catalogue, read_catalogue
 
 _log = logging.getLogger(__name__)
 # How often servers that run models of ours are asked whether they are ready.
 _WATCH = 1.0
+_TRY_AGAIN = 30.0
 
 
 class Repository:
@@ -36,10 +38,14 @@ class Repository:
         self._tools = tools
         self._retire_after = retire_after
         self._shared = make_shared(tools)
-        catalogue = read_catalogue(root)
+        settings = tools.settings
+        self._servers = servers(settings)
+        catalogue = read_catalogue(root, self._servers)
         served = self._load(catalogue, ())
         self._upstreams = catalogue.upstreams
-        settings = tools.settings
+        self._tried = tools.clock()
+        # Seconds after which a server that is ready is tried again whose model could not be loaded.
+        self.try_again_after = _TRY_AGAIN
         self.engine = Engine(
             identity=Identity(backend_id=settings.backend_id, region=settings.region),
             served=served,
@@ -101,8 +107,11 @@ class Repository:
             asked.set_result(None)
 
     async def _reload(self) -> None:
-        catalogue = await asyncio.to_thread(read_catalogue, self._root)
-        running = self.engine.running()
+        self._tried = self._tools.clock()
+        catalogue = await asyncio.to_thread(read_catalogue, self._root, self._servers)
+        changed = self._changed(catalogue.upstreams)
+        # What another server runs since then is opened anew, even if it should be the same.
+        running = [each for each in self.engine.running() if each.upstream not in changed]
         served = await asyncio.to_thread(self._load, catalogue, running)
         await self._start(served.encoders)
         self.served = served
@@ -120,8 +129,8 @@ class Repository:
             await asyncio.sleep(_WATCH)
             try:
                 await self.look()
-            except StartProblem as error:
-                _log.warning("the models cannot be read again", extra={"reason": str(error)})
+            except Exception:  # noqa: BLE001 - one look that fails must not be the last
+                _log.exception("servers that run models cannot be watched")
 
     async def look(self) -> None:
         """Ask the servers that run models of ours; take up what is new there.
@@ -129,16 +138,25 @@ class Repository:
         Raises:
             StartProblem: something is, and the directory is gone.
         """
+        async with self._lock:
+            known = list(self._upstreams)
+            asked = (asyncio.to_thread(self._fingerprint, upstream) for upstream in known)
+            found = dict(zip(known, await asyncio.gather(*asked), strict=True))
+            self.engine.unready = frozenset(each for each in known if not found[each])
+            used = {encoder.upstream for encoder in self.served.encoders}
+            # One that is ready and could not be loaded then may be loaded later.
+            late = self._tools.clock() - self._tried >= self.try_again_after
+            broken = any(found[each] and each not in used for each in known) and late
+            if self._changed(found) or broken:
+                await self._reload()
+
+    def _fingerprint(self, upstream: Upstream) -> str:
+        return fingerprint(upstream, self._servers.token_for(upstream))
+
+    def _changed(self, found: Mapping[Upstream, str]) -> set[Upstream]:
+        """Return the servers that are ready with something else than when they were last read."""
         known = self._upstreams
-        prints = await asyncio.gather(*(asyncio.to_thread(fingerprint, each) for each in known))
-        found = dict(zip(known, prints, strict=True))
-        self.engine.unready_upstreams = [
-            f"{upstream} is not ready"
-            for upstream in known
-            if known[upstream] and not found[upstream]
-        ]
-        if any(found[upstream] not in ("", known[upstream]) for upstream in known):
-            await self.reload()
+        return {each for each in found if found[each] and found[each] != known.get(each)}
 
     def _load(self, catalogue: Catalogue, running: Sequence[RunningEncoder]) -> Served:
         return load_models(catalogue, self._tools, self._shared, running)

@@ -1,5 +1,6 @@
 """Runs batches on another server, by the Open Inference Protocol: only tensors travel."""
 
+import math
 import time
 import weakref
 from typing import Any
@@ -7,27 +8,35 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ModelFailed, ModelProblem, UpstreamUnavailable
+from backends.errors import (
+    BackendError,
+    ModelProblem,
+    Overloaded,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
 from backends.executors.graph import INPUTS, GraphSource
 from backends.open_inference.address import ModelMetadata, Upstream
-from backends.open_inference.client import UpstreamClient
+from backends.open_inference.client import Reply, UpstreamClient
 from backends.open_inference.tensors import FLOATS, INTEGERS, decode, encode
 from backends.types import FloatArray, IntArray, OutputKind
 
 _LONGEST = 512
 _TRIAL = 4
-_OK = 200
-# What a server says of a batch that it will not or cannot compute; anything else is its own state.
+_AXES = 2  # rows, tokens
+_OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
+# What a server says of a batch that it cannot compute, or of itself: whether it is ready tells.
 _OF_THE_BATCH = frozenset({400, 413, 422, 500})
-_BINARY = "binary_tensor_data"
+_SOON = 0.1
+_BINARY, _CONFIGURATION = "binary_tensor_data", "model_configuration"
 
 
 class UpstreamExecutor(ModelExecutor):
     """A model of another server; as many runs at a time as `upstream.runs` says."""
 
-    def __init__(self, source: GraphSource, upstream: Upstream) -> None:
+    def __init__(self, source: GraphSource, upstream: Upstream, *, token: str = "") -> None:
         """Ask the server for the model, run it once, and measure what batches take.
 
         Raises:
@@ -35,18 +44,21 @@ class UpstreamExecutor(ModelExecutor):
         """
         self._source = source
         self._upstream = upstream
-        self._client = UpstreamClient(upstream)
+        self._client = UpstreamClient(upstream, token=token)
         # Nobody ends an executor: what it keeps open goes with it.
         weakref.finalize(self, self._client.close)
+        self._version: str | None = None
         try:
-            self._binary = _BINARY in self._client.server().extensions
+            extensions = self._client.server().extensions
+            self._binary = _BINARY in extensions
             metadata = self._client.metadata()
             self._inputs = _check_inputs(metadata, upstream)
             _check_outputs(metadata, source, upstream)
+            self._most_rows = self._declared_rows(metadata, extensions)
             self._warm_up()
             self._cost = self._measure()
-        except UpstreamUnavailable as error:
-            raise ModelProblem(str(error)) from error
+        except BackendError as error:
+            raise ModelProblem(f"{upstream}: a trial failed: {error}") from error
 
     @property
     @override
@@ -68,9 +80,26 @@ class UpstreamExecutor(ModelExecutor):
     def cost(self) -> CostModel:
         return self._cost
 
+    @property
+    @override
+    def most_rows(self) -> int | None:
+        return self._most_rows
+
     @override
     def run(
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        return self.run_within(math.inf, ids=ids, mask=mask, type_ids=type_ids, output=output)
+
+    @override
+    def run_within(
+        self,
+        time_left: float,
+        *,
+        ids: IntArray,
+        mask: IntArray,
+        type_ids: IntArray,
+        output: OutputKind,
     ) -> FloatArray:
         given = dict(zip(INPUTS, (ids, mask, type_ids), strict=True))
         feeds: dict[str, tuple[str, np.ndarray[Any, Any]]] = {
@@ -78,25 +107,51 @@ class UpstreamExecutor(ModelExecutor):
             for name, datatype in self._inputs.items()
         }
         name = self._source.outputs[output]
-        reply = self._client.infer(*encode(feeds, name, binary=self._binary))
+        timeout = min(time_left, self._upstream.timeout)
+        body, headers = encode(feeds, name, binary=self._binary, timeout=timeout)
+        reply = self._client.infer(body, headers, timeout=timeout)
         if reply.status != _OK:
-            raise self._explain(reply.status)
+            raise self._explain(reply)
         outer = ids.shape if output is OutputKind.TOKENS else ids.shape[:1]
-        return decode(reply, name, (*outer, self.dimensions))
+        values, version = decode(reply, name, (*outer, self.dimensions))
+        self._check_version(version)
+        return values
 
-    def _explain(self, status: int) -> ModelFailed | UpstreamUnavailable:
+    def _check_version(self, version: str | None) -> None:
+        """Refuse answers of another version than the first: they belong to another revision."""
+        self._version = self._version or version
+        if version and version != self._version:
+            raise UpstreamUnavailable(
+                f"{self._upstream} answers as version {version}, no longer {self._version}"
+            )
+
+    def _explain(self, reply: Reply) -> BackendError:
         """Tell a batch that cannot be computed from a server that computes none now."""
-        if status in _OF_THE_BATCH and self._client.is_ready():
-            return ModelFailed(f"{self._upstream} answers {status}")
-        return UpstreamUnavailable(f"{self._upstream} answers {status}")
+        said = f"{self._upstream} answers {reply.status}"
+        if reply.status == _TOO_MANY or (reply.status == _UNAVAILABLE and self._client.is_ready()):
+            return Overloaded(f"{said}: it is busy", retry_after=reply.retry_after or _SOON)
+        if reply.status in _OF_THE_BATCH and self._client.is_ready():
+            return UpstreamFailed(said)
+        return UpstreamUnavailable(said)
+
+    def _declared_rows(self, metadata: ModelMetadata, extensions: list[str]) -> int | None:
+        """Return how many rows a batch may have, by Triton's configuration and by the shapes."""
+        batches = {tensor.shape[0] for tensor in metadata.inputs}
+        if batches == {1}:
+            return 1
+        if batches != {-1}:
+            raise ModelProblem(
+                f"{self._upstream}: its inputs take {sorted(batches)} rows, no more and no fewer; "
+                "serve it with batches of any size, or of 1"
+            )
+        if _CONFIGURATION not in extensions:
+            return None
+        return self._client.config().max_batch_size or None
 
     def _warm_up(self) -> None:
         ids = np.ones((1, min(self._source.max_tokens or _TRIAL, _TRIAL)), dtype=np.int32)
         for output in self._source.outputs:
-            try:
-                self.run(ids=ids, mask=ids, type_ids=ids * 0, output=output)
-            except ModelFailed as error:
-                raise ModelProblem(f"{self._upstream}: a trial run failed: {error}") from error
+            self.run(ids=ids, mask=ids, type_ids=ids * 0, output=output)
 
     def _measure(self) -> CostModel:
         output = next(iter(self._source.outputs))
@@ -104,10 +159,10 @@ class UpstreamExecutor(ModelExecutor):
         def run(ids: IntArray, mask: IntArray) -> None:
             self.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
 
+        longest = self._source.max_tokens or _LONGEST
         try:
-            longest = self._source.max_tokens or _LONGEST
-            return measure_cost(run, time.perf_counter, longest=longest)
-        except ModelFailed:
+            return measure_cost(run, time.perf_counter, longest=longest, most_rows=self._most_rows)
+        except UpstreamFailed:
             # It takes no batches of some of these shapes; what it takes is learnt at work.
             return CostModel()
 
@@ -119,6 +174,13 @@ def _check_inputs(metadata: ModelMetadata, upstream: Upstream) -> dict[str, str]
                 f"{upstream}: input `{tensor.name}` of {tensor.datatype} is none of an encoder's "
                 f"integer inputs: {', '.join(INPUTS)}"
             )
+        if len(tensor.shape) != _AXES or tensor.shape[1] != -1:
+            raise ModelProblem(
+                f"{upstream}: input `{tensor.name}` is of shape {tensor.shape}; an encoder here "
+                "takes rows of any length: [-1, -1]"
+            )
+    if "input_ids" not in {tensor.name for tensor in metadata.inputs}:
+        raise ModelProblem(f"{upstream}: it has no input `input_ids`")
     return {tensor.name: tensor.datatype for tensor in metadata.inputs}
 
 

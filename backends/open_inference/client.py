@@ -12,32 +12,44 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.errors import UpstreamUnavailable
-from backends.open_inference.address import ModelMetadata, ServerMetadata, Upstream
+from backends.open_inference.address import (
+    ModelConfig,
+    ModelMetadata,
+    ServerMetadata,
+    Upstream,
+)
 
 # What is asked of a server beside its model's runs is answered at once, or it is not well.
 _STATUS_TIMEOUT = 2.0
 _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
-_OK = 200
+_OK, _NOT_FOUND = 200, 404
 # A kept connection that the server closed meanwhile fails so, before anything was answered.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-_T = TypeVar("_T", ModelMetadata, ServerMetadata)
+_T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A response. `json_bytes` is how much of the body is JSON where tensors follow it."""
+    """A response. `json_bytes` is how much of the body is JSON where tensors follow it.
+
+    `retry_after` is the seconds after which the server wants to be asked again, if it said so.
+    """
 
     status: int
     body: bytes
     json_bytes: int | None = None
+    retry_after: int | None = None
 
 
 class UpstreamClient:
     """Calls of one server, from any number of threads at once."""
 
-    def __init__(self, upstream: Upstream, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, upstream: Upstream, *, token: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._upstream = upstream
         self._clock = clock
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         parts = urlsplit(upstream.url)
         self._prefix = parts.path.rstrip("/")
         self._make = _connector(parts.scheme, parts.netloc)
@@ -52,6 +64,14 @@ class UpstreamClient:
         """
         return self._read(self._upstream.path, ModelMetadata)
 
+    def config(self) -> ModelConfig:
+        """Return what a server with the extension `model_configuration` says of batches.
+
+        Raises:
+            UpstreamUnavailable: it says nothing, or what no such server says.
+        """
+        return self._read(f"{self._upstream.path}/config", ModelConfig)
+
     def server(self) -> ServerMetadata:
         """Return what the server says of itself.
 
@@ -61,21 +81,22 @@ class UpstreamClient:
         return self._read("/v2", ServerMetadata)
 
     def is_ready(self) -> bool:
-        """Whether the server would run the model."""
+        """Whether the server would run the model: one that stops says so of itself alone."""
         try:
-            reply = self._call("GET", f"{self._upstream.path}/ready", timeout=_STATUS_TIMEOUT)
+            server = self._call("GET", "/v2/health/ready", timeout=_STATUS_TIMEOUT)
+            model = self._call("GET", f"{self._upstream.path}/ready", timeout=_STATUS_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        return reply.status == _OK
+        # A proxy may let models through alone.
+        return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
-    def infer(self, body: bytes, headers: Mapping[str, str]) -> Reply:
+    def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
         """Run the model.
 
         Raises:
-            UpstreamUnavailable: no whole response came in time.
+            UpstreamUnavailable: no whole response came within `timeout` seconds.
         """
-        path = f"{self._upstream.path}/infer"
-        return self._call("POST", path, body, headers, timeout=self._upstream.timeout)
+        return self._call("POST", f"{self._upstream.path}/infer", body, headers, timeout=timeout)
 
     def close(self) -> None:
         """Close the connections that no call uses."""
@@ -106,7 +127,7 @@ class UpstreamClient:
         timeout: float,
     ) -> Reply:
         until = self._clock() + timeout
-        request = (method, self._prefix + path, body, dict(headers or {}))
+        request = (method, self._prefix + path, body, {**self._headers, **(headers or {})})
         try:
             with self._lock:
                 kept = self._idle.pop() if self._idle else None
@@ -136,18 +157,21 @@ class UpstreamClient:
             wire = connection.sock
             response = connection.getresponse()
             body = self._body(response, wire, until)
-            length = response.getheader("Inference-Header-Content-Length")
             reply = Reply(
                 status=response.status,
                 body=body,
-                json_bytes=int(length) if length and length.isdecimal() else None,
+                json_bytes=_number(response.getheader("Inference-Header-Content-Length")),
+                retry_after=_number(response.getheader("Retry-After")),
             )
         except BaseException:
             # Half an exchange is on the connection.
             connection.close()
             raise
         with self._lock:
-            self._idle.append(connection)
+            if len(self._idle) < self._upstream.runs:
+                self._idle.append(connection)
+                return reply
+        connection.close()
         return reply
 
     def _body(self, response: http.client.HTTPResponse, wire: socket.socket, until: float) -> bytes:
@@ -183,17 +207,24 @@ def _connector(scheme: str, netloc: str) -> Callable[[float], http.client.HTTPCo
     return lambda timeout: http.client.HTTPConnection(netloc, timeout=timeout)
 
 
-def fingerprint(upstream: Upstream) -> str:
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdecimal() else None
+
+
+def fingerprint(upstream: Upstream, token: str = "") -> str:
     """Return a digest of what a server that is ready says of a model, "" where it is not ready.
 
-    It names the model's versions, inputs and outputs: weights that are exchanged under the same
-    version cannot be seen.
+    It names the model's inputs and outputs, and its versions unless one is asked for: weights that
+    are exchanged under the same version cannot be seen.
     """
-    client = UpstreamClient(upstream)
+    client = UpstreamClient(upstream, token=token)
     try:
         if not client.is_ready():
             return ""
-        content = msgspec.json.encode(client.metadata(), order="deterministic")
+        metadata = client.metadata()
+        if upstream.version is not None:
+            metadata = msgspec.structs.replace(metadata, versions=None)
+        content = msgspec.json.encode(metadata, order="deterministic")
     except UpstreamUnavailable:
         return ""
     finally:

@@ -1,12 +1,12 @@
 """Tensors as the protocol sends them: named in JSON, raw behind it where the server knows that."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from backends.errors import ModelFailed
+from backends.errors import UpstreamUnavailable
 from backends.open_inference.client import Reply
 from backends.types import FloatArray
 
@@ -19,6 +19,7 @@ FLOATS: dict[str, np.dtype[Any]] = {
     "FP16": np.dtype("<f2"),
     "FP64": np.dtype("<f8"),
 }
+_MICROSECONDS = 1e6
 _JSON_BYTES = "Inference-Header-Content-Length"
 
 
@@ -36,12 +37,27 @@ class _Output(msgspec.Struct, frozen=True):
 
 class _Outputs(msgspec.Struct, frozen=True):
     outputs: list[_Output]
+    model_version: str | None = None
+
+
+class Decoded(NamedTuple):
+    """An output of a run, and the version of the model that the server says it is of."""
+
+    values: FloatArray
+    version: str | None
 
 
 def encode(
-    inputs: Mapping[str, tuple[str, np.ndarray[Any, Any]]], output: str, *, binary: bool
+    inputs: Mapping[str, tuple[str, np.ndarray[Any, Any]]],
+    output: str,
+    *,
+    binary: bool,
+    timeout: float,
 ) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of a run; an input is a data type of the protocol and its values."""
+    """Return body and headers of a run; an input is a data type of the protocol and its values.
+
+    Servers that know the parameter `timeout` drop a run that did not begin within it.
+    """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for name, (datatype, values) in inputs.items():
@@ -55,43 +71,46 @@ def encode(
     wanted: dict[str, Any] = {"name": output}
     if binary:
         wanted["parameters"] = {"binary_data": True}
-    head = msgspec.json.encode({"inputs": described, "outputs": [wanted]})
+    parameters = {"timeout": max(1, round(timeout * _MICROSECONDS))}
+    head = msgspec.json.encode({"inputs": described, "outputs": [wanted], "parameters": parameters})
     if not binary:
         return head, {"Content-Type": "application/json"}
     headers = {"Content-Type": "application/octet-stream", _JSON_BYTES: str(len(head))}
     return b"".join([head, *raw]), headers
 
 
-def decode(reply: Reply, output: str, shape: tuple[int, ...]) -> FloatArray:
+def decode(reply: Reply, output: str, shape: tuple[int, ...]) -> Decoded:
     """Return an output of a run in float32.
 
     Raises:
-        ModelFailed: it is not there, or not of `shape`.
+        UpstreamUnavailable: it is not there, or not of `shape`.
     """
     head = reply.body if reply.json_bytes is None else reply.body[: reply.json_bytes]
     try:
-        outputs = msgspec.json.decode(head, type=_Outputs).outputs
+        response = msgspec.json.decode(head, type=_Outputs)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ModelFailed("the server's response is not of the protocol") from None
+        raise UpstreamUnavailable("the server's response is not of the protocol") from None
     at = len(head)
-    for tensor in outputs:
-        size = tensor.parameters.binary_data_size or 0
+    for tensor in response.outputs:
+        size = max(0, tensor.parameters.binary_data_size or 0)
         if tensor.name == output:
-            return _values(tensor, reply.body[at : at + size], shape)
+            values = _values(tensor, reply.body[at : at + size], shape)
+            return Decoded(values, response.model_version)
         at += size
-    raise ModelFailed(f"the server's response lacks the output `{output}`")
+    raise UpstreamUnavailable(f"the server's response lacks the output `{output}`")
 
 
 def _values(tensor: _Output, raw: bytes, shape: tuple[int, ...]) -> FloatArray:
     kind = FLOATS.get(tensor.datatype)
     if kind is None or tuple(tensor.shape) != shape:
-        raise ModelFailed(
+        raise UpstreamUnavailable(
             f"the server's output `{tensor.name}` is {tensor.datatype} of {tensor.shape}, not "
             f"floats of {list(shape)}"
         )
     try:
         flat = np.frombuffer(raw, kind) if tensor.data is None else np.array(tensor.data, kind)
-        values: FloatArray = flat.reshape(shape).astype(np.float32)
+        with np.errstate(over="ignore"):  # what is not finite is found row by row
+            values: FloatArray = flat.reshape(shape).astype(np.float32)
     except (ValueError, TypeError):
-        raise ModelFailed(f"the server's output `{tensor.name}` is not whole") from None
+        raise UpstreamUnavailable(f"the server's output `{tensor.name}` is not whole") from None
     return values

@@ -68,11 +68,13 @@ class ClassifierManifest(
 ):
     """A graph that ends in logits, `labels` in their order: of a text, a pair or every token.
 
-    `function` makes scores of them. `truncate` cuts texts that are too long.
+    `function` makes scores of them. `truncate` cuts texts that are too long. In place of a `graph`,
+    an `upstream` names the server that runs it.
     """
 
     description: str = ""
-    graph: File
+    graph: File = ""
+    upstream: Upstream | None = None
     tokenizer: File
     max_tokens: Count
     truncate: bool = False
@@ -206,7 +208,9 @@ def _read_yaml(path: Path) -> Any:
 
 def _check(manifest: Manifest, path: Path) -> None:
     """Refuse what only looks right."""
-    if isinstance(manifest, EncoderManifest):
+    if isinstance(manifest, GraphManifest) and bool(manifest.graph) == bool(manifest.upstream):
+        wrong: str | None = "name a `graph` or an `upstream`, and not both"
+    elif isinstance(manifest, EncoderManifest):
         wrong = _check_encoder(manifest)
     elif isinstance(manifest, HeadManifest):
         wrong = _check_head(manifest)
@@ -221,8 +225,6 @@ def _check(manifest: Manifest, path: Path) -> None:
 
 
 def _check_encoder(manifest: EncoderManifest) -> str | None:
-    if bool(manifest.graph) == (manifest.upstream is not None):
-        return "name a `graph` or an `upstream`, and not both"
     if manifest.outputs == Outputs():
         return "`outputs` names no output; name `pooled` or `tokens`"
     if not set(manifest.tasks) <= {Task.EMBED, Task.RERANK}:

@@ -24,7 +24,7 @@ from tests.support.backend_repository import (
     write_head,
     write_model,
 )
-from tests.support.inference_server import InferenceServer, inference_server
+from tests.support.inference_server import InferenceServer, Outputs, inference_server
 
 pytestmark = pytest.mark.anyio
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
@@ -79,6 +79,79 @@ async def test_answers_equal_those_of_the_graph_itself(
         assert backend.engine.state().provider == "OpenInferenceExecutionProvider"
     scores = [{x["label"]: x["score"] for x in a["labels"]} for a in (found, expected)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+
+
+async def test_a_server_that_runs_our_graphs_is_a_backend_of_the_same_revision(
+    tmp_path: Path,
+) -> None:
+    """Requests that began elsewhere may end there, and one's cached answers are the other's."""
+    models = tmp_path / "models"
+    write_encoder(models, real=True)
+    write_head(models, "mood", ["negative", "positive"])
+    async with running_backend(models) as backend:
+        expected = await backend.answer("mood", Task.CLASSIFY, "the film is good")
+        revision = backend.info("mood").revision
+
+    with inference_server(toy_graph(), name="tiny") as server:
+        async with running_backend(
+            models, provider="open_inference", upstream_url=server.url
+        ) as backend:
+            found = await backend.answer("mood", Task.CLASSIFY, "the film is good")
+
+            assert backend.info("mood").revision == revision
+            assert backend.engine.state().provider == "OpenInferenceExecutionProvider"
+    assert server.runs
+    assert [x["label"] for x in found["labels"]] == [x["label"] for x in expected["labels"]]
+
+
+@pytest.mark.parametrize("when", ["at first", "later"])
+async def test_a_server_that_runs_another_graph_than_ours_does_not_pass_for_it(
+    tmp_path: Path, when: str
+) -> None:
+    def spoil(outputs: Outputs) -> Outputs:
+        return {name: values * 1.01 for name, values in outputs.items()}
+
+    models = tmp_path / "models"
+    write_encoder(models, real=True)
+    with inference_server(toy_graph(), name="tiny") as server:
+        if when == "at first":
+            server.spoil = spoil
+        async with running_backend(
+            models, provider="open_inference", upstream_url=server.url
+        ) as backend:
+            if when == "later":
+                assert backend.engine.state().ready
+                server.spoil, server.changes = spoil, {"platform": "other"}
+                await backend.repository.look()
+
+            assert not backend.engine.state().ready
+            (missing,) = (line for line in backend.engine.state().missing if "tiny" in line)
+            assert "the server runs another graph: its answers are 0.01 of" in missing
+
+
+async def test_a_token_is_told_to_the_server_it_is_for_alone(
+    tmp_path: Path, server: InferenceServer
+) -> None:
+    server.token = "secret"
+    named = write_remote(tmp_path / "named", server)
+    told = write_remote(tmp_path / "told", server, upstream={"model": "remote"})
+    nobody = "http://127.0.0.1:9"
+
+    async with running_backend(told, upstream_url=server.url, upstream_token="secret") as backend:
+        assert backend.engine.state().ready
+    async with running_backend(named, upstream_url=nobody, upstream_token="secret") as backend:
+        assert not backend.engine.state().ready
+
+
+async def test_where_the_server_is_changes_no_revision(tmp_path: Path) -> None:
+    revisions = set()
+    for region in ("eu", "us"):
+        with inference_server(toy_graph()) as server:
+            models = write_remote(tmp_path / region, server, upstream={"model": "remote"})
+            async with running_backend(models, upstream_url=server.url) as backend:
+                revisions.add(backend.info("mood").revision)
+
+    assert len(revisions) == 1
 
 
 async def test_a_server_that_goes_and_returns_costs_no_lane(
@@ -179,6 +252,7 @@ def test_a_batch_it_cannot_compute_is_told_from_a_model_that_is_gone(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"upstream": {"model": "m"}}, "or set `SLUICEGATE_BACKEND_UPSTREAM_URL`"),
         ({"graph": "model.onnx"}, "a `graph` or an `upstream`, and not both"),
         ({"upstream": {"url": "ftp://x", "model": "m"}}, "url"),
     ],

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,22 +12,35 @@ import onnxruntime  # type: ignore[import-untyped]
 from typing_extensions import override
 
 _KINDS = {"tensor(int64)": "INT64", "tensor(int32)": "INT32", "tensor(float)": "FP32"}
+_DATATYPES = {"float32": "FP32", "float64": "FP64", "int32": "INT32"}
 _NUMBERS: dict[str, Any] = {"INT64": np.int64, "INT32": np.int32}
 _LENGTH = "Inference-Header-Content-Length"
+Outputs = dict[str, np.ndarray[Any, Any]]
 
 
 class InferenceServer(ThreadingHTTPServer):
-    """Serves one graph as model `remote`. What its attributes say may change while it serves."""
+    """Serves one graph as model `name`. What its attributes say may change while it serves."""
 
     daemon_threads = True
 
-    def __init__(self, graph: bytes, *, binary: bool, port: int) -> None:
+    def __init__(self, graph: bytes, *, name: str, binary: bool, port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        self.name = name
         self.binary = binary
-        self.ready = True
+        self.ready = self.healthy = True
         self.versions = ["1"]
+        self.answers_as = "1"
         self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.most_rows: int | None = None
+        self.changes: dict[str, Any] = {}
+        # Changes the outputs of a run, by their names.
+        self.spoil: Callable[[Outputs], Outputs] = lambda outputs: outputs
+        # Bytes of a response that are kept back.
+        self.missing = 0
+        self.token = ""
+        self.runs: list[dict[str, Any]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.connections = 0
@@ -61,12 +74,12 @@ class InferenceServer(ThreadingHTTPServer):
     def describe(self) -> dict[str, Any]:
         """Return the model's metadata."""
         return {
-            "name": "remote",
+            "name": self.name,
             "versions": self.versions,
             "platform": "onnx",
             "inputs": [_tensor(node) for node in self.session.get_inputs()],
             "outputs": [_tensor(node) for node in self.session.get_outputs()],
-        }
+        } | self.changes
 
     def infer(self, body: bytes, length: int) -> tuple[bytes, int]:
         """Return the body of a response and how much of it is JSON."""
@@ -82,6 +95,7 @@ class InferenceServer(ThreadingHTTPServer):
 
     def _infer(self, body: bytes, length: int) -> tuple[bytes, int]:
         request = json.loads(body[:length])
+        self.runs.append(request)
         feeds, at = {}, length
         for tensor in request["inputs"]:
             kind = _NUMBERS[tensor["datatype"]]
@@ -93,17 +107,21 @@ class InferenceServer(ThreadingHTTPServer):
                 at += size
             feeds[tensor["name"]] = values.reshape(tensor["shape"])
         names = [output["name"] for output in request["outputs"]]
-        results = self.session.run(names, feeds)
+        if self.most_rows is not None and len(feeds["input_ids"]) > self.most_rows:
+            raise ValueError("too many rows")
+        results = self.spoil(dict(zip(names, self.session.run(names, feeds), strict=True)))
         outputs, raw = [], []
-        for name, values in zip(names, results, strict=True):
-            output = {"name": name, "datatype": "FP32", "shape": values.shape}
+        for name, values in results.items():
+            kind = _DATATYPES[values.dtype.name]
+            output: dict[str, Any] = {"name": name, "datatype": kind, "shape": values.shape}
             if self.binary:
                 raw.append(values.tobytes())
                 output["parameters"] = {"binary_data_size": len(raw[-1])}
             else:
                 output["data"] = values.ravel().tolist()
             outputs.append(output)
-        head = json.dumps({"model_name": "remote", "outputs": outputs}).encode()
+        answer = {"model_name": self.name, "model_version": self.answers_as, "outputs": outputs}
+        head = json.dumps(answer).encode()
         return head + b"".join(raw), len(head)
 
 
@@ -114,20 +132,28 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         extensions = ["binary_tensor_data"] if self.server.binary else []
-        path = self.path.replace("/versions/1", "")
-        if path == "/v2":
+        if self.server.most_rows is not None:
+            extensions.append("model_configuration")
+        path = self.path.replace("/versions/1", "").replace(f"/{self.server.name}", "/NAME")
+        if not self._is_let_in():
+            self._answer(401, b"{}")
+        elif path == "/v2":
             self._answer(200, json.dumps({"name": "test", "extensions": extensions}).encode())
-        elif path == "/v2/models/remote/ready":
-            self._answer(200 if self.server.ready else 503, b"")
-        elif path == "/v2/models/remote":
+        elif path == "/v2/models/NAME/ready":
+            self._answer(200 if self.server.ready else 400, b"")
+        elif path == "/v2/health/ready":
+            self._answer(200 if self.server.healthy else 400, b"")
+        elif path == "/v2/models/NAME/config":
+            self._answer(200, json.dumps({"max_batch_size": self.server.most_rows}).encode())
+        elif path == "/v2/models/NAME":
             self._answer(200, json.dumps(self.server.describe()).encode())
         else:
             self._answer(404, b"{}")
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.status is not None:
-            self._answer(self.server.status, b"{}")
+        if self.server.status is not None or not self._is_let_in():
+            self._answer(self.server.status or 401, b"{}")
             return
         try:
             answer, length = self.server.infer(body, int(self.headers.get(_LENGTH, len(body))))
@@ -140,13 +166,20 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
+    def _is_let_in(self) -> bool:
+        token = self.server.token
+        return not token or self.headers.get("Authorization") == f"Bearer {token}"
+
     def _answer(self, status: int, body: bytes, length: int | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         if length is not None:
             self.send_header(_LENGTH, str(length))
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: len(body) - self.server.missing])
+        self.close_connection = bool(self.server.missing)
 
 
 def _tensor(node: Any) -> dict[str, Any]:
@@ -156,10 +189,10 @@ def _tensor(node: Any) -> dict[str, Any]:
 
 @contextmanager
 def inference_server(
-    graph: bytes, *, binary: bool = True, port: int = 0
+    graph: bytes, *, name: str = "remote", binary: bool = True, port: int = 0
 ) -> Iterator[InferenceServer]:
     """Serve a graph until the context ends."""
-    with InferenceServer(graph, binary=binary, port=port) as server:
+    with InferenceServer(graph, name=name, binary=binary, port=port) as server:
         thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.02))
         thread.start()
         try:
