@@ -16,7 +16,7 @@ from backends.repository.catalogue import Catalogue, read_catalogue
 
 _log = logging.getLogger(__name__)
 # How often servers that run models of ours are asked whether they are ready.
-_WATCH = 1.0
+_WATCH = 0.5
 _TRY_AGAIN = 30.0
 
 

@@ -20,7 +20,7 @@ from backends.open_inference.address import (
 )
 
 # What is asked of a server beside its model's runs is answered at once, or it is not well.
-_STATUS_TIMEOUT = 2.0
+_READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0
 _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _OK, _NOT_FOUND = 200, 404
@@ -83,8 +83,8 @@ class UpstreamClient:
     def is_ready(self) -> bool:
         """Whether the server would run the model: one that stops says so of itself alone."""
         try:
-            server = self._call("GET", "/v2/health/ready", timeout=_STATUS_TIMEOUT)
-            model = self._call("GET", f"{self._upstream.path}/ready", timeout=_STATUS_TIMEOUT)
+            server = self._call("GET", "/v2/health/ready", timeout=_READY_TIMEOUT)
+            model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
         # A proxy may let models through alone.
