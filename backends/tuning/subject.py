@@ -106,8 +106,6 @@ def find_subject(catalogue: Catalogue, name: str, settings: BackendSettings) -> 
     encoder = find_model(catalogue, manifest.encoder)
     if not isinstance(encoder.manifest, EncoderManifest):
         raise StartProblem(f"`{encoder.name}`, which `{name}` builds on, is no encoder")
-    if encoder.manifest.upstream is not None:
-        raise StartProblem(f"`{encoder.name}` is run by another server; its precision is set there")
     _check_labels(name, manifest.labels)
     layers = read_head(
         model.file(manifest.weights),
@@ -146,9 +144,11 @@ def find_model(catalogue: Catalogue, name: str) -> Model:
     """Return a model of a repository.
 
     Raises:
-        StartProblem: it is not there, or broken.
+        StartProblem: it is not there, broken, or run by another server.
     """
     if name not in catalogue.models:
         reason = catalogue.problems.get(name, "it is not in the repository")
         raise StartProblem(f"`{name}` cannot be tuned: {reason}")
+    if catalogue.models[name].upstream is not None:
+        raise StartProblem(f"`{name}` is run by another server, and tuned there")
     return catalogue.models[name]

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -27,10 +28,11 @@ from loadtests.triton.fleet import (
     through_gateway,
 )
 from loadtests.triton.process import Triton
-from loadtests.triton.wire import Cost, measure_wire
+from loadtests.triton.wire import Cost, Served, measure_backends, measure_wire
 from loadtests.workload import sentences
 
 _RETURNED = 30.0
+_ROUNDS, _DURATION = 3, 4.0
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +161,7 @@ def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -
         graph = models / ENCODER / "1" / "model.onnx"
         with Triton(scratch, name=ENCODER, graph=graph, width=WIDTH) as triton:
             _print_wire(measure_wire(triton, graph, repeats=repeats))
+            _print_served(measure_backends(triton, models, rounds=_ROUNDS, duration=_DURATION))
 
 
 def _print(shown: Shown) -> None:
@@ -184,3 +187,9 @@ def _print_wire(costs: list[Cost]) -> None:
         times = f"{cost.json:.1f} | {cost.raw:.1f} | {cost.here:.1f}"
         sizes = f"{cost.json_bytes / 1024:.0f} | {cost.raw_bytes / 1024:.0f}"
         print(f"| {cost.rows} x {cost.length} | {cost.output.value} | {times} | {sizes} |")
+
+
+def _print_served(served: Served) -> None:
+    print("\n| a backend over HTTP, 32 connections | sentences/s | runs |\n|---|---|---|")
+    for name, rates in (("Triton runs the graph", served.theirs), ("its own", served.ours)):
+        print(f"| {name} | {median(rates):.0f} | {', '.join(f'{rate:.0f}' for rate in rates)} |")

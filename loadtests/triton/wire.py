@@ -1,5 +1,6 @@
-"""What it costs to send tensors to Triton as JSON and raw, and what to run them here."""
+"""What it costs to have Triton run a graph: tensors as JSON and raw, and whole backends."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,40 @@ from backends.open_inference.address import Upstream
 from backends.open_inference.client import UpstreamClient
 from backends.open_inference.tensors import decode, encode
 from backends.types import OutputKind
-from loadtests.triton.fleet import ENCODER, WIDTH
+from loadtests.backend import backend, calls, run_closed
+from loadtests.triton.fleet import ENCODER, MODEL, WIDTH
 from loadtests.triton.process import Triton
+from loadtests.workload import sentences
 
 _SHAPES = ((1, 12), (16, 32), (16, 128))
 _TIMEOUT = 30.0
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """Sentences a second of a backend: one whose graph Triton runs, one that runs it itself."""
+
+    theirs: list[float]
+    ours: list[float]
+
+
+def measure_backends(triton: Triton, models: Path, *, rounds: int, duration: float) -> Served:
+    """Measure both in turns, over HTTP, every sentence another; Triton runs in both."""
+    served = Served(theirs=[], ours=[])
+    threads = str(len(os.sched_getaffinity(0)))
+    with (
+        backend(models, provider="open_inference", upstream_url=triton.url) as theirs,
+        backend(models, threads=threads) as ours,
+    ):
+        for number in range(rounds):
+            for place, (running, found) in enumerate(
+                ((theirs, served.theirs), (ours, served.ours))
+            ):
+                texts = sentences(20_000, seed=200 + 2 * number + place)
+                bodies = calls(texts, running.model(MODEL))
+                outcome = run_closed(running, bodies, connections=32, duration=duration)
+                found.append(outcome.rate)
+    return served
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
