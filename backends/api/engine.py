@@ -34,7 +34,7 @@ Variant = tuple[str, str, str]
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     """An encoder's pipeline, its batcher and its rows; `digest` is that of what it runs.
 
-    With an `upstream` another server runs it.
+    With an `upstream` another server runs it; `is_well` tells whether that one still does.
     """
 
     name: str
@@ -43,6 +43,7 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     batcher: Batcher
     rows: SharedRows
     upstream: Upstream | None = None
+    is_well: Callable[[], bool] = lambda: True
 
     @property
     def failure(self) -> str | None:
@@ -163,7 +164,7 @@ class Engine:
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         if running.upstream in self.unready:
-            raise NotReady(f"{running.upstream}, which runs `{call.model}`, is not ready")
+            raise NotReady(f"the server that runs `{call.model}` is not ready")
         batcher = running.batcher
         flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
         if all(map(batcher.is_full, flows)):

@@ -20,6 +20,7 @@ from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.pooling import PoolingExecutor
+from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
@@ -179,6 +180,7 @@ class _Loader:
         )
         source = graph_source(model, manifest)
         executor = tools.open_executor(source)
+        is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
@@ -219,6 +221,7 @@ class _Loader:
             batcher=batcher,
             rows=rows,
             upstream=model.upstream,
+            is_well=is_well,
         )
 
     def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:

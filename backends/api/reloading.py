@@ -142,13 +142,21 @@ class Repository:
             known = list(self._upstreams)
             asked = (asyncio.to_thread(self._fingerprint, upstream) for upstream in known)
             found = dict(zip(known, await asyncio.gather(*asked), strict=True))
-            self.engine.unready = frozenset(each for each in known if not found[each])
+            ill = await self._ill({each for each in known if found[each]})
+            self.engine.unready = frozenset(ill.union(e for e in known if not found[e]))
             used = {encoder.upstream for encoder in self.served.encoders}
             # One that is ready and could not be loaded then may be loaded later.
             late = self._tools.clock() - self._tried >= self.try_again_after
             broken = any(found[each] and each not in used for each in known) and late
             if self._changed(found) or broken:
                 await self._reload()
+
+    async def _ill(self, ready: set[Upstream]) -> set[Upstream]:
+        """Return those of the servers that say they are ready and do not answer."""
+        asked = [encoder for encoder in self.served.encoders if encoder.upstream in ready]
+        well = await asyncio.gather(*(asyncio.to_thread(each.is_well) for each in asked))
+        pairs = zip(asked, well, strict=True)
+        return {each.upstream for each, is_well in pairs if each.upstream and not is_well}
 
     def _fingerprint(self, upstream: Upstream) -> str:
         return fingerprint(upstream, self._servers.token_for(upstream))

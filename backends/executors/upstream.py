@@ -17,6 +17,7 @@ from backends.errors import (
 )
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
+from backends.executors.doubt import Doubt
 from backends.executors.graph import INPUTS, GraphSource
 from backends.open_inference.address import ModelMetadata, Upstream
 from backends.open_inference.client import Reply, UpstreamClient
@@ -48,6 +49,8 @@ class UpstreamExecutor(ModelExecutor):
         # Nobody ends an executor: what it keeps open goes with it.
         weakref.finalize(self, self._client.close)
         self._version: str | None = None
+        self._cost = CostModel()
+        self._doubt = Doubt(time.monotonic)
         try:
             extensions = self._client.server().extensions
             self._binary = _BINARY in extensions
@@ -108,26 +111,41 @@ class UpstreamExecutor(ModelExecutor):
         }
         name = self._source.outputs[output]
         timeout = min(time_left, self._upstream.timeout)
-        body, headers = encode(feeds, name, binary=self._binary, timeout=timeout)
-        reply = self._client.infer(body, headers, timeout=timeout)
-        if reply.status != _OK:
-            raise self._explain(reply)
+        rows, longest = ids.shape
+        expected = self._cost.seconds(rows=rows, longest=longest, tokens=rows * longest)
         outer = ids.shape if output is OutputKind.TOKENS else ids.shape[:1]
-        values, version = decode(reply, name, (*outer, self.dimensions))
-        self._check_version(version)
+        with self._doubt.run(expected):
+            body, headers = encode(feeds, name, binary=self._binary, timeout=timeout)
+            reply = self._client.infer(body, headers, timeout=timeout)
+            if reply.status != _OK:
+                raise self._explain(reply)
+            values, version = decode(reply, name, (*outer, self.dimensions))
+            self._check_version(version)
         return values
+
+    def is_well(self) -> bool:
+        """Whether it answers. Where its runs give reason to doubt that, it is tried."""
+        if not self._doubt:
+            return True
+        try:
+            self._try(next(iter(self._source.outputs)), self._doubt.patience)
+        except Overloaded:
+            return True
+        except BackendError:
+            return False
+        return True
 
     def _check_version(self, version: str | None) -> None:
         """Refuse answers of another version than the first: they belong to another revision."""
         self._version = self._version or version
         if version and version != self._version:
             raise UpstreamUnavailable(
-                f"{self._upstream} answers as version {version}, no longer {self._version}"
+                f"{self._upstream.title} answers as version {version}, no longer {self._version}"
             )
 
     def _explain(self, reply: Reply) -> BackendError:
         """Tell a batch that cannot be computed from a server that computes none now."""
-        said = f"{self._upstream} answers {reply.status}"
+        said = f"{self._upstream.title} answers {reply.status}"
         if reply.status == _TOO_MANY or (reply.status == _UNAVAILABLE and self._client.is_ready()):
             return Overloaded(f"{said}: it is busy", retry_after=reply.retry_after or _SOON)
         if reply.status in _OF_THE_BATCH and self._client.is_ready():
@@ -149,9 +167,12 @@ class UpstreamExecutor(ModelExecutor):
         return self._client.config().max_batch_size or None
 
     def _warm_up(self) -> None:
-        ids = np.ones((1, min(self._source.max_tokens or _TRIAL, _TRIAL)), dtype=np.int32)
         for output in self._source.outputs:
-            self.run(ids=ids, mask=ids, type_ids=ids * 0, output=output)
+            self._try(output, math.inf)
+
+    def _try(self, output: OutputKind, time_left: float) -> None:
+        ids = np.ones((1, min(self._source.max_tokens or _TRIAL, _TRIAL)), dtype=np.int32)
+        self.run_within(time_left, ids=ids, mask=ids, type_ids=ids * 0, output=output)
 
     def _measure(self) -> CostModel:
         output = next(iter(self._source.outputs))

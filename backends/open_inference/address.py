@@ -35,9 +35,15 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         version = f"/versions/{quote(self.version, safe='')}" if self.version else ""
         return f"/v2/models/{quote(self.model, safe='')}{version}"
 
+    @property
+    def title(self) -> str:
+        """What callers are told of it: not where it is."""
+        version = f" version {self.version}" if self.version else ""
+        return f"`{self.model}`{version} of another server"
+
     @override
     def __str__(self) -> str:
-        """Return what messages call it."""
+        """Return what operators are told of it."""
         version = f" version {self.version}" if self.version else ""
         return f"`{self.model}`{version} of {self.url}"
 

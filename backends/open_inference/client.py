@@ -108,12 +108,12 @@ class UpstreamClient:
     def _read(self, path: str, kind: type[_T]) -> _T:
         reply = self._call("GET", path, timeout=_STATUS_TIMEOUT)
         if reply.status != _OK:
-            raise UpstreamUnavailable(f"{self._upstream} answers {path} with {reply.status}")
+            raise UpstreamUnavailable(f"{self._upstream.title} answers {path} with {reply.status}")
         try:
             return msgspec.json.decode(reply.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UpstreamUnavailable(
-                f"{self._upstream} answers {path} with what is not of the Open Inference "
+                f"{self._upstream.title} answers {path} with what is not of the Open Inference "
                 f"Protocol: {error}"
             ) from None
 
@@ -140,7 +140,7 @@ class UpstreamClient:
             return self._exchange(self._make(self._left(until)), request, until)
         except (OSError, http.client.HTTPException) as error:
             raise UpstreamUnavailable(
-                f"{self._upstream} does not answer: `{type(error).__name__}`"
+                f"{self._upstream.title} does not answer: `{type(error).__name__}`"
             ) from error
 
     def _exchange(

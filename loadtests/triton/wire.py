@@ -34,19 +34,17 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_backends(triton: Triton, models: Path, *, rounds: int, duration: float) -> Served:
-    """Measure both in turns, over HTTP, every sentence another; Triton runs in both."""
+    """Measure both in turns, over HTTP; all processes are there all the time."""
     served = Served(theirs=[], ours=[])
     threads = str(len(os.sched_getaffinity(0)))
     with (
         backend(models, provider="open_inference", upstream_url=triton.url) as theirs,
         backend(models, threads=threads) as ours,
     ):
-        for number in range(rounds):
-            for place, (running, found) in enumerate(
-                ((theirs, served.theirs), (ours, served.ours))
-            ):
-                texts = sentences(20_000, seed=200 + 2 * number + place)
-                bodies = calls(texts, running.model(MODEL))
+        for seed in range(200, 200 + rounds):
+            # The same sentences for both: neither knows what the other was asked.
+            for running, found in ((theirs, served.theirs), (ours, served.ours)):
+                bodies = calls(sentences(20_000, seed=seed), running.model(MODEL))
                 outcome = run_closed(running, bodies, connections=32, duration=duration)
                 found.append(outcome.rate)
     return served

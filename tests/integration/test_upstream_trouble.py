@@ -234,6 +234,24 @@ async def test_a_server_that_dies_under_load_and_returns_gives_no_wrong_answer_a
     assert scores(after) == pytest.approx(scores(before), abs=1e-5)
 
 
+async def test_a_model_that_hangs_in_a_server_that_says_it_is_ready_is_found_out(
+    tmp_path: Path, server: InferenceServer
+) -> None:
+    async with running_backend(write_remote(tmp_path / "models", server)) as backend:
+        server.gate.clear()
+        (failed,) = await backend.ask("mood", Task.CLASSIFY, ["good"], remaining=0.3)
+        assert isinstance(failed, Failed)
+
+        await backend.repository.look()
+        hung = backend.engine.state()
+        server.gate.set()
+        await backend.repository.look()
+
+        assert not hung.ready
+        assert backend.engine.state().ready
+        await backend.answer("mood", Task.CLASSIFY, "good")
+
+
 def scores(found: list[Done | Failed]) -> list[float]:
     """Return how positive items are, in their order."""
     assert all(isinstance(each, Done) for each in found)
