@@ -20,6 +20,7 @@ from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
+from loadtests.triton import check as triton
 
 
 @click.group()
@@ -154,6 +155,17 @@ def peers_command(
         peers.tune(peers=names, connections=connections, count=count)
     else:
         peers.measure(peers=names, connections=connections, count=count, rounds=rounds)
+
+
+@main.command("triton")
+@click.option("--texts", default=200, show_default=True, help="Compared with our own executor.")
+@click.option("--rate", default=40.0, show_default=True, help="Requests a second under faults.")
+@click.option("--quiet", default=4.0, show_default=True, help="Seconds before and after a fault.")
+@click.option("--away", default=4.0, show_default=True, help="Seconds that Triton is away.")
+@click.option("--repeats", default=30, show_default=True, help="Batches of each shape on the wire.")
+def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
+    """A real Triton as a region of the gateway."""
+    triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
 main.add_command(chaos_command)
