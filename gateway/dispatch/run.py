@@ -128,8 +128,9 @@ class Run:
         endpoint = self._next(attempt, affinity, may_repeat=False)
         if endpoint is None:
             return 0
-        items = attempt.double()
-        self._launch(Attempt(endpoint, items, attempt.tried))
+        before = attempt.tried
+        items = attempt.double(endpoint)
+        self._launch(Attempt(endpoint, items, before))
         return len(items)
 
     def _attempt_ended(self, task: asyncio.Task[None]) -> None:
