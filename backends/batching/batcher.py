@@ -249,9 +249,12 @@ class Batcher:
         return self._queue.waiting(flow) + len(self._incoming)
 
     def fits(self, rows: int, tokens: int, flow: FlowKey) -> bool:
-        """Whether there is room for so many rows of a flow; an empty queue takes any item."""
+        """Whether there is room for so many rows of a flow; an empty queue takes any item.
+
+        What needs no row, since all of it is known or on its way, always fits.
+        """
         waiting = self._queue.rows + len(self._incoming)
-        if not waiting:
+        if not waiting or not rows:
             return True
         return self._limits.admit(
             rows=waiting + rows,
