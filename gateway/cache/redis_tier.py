@@ -44,6 +44,8 @@ _MUCH = 64 * 1024
 """Bytes from which values are packed and unpacked in a thread: about a millisecond of work."""
 _MOST_CLAIMS = 4096
 """Claims of others that are remembered."""
+_KINDS = frozenset({bytes, type(None)})
+"""What values are, and keys without one."""
 _Value = TypeVar("_Value", bytes, bytes | None)
 
 
@@ -232,10 +234,9 @@ class RedisTier:
             names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
             self._reads += 1
             (reply,) = await self._read_pipe.execute([(b"MGET", *names)])
-            if isinstance(reply, Exception):
-                raise ConnectionError("Redis refused") from reply
+            read = _values(reply, len(names))
             self._note_call(started, commands=len(names))
-            values = await _each(_unpacked, reply)
+            values = await _each(_unpacked, read)
         except OSError:
             self._read_errors += 1
             self._breaker.failed(now=self._monotonic())
@@ -334,6 +335,17 @@ class RedisTier:
         refused = sum(isinstance(reply, Exception) for reply in replies)
         self._write_errors += refused
         self._written += len(batch) - refused
+
+
+def _values(reply: object, count: int) -> list[bytes | None]:
+    """Return the values that `MGET` of so many keys replied with.
+
+    Raises:
+        ConnectionError: it is an error, or no reply to that.
+    """
+    if isinstance(reply, list) and len(reply) == count and _KINDS.issuperset(map(type, reply)):
+        return reply
+    raise ConnectionError("Redis refused, or replied with something else")
 
 
 async def _each(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
