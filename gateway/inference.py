@@ -10,6 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Protocol
 
+import msgspec
+
 from backends.protocol import ModelInfo, Task
 from gateway.cache.coalescing import Flights
 from gateway.cache.entry import Entry
@@ -237,21 +239,25 @@ class Inference:
             scope=scope,
             prefix=self._prefix(request, runtime, scope, info),
             entry=entry,
-            unrevised=self._prefix(request, runtime, scope, None) if keeps_last(entry) else None,
+            unrevised=(
+                self._prefix(request, runtime, scope, _without_revision(info))
+                if keeps_last(entry)
+                else None
+            ),
         )
 
     def _prefix(
-        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo | None
+        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo
     ) -> Prefix:
-        """Return what keys of answers begin with; without `info`, of last answers."""
+        """Return what keys of answers by the model begin with."""
         epochs, name = runtime.epochs, request.model
         return self._keys.prefix(
             scope=scope,
             epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
-            revision=info.revision if info else "",
-            profile=info.profile if info else "",
-            algorithm=info.algorithm if info else "",
-            algorithm_version=info.algorithm_version if info else 0,
+            revision=info.revision,
+            profile=info.profile,
+            algorithm=info.algorithm,
+            algorithm_version=info.algorithm_version,
             model=name,
             task=request.task,
             parameters=request.parameters,
@@ -343,6 +349,11 @@ class Inference:
             and outcome.failure is not None
             and outcome.failure.code in _LEADERS_OWN
         ]
+
+
+def _without_revision(info: ModelInfo) -> ModelInfo:
+    """Return what last answers are kept under; those of other profiles or algorithms are none."""
+    return msgspec.structs.replace(info, revision="")
 
 
 def _without(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
