@@ -151,6 +151,24 @@ async def test_an_item_that_fails_at_both_backends_of_a_hedge_goes_to_a_third() 
     assert scene.called() == ["eu-0", "us-0", "us-1"]
 
 
+async def test_where_there_is_no_second_backend_nothing_is_spent_on_a_hedge() -> None:
+    async def late(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        due = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.1, due.set)
+        await due.wait()
+        async for step in echo_all(target, call):
+            yield step
+
+    scene = Scene({"eu-0": late}, endpoints=(EU,), routing=RoutingEntry(hedge_share=1.0))
+    latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.001)
+    await scene.run(1)
+
+    assert scene.dispatcher.statistics().hedged == 0
+    assert scene.dispatcher.hedging.spend(1)
+
+
 async def test_the_loser_of_a_hedge_goes_on_and_is_heard() -> None:
     answers = asyncio.Event()
 
