@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from backends.protocol import ModelInfo, Task
-from gateway.cache.coalescing import Flights
+from gateway.cache.coalescing import Flights, Seat
 from gateway.cache.entry import Entry
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.cache.result_cache import Found
@@ -21,7 +21,7 @@ from gateway.config.document import ModelEntry
 from gateway.dispatch.work import Work
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.job import Job, Plan
-from gateway.outcomes import LOST, flight_outcome, hit_outcome
+from gateway.outcomes import GIVEN_UP, LOST, flight_outcome, hit_outcome
 from gateway.runtime.runtime import Runtime
 from gateway.stale import OldAnswers, StaleAnswers, answering, keeps_last
 from gateway.telemetry.tracing import Span, Tracer
@@ -29,6 +29,7 @@ from gateway.types import (
     Answer,
     CacheDirectives,
     Caller,
+    Criticality,
     InferenceRequest,
     ItemOutcome,
     Principal,
@@ -44,6 +45,8 @@ _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
 # Failures of a leader that say nothing about whoever joined it.
 _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
+# What one that matters less is refused with, one that matters more may yet be given.
+_SHED = "overloaded"
 
 
 class ResultStore(Protocol):
@@ -201,10 +204,10 @@ class Inference:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         while missing:
             waiting = self._join_or_lead(job, caller, missing)
-            await _settled([future for future, _ in waiting.values()], caller.deadline)
-            for index, (future, leads) in waiting.items():
-                outcomes[index] = flight_outcome(future, leads=leads)
-            missing = self._still_open(missing, outcomes, waiting, caller.deadline)
+            await _settled([seat.outcome for seat in waiting.values()], caller.deadline)
+            for index, seat in waiting.items():
+                outcomes[index] = flight_outcome(seat.outcome, leads=seat.leads)
+            missing = self._still_open(outcomes, waiting, caller)
         if old:
             self._stale.stand_in(job, old, caller.directives, outcomes)
         return Answer(
@@ -284,16 +287,13 @@ class Inference:
         entry = self._cache.peek(key, now)
         return hit_outcome(entry, "memory", now, caller.directives.max_age) if entry else None
 
-    def _join_or_lead(
-        self, job: Job, caller: Caller, missing: Sequence[int]
-    ) -> dict[int, tuple[asyncio.Future[ItemOutcome], bool]]:
-        waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]] = {}
+    def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> dict[int, Seat]:
+        waiting: dict[int, Seat] = {}
         led: list[int] = []
         for index in missing:
             key = job.keys[index]
-            future, leads = self._flights.join(key)
-            waiting[index] = (future, leads)
-            if not leads:
+            seat = waiting[index] = self._flights.join(key, caller.criticality)
+            if not seat.leads:
                 continue
             # Its flight may have landed while Redis was asked.
             landed = self._landed(job, caller, key)
@@ -313,6 +313,7 @@ class Inference:
             criticality=caller.criticality,
         )
         unsettled = set(led)
+        left = LOST
 
         def settle(index: int, outcome: ItemOutcome) -> None:
             if not caller.directives.no_store:
@@ -327,28 +328,34 @@ class Inference:
                 await self._runner.run(
                     work, deadline=caller.deadline, settle=settle, traceparent=span.traceparent
                 )
+        except asyncio.CancelledError:
+            left = GIVEN_UP
+            raise
         finally:
-            for index in unsettled:  # only a bug leaves any; none may be waited for without end
-                self._flights.settle(job.keys[index], LOST)
+            for index in unsettled:  # none may be waited for without end
+                self._flights.settle(job.keys[index], left)
 
     def _still_open(
-        self,
-        missing: Sequence[int],
-        outcomes: Sequence[ItemOutcome | None],
-        waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]],
-        deadline: float,
+        self, outcomes: Sequence[ItemOutcome | None], waiting: dict[int, Seat], caller: Caller
     ) -> list[int]:
-        """Return the items that joined a leader which failed for reasons of its own."""
-        if asyncio.get_running_loop().time() >= deadline:
+        """Return the items that joined another's lead which failed for reasons of its own."""
+        if asyncio.get_running_loop().time() >= caller.deadline:
             return []
+        own = {seat.outcome for seat in waiting.values() if seat.leads}
         return [
             index
-            for index in missing
-            if not waiting[index][1]
-            and (outcome := outcomes[index]) is not None
-            and outcome.failure is not None
-            and outcome.failure.code in _LEADERS_OWN
+            for index, seat in waiting.items()
+            if seat.outcome not in own
+            and _is_leaders_own(outcomes[index], seat.leader, caller.criticality)
         ]
+
+
+def _is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
+    """Tell whether what a leader failed with says nothing about who joined it."""
+    if outcome is None or outcome.failure is None:
+        return False
+    code = outcome.failure.code
+    return code in _LEADERS_OWN or (code == _SHED and joined.outranks(leader))
 
 
 def _without_revision(info: ModelInfo) -> ModelInfo:
