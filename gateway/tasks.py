@@ -36,10 +36,10 @@ class TaskOwner:
     ) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._drain)
-        left = list(self._tasks)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(tuple(self._tasks))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
