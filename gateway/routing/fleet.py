@@ -147,11 +147,6 @@ class Fleet:
         """Tell whether any backend has ever said what it serves."""
         return bool(self._placements)
 
-    def is_ready(self) -> bool:
-        """Tell whether some backend is available."""
-        now = self._clock()
-        return any(member.is_available(now) for member in self._members.values())
-
     def candidates(self, model: ServedModel, affinity: bytes) -> list[Endpoint]:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
