@@ -119,8 +119,8 @@ class Fleet:
             if before[0] is Health.NOT_READY and found.ready:
                 # It came back: what its predecessor did is not held against it.
                 member.ejection, member.returned, member.limit = CLEAN, now, CAUTIOUS
-                if self._has_served and not self._others_available(member, now):
-                    # Whoever waited for any backend comes now, all at once.
+                if self._has_served and self._is_alone(member, now):
+                    # Whoever waited for one of its models comes now, all at once.
                     self._recovering = now + self.routing.slow_start
             self._has_served = self._has_served or found.ready
         elif found.silence and member.heard > now - found.silence:
@@ -252,10 +252,14 @@ class Fleet:
                 member.take_latency(took)
         self._judge(member, verdict, now)
 
-    def _others_available(self, member: Member, now: float) -> bool:
-        return any(
-            other.is_available(now) for other in self._members.values() if other is not member
-        )
+    def _is_alone(self, member: Member, now: float) -> bool:
+        """Tell whether no other backend is available for some model of `member`."""
+        others = [
+            other
+            for other in self._members.values()
+            if other is not member and other.is_available(now)
+        ]
+        return any(all(name not in other.models for other in others) for name in member.models)
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return what is known of every endpoint."""

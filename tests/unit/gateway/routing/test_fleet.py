@@ -290,6 +290,24 @@ def test_nothing_is_shed_at_the_first_start_nor_when_one_of_several_comes_back(
     assert after_one is None
 
 
+def test_who_waited_for_the_only_backend_of_a_model_is_held_back_though_others_serve_other_models(
+    clock: Clock,
+) -> None:
+    fleet = fleet_of(EU, clock, observed=False)
+    rare, common = stub_model("rare"), stub_model("common")
+    fleet.observe(EU[0], state("eu-0", models=[rare]))
+    fleet.observe(EU[1], state("eu-1", models=[common]))
+
+    fleet.observe(EU[0], ProbeFailure(detail="refused"))
+    fleet.observe(EU[0], state("eu-0", models=[rare]))
+    fleet.started(EU[0], int(LEAST))
+    fleet.started(EU[1], int(LEAST))
+
+    assert fleet.shed(model_of(fleet, "rare"), Criticality.DEFAULT) is not None
+    assert fleet.shed(model_of(fleet, "rare"), Criticality.CRITICAL) is None
+    assert fleet.shed(model_of(fleet, "common"), Criticality.DEFAULT) is None
+
+
 def test_nothing_is_shed_while_a_backend_has_room(clock: Clock) -> None:
     fleet = fleet_of([*EU, *US], clock)
 
