@@ -7,7 +7,7 @@ and not to the request, so that a caller who leaves harms nobody who joined.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,12 +18,13 @@ from gateway.cache.entry import Entry
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.job import Job, Plan
 from gateway.outcomes import GIVEN_UP, LOST, flight_outcome, hit_outcome
 from gateway.runtime.runtime import Runtime
 from gateway.stale import OldAnswers, StaleAnswers, answering, keeps_last
+from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Span, Tracer
 from gateway.types import (
     Answer,
@@ -70,29 +71,6 @@ class ModelTable(Protocol):
 
     def knows_models(self) -> bool:
         """Tell whether any backend has ever said what it serves."""
-        ...
-
-
-class WorkRunner(Protocol):
-    """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
-
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
-        """Settle all of `work`."""
-        ...
-
-
-class TaskStarter(Protocol):
-    """Owns tasks that outlive the request which started them."""
-
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` to its end."""
         ...
 
 

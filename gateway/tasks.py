@@ -4,9 +4,17 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 _log = logging.getLogger(__name__)
+
+
+class TaskStarter(Protocol):
+    """Owns tasks that outlive the request which started them."""
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run `work` to its end."""
+        ...
 
 
 class TaskOwner:
