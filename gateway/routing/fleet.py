@@ -89,7 +89,6 @@ class Fleet:
         self._regions = tuple(dict.fromkeys(endpoint.region for endpoint in endpoints))
         self._use(routing)
         self.drain(self._drained)
-        self._placements = catalog(tuple(members.values()), self._regions)
 
     def drain(self, drained: frozenset[str]) -> None:
         """Give no more work to these backends, by id, and again to all others."""
@@ -100,6 +99,8 @@ class Fleet:
             if member.drained and not is_drained:
                 member.returned = now
             member.drained = is_drained
+        # Which revision is served may depend on it.
+        self._placements = catalog(tuple(self._members.values()), self._regions)
 
     def observe(
         self, endpoint: Endpoint, found: BackendState | ProbeFailure, took: float = 0.0

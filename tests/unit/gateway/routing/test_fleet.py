@@ -350,3 +350,18 @@ def test_statistics_tell_what_is_known(clock: Clock) -> None:
     assert found.ejected_for == 10.0
     assert found.report.queued_tokens == 9
     assert found.health is Health.READY
+
+
+def test_a_model_is_served_at_a_revision_whose_backends_are_not_all_drained(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock, observed=False)
+    old, new = stub_model(revision="bbbbbbbbbbbb"), stub_model(revision="aaaaaaaaaaaa")
+    fleet.observe(EU[0], state("eu-0", models=[old]))
+    fleet.observe(EU[1], state("eu-1", models=[new]))
+
+    fleet.drain(frozenset({"eu-0"}))
+    after_drain = fleet.spread(model_of(fleet), [b"item"])
+    fleet.drain(frozenset({"eu-1"}))
+    the_other = fleet.spread(model_of(fleet), [b"item"])
+
+    assert [share.endpoint for share in after_drain] == [EU[1]]
+    assert [share.endpoint for share in the_other] == [EU[0]]
