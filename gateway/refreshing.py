@@ -55,9 +55,13 @@ class Refresher:
             self._tasks.start(self._run(job, begun))
 
     async def _run(self, job: Job, indexes: Sequence[int]) -> None:
+        left = {job.keys[index] for index in indexes}
+
         def settle(index: int, outcome: ItemOutcome) -> None:
             self._keep(job, index, outcome)
+            # From here on the item may be refreshed anew, which the end of this work must not undo.
             self._items.discard(job.keys[index])
+            left.discard(job.keys[index])
 
         work = job.work(indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk")
         allowed = job.plan.runtime.document.deadline.default
@@ -65,4 +69,4 @@ class Refresher:
         try:
             await self._runner.run(work, deadline=deadline, settle=settle)
         finally:
-            self._items.difference_update(job.keys[index] for index in indexes)
+            self._items -= left
