@@ -156,6 +156,11 @@ class Criticality(StrEnum):
     DEFAULT = "default"
     SHEDDABLE = "sheddable"
 
+    def outranks(self, other: "Criticality") -> bool:
+        """Tell whether it is given up after `other`."""
+        order = tuple(Criticality)
+        return order.index(self) < order.index(other)
+
 
 class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller's `Cache-Control` asks for; ages in seconds."""

@@ -21,6 +21,8 @@ from gateway.ledger import schema
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
+# The number, of PostgreSQL's advisory locks, that whoever makes or upgrades the tables holds.
+_CREATION: Final = int.from_bytes(b"sg:ledge")
 
 
 class Store:
@@ -97,6 +99,10 @@ class Store:
             self._ready.set()
 
     def _create(self, connection: Connection) -> None:
+        if not self._lite:
+            # "if not exists" does not keep two that start at once from making the same table.
+            lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
+            connection.execute(sqlalchemy.select(lock))
         for table in schema.metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
             for index in table.indexes:
