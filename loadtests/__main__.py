@@ -20,6 +20,7 @@ from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
+from loadtests.soak.command import soak_command
 
 
 @click.group()
@@ -157,6 +158,7 @@ def peers_command(
 
 main.add_command(chaos_command)
 main.add_command(gpu_command)
+main.add_command(soak_command)
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ from gateway.api.rules import InferenceRules
 from gateway.api.shortcut import Shortcut
 from gateway.api.turn import Turn
 from gateway.app.call_spans import CallSpans
-from gateway.app.figures import Figures
+from gateway.app.figures import Figures, worker_statistics
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
 from gateway.app.views import CurrentDocument, LedgerUsage, WorkerReadiness
@@ -227,6 +227,7 @@ class _Worker:
                 "limits": self.limiter.statistics,
                 "dispatch": self.dispatcher.statistics,
                 "events": self.events.statistics,
+                "worker": worker_statistics,
             },
             details={"fleet": self.fleet.statistics},
         )
