@@ -15,7 +15,7 @@ UPGRADE ?=
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
 	chaos soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-limits bench-latency bench-peers fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ bench-latency: install-dev .venv-peers/litellm/.installed ## Measure hits at a s
 
 bench-limits: install-dev ## Hold all windows of ten tenants against their limits, with Redis and without
 	$(BIN)/python -m loadtests limits $(ARGS)
+
+bench-regions: install-dev ## Hold all windows over two gateway regions against limits, and lose a region
+	$(BIN)/python -m loadtests regions $(ARGS)
 
 chaos-redis: install-dev ## Measure hits and misses while the cache's Redis fails in each way it can
 	$(BIN)/python -m loadtests chaos-redis $(ARGS)

@@ -12,6 +12,7 @@ from loadtests import (
     miss,
     mixed,
     overload,
+    regions,
     rows,
     shares,
     threads,
@@ -118,6 +119,15 @@ def latency_command(most: float, duration: float, rounds: int) -> None:
 def limits_command(duration: float, away: float) -> None:
     """Whether four workers together keep limits, with Redis and without."""
     limits.measure(duration=duration, away=away)
+
+
+@main.command("regions")
+@click.option("--phase", default=60.0, show_default=True, help="Seconds of each demand.")
+@click.option("--lease", default=30.0, show_default=True, help="Seconds a lost region keeps it.")
+@click.option("--tenants", default=5, show_default=True)
+def regions_command(*, phase: float, lease: float, tenants: int) -> None:
+    """Whether gateways in two regions keep limits together, and what the loss of one does."""
+    regions.measure(phase=phase, lease=lease, tenants=tenants)
 
 
 @main.command("chaos-redis")

@@ -71,6 +71,17 @@ class Store:
         insert = sqlite.insert(table) if self._lite else postgresql.insert(table)
         return connection.execute(insert.on_conflict_do_nothing(), rows).rowcount
 
+    def take_turns(self, connection: Connection, subject: str) -> int:
+        """Wait until no other transaction has `subject`; return the database's time, in ns."""
+        if self._lite:  # a transaction that writes is alone, and the database has no clock
+            return self.clock()
+        table = schema.changes
+        self.insert_new(connection, table, [{"subject": subject, "count": 0}])
+        turn = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
+        connection.execute(turn).one()
+        now = sqlalchemy.func.extract("epoch", sqlalchemy.func.clock_timestamp())
+        return int(float(connection.execute(sqlalchemy.select(now)).scalar_one()) * _SECOND)
+
     def close(self) -> None:
         """Close the connections."""
         self._engine.dispose()
