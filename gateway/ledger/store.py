@@ -79,7 +79,7 @@ class Store:
         self.insert_new(connection, table, [{"subject": subject, "count": 0}])
         turn = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
         connection.execute(turn).one()
-        now = sqlalchemy.func.extract("epoch", sqlalchemy.func.clock_timestamp())
+        now = sqlalchemy.extract("epoch", sqlalchemy.func.clock_timestamp())
         return int(float(connection.execute(sqlalchemy.select(now)).scalar_one()) * _SECOND)
 
     def close(self) -> None:
