@@ -21,6 +21,8 @@ from gateway.ledger import schema
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
+_MAKING: Final = 0x51_1CE
+"""The lock under which tables are made: any number that nobody else uses in this database."""
 
 
 class Store:
@@ -68,8 +70,13 @@ class Store:
         """Insert the rows whose keys are not there yet; return how many there were."""
         if not rows:
             return 0
-        insert = sqlite.insert(table) if self._lite else postgresql.insert(table)
-        return connection.execute(insert.on_conflict_do_nothing(), rows).rowcount
+        if self._lite:
+            insert = sqlite.insert(table).on_conflict_do_nothing()
+            return connection.execute(insert, rows).rowcount
+        # Drivers of PostgreSQL do not tell how many there were.
+        first, *_ = table.primary_key
+        new = postgresql.insert(table).on_conflict_do_nothing().returning(first)
+        return len(connection.execute(new, rows).all())
 
     def take_turns(self, connection: Connection, subject: str) -> int:
         """Wait until no other transaction has `subject`; return the database's time, in ns."""
@@ -108,6 +115,8 @@ class Store:
             self._ready.set()
 
     def _create(self, connection: Connection) -> None:
+        if not self._lite:  # PostgreSQL refuses to make one table twice at the same moment
+            connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_MAKING)))
         for table in schema.metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
             for index in table.indexes:
