@@ -12,6 +12,7 @@ from loadtests import (
     miss,
     mixed,
     overload,
+    regions,
     rows,
     shares,
     threads,
@@ -20,6 +21,7 @@ from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
+from loadtests.soak.command import soak_command
 from loadtests.triton import check as triton
 
 
@@ -121,6 +123,15 @@ def limits_command(duration: float, away: float) -> None:
     limits.measure(duration=duration, away=away)
 
 
+@main.command("regions")
+@click.option("--phase", default=60.0, show_default=True, help="Seconds of each demand.")
+@click.option("--lease", default=30.0, show_default=True, help="Seconds a lost region keeps it.")
+@click.option("--tenants", default=5, show_default=True)
+def regions_command(*, phase: float, lease: float, tenants: int) -> None:
+    """Whether gateways in two regions keep limits together, and what the loss of one does."""
+    regions.measure(phase=phase, lease=lease, tenants=tenants)
+
+
 @main.command("chaos-redis")
 @click.option("--quiet", default=5.0, show_default=True, help="Seconds before and after a fault.")
 @click.option("--faulty", default=10.0, show_default=True, help="Seconds of a fault.")
@@ -170,6 +181,7 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
 
 main.add_command(chaos_command)
 main.add_command(gpu_command)
+main.add_command(soak_command)
 
 if __name__ == "__main__":
     main()
