@@ -52,12 +52,13 @@ class CircuitBreaker:
         self._bad_in_a_row = 0
         self._state = BreakerState.CLOSED
 
-    def failed(self, *, now: float) -> None:
-        """A call failed or took too long."""
+    def failed(self, *, now: float, is_certain: bool = False) -> None:
+        """A call failed or took too long; if `is_certain`, no other needs to find out."""
         self._bad_in_a_row += 1
         if self._state is BreakerState.OPEN:
             return
-        if self._state is BreakerState.HALF_OPEN or self._bad_in_a_row >= self._failures:
+        is_probe = self._state is BreakerState.HALF_OPEN
+        if is_certain or is_probe or self._bad_in_a_row >= self._failures:
             self._state = BreakerState.OPEN
             self._opened_at = now
             self.opened += 1

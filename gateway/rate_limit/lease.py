@@ -14,7 +14,8 @@ LEASE = 2.0
 _USABLE = 1.8
 """Seconds from before the asking that a worker spends it: over before Redis counts it as ended."""
 _HORIZON = 0.1
-"""Seconds of spending that a lease should cover."""
+"""Seconds of spending that a lease should cover, or `_TRIPS` answers of Redis if they take more."""
+_TRIPS = 3.0
 _LARGEST_SHARE = 0.02
 _SHORTEST = 0.001
 _LONGEST_REFUSAL = 0.1
@@ -44,6 +45,8 @@ class Lease(msgspec.Struct, gc=False):
     """Units held for work under way; like those available, they count as being in the bucket."""
     lapses: int = 0
     """How often what was reserved ended in Redis before it was settled."""
+    trip: float = 0.0
+    """Seconds that Redis took to grant the last units."""
     ends_at: float = inf
     """When a quota's period ends."""
 
@@ -96,7 +99,8 @@ class Lease(msgspec.Struct, gc=False):
         if self.at == -inf:
             expected = float(amount)
         else:
-            expected = self.spent / max(now - self.at, _SHORTEST) * _HORIZON
+            horizon = max(_HORIZON, _TRIPS * self.trip)
+            expected = self.spent / max(now - self.at, _SHORTEST) * horizon
         return min(int(expected), int(self.rule.capacity * _LARGEST_SHARE))
 
     def surrender(self, now: float) -> int:
@@ -129,7 +133,9 @@ class Lease(msgspec.Struct, gc=False):
         """Add `units` leased from Redis, asked for at `asked_at`."""
         self.available = self.usable(now) + units
         self.usable_until = max(self.usable_until, asked_at + _USABLE)
-        self.low = self.available // 4
+        self.trip = now - asked_at
+        # What is left must last until Redis has answered.
+        self.low = self.available // (4 if _TRIPS * self.trip < _HORIZON else 2)
 
     def refused(self, amount: int, *, level: float, now: float) -> None:
         """Take note that Redis had not `amount` to give."""

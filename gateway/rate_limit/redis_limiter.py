@@ -8,7 +8,7 @@ from math import inf
 from typing import Self
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, TimeoutError as RedisTimeout
 
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
@@ -16,10 +16,11 @@ from gateway.rate_limit.bucket import TOLERANCE, refusal
 from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import Lease, LeaseHold
 from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.rate_limit.refusals import refusal_here
 from gateway.rate_limit.script import TAKE, Part, script_arguments
 from gateway.rate_limit.shares import LimitShares, WholeLimits, in_region
 from gateway.rate_limit.spender import AskingSpender, LeaseSpender, Spender, is_plain
-from gateway.rate_limit.turns import Waiting, let_go, outcome, tenant_of
+from gateway.rate_limit.turns import Turns, Waiting, let_go, outcome, tenant_of
 from gateway.tasks import TaskOwner
 from gateway.types import CONCURRENT
 
@@ -36,7 +37,7 @@ class RedisRateLimiter:
 
     Entering starts giving idle leases back, leaving gives back the rest; `redis` stays open. One
     call per tenant is in flight; who comes meanwhile waits for it, and for what it brings. While
-    Redis is down the lease is spent, then `local_share` of each limit (one unit at least).
+    Redis is down or silent the lease is spent, then `local_share` of each limit (one unit at least).
 
     `wall` is the time since the epoch; which month it is, the server decides. `shares` say what of
     a limit is this region's; by default all of it.
@@ -64,7 +65,7 @@ class RedisRateLimiter:
             monotonic=monotonic, share=max(local_share, _LEAST_SHARE), wall=wall
         )
         self._leases: dict[str, Lease] = {}
-        self._turns: dict[str, asyncio.Future[Decision | None]] = {}
+        self._turns = Turns()
         self._waiting = Waiting()
         self._tasks = TaskOwner(drain=_DRAIN)
         self._closing = asyncio.Event()
@@ -121,18 +122,32 @@ class RedisRateLimiter:
             if not is_trusted and not self._breaker.allows(self._monotonic()):
                 return self._admit_by_share(charges)
             if turn is None:
-                asked = self._ask(tenant, charges)
-                try:
-                    decision = await outcome(asked)
-                except asyncio.CancelledError:
-                    asked.add_done_callback(let_go)
-                    raise
-                return decision or self._admit_by_share(charges)
+                return await self._ask_now(tenant, charges) or self._admit_by_share(charges)
             with self._waiting.counting(charges):
-                answered = await outcome(turn)
-            if answered is None:
-                return self._admit_by_share(charges)
+                answered = await self._in_time(tenant, charges, turn)
+            if answered is None or not turn.done():
+                return answered or self._admit_by_share(charges)
         return decision
+
+    async def _ask_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
+        """Ask Redis; what it grants to somebody who has gone on is given back."""
+        turn = self._ask(tenant, charges)
+        try:
+            return await self._in_time(tenant, charges, turn)
+        finally:
+            if not turn.done():
+                turn.add_done_callback(let_go)
+
+    async def _in_time(
+        self, tenant: str, charges: Sequence[Charge], turn: asyncio.Future[Decision | None]
+    ) -> Decision | None:
+        """Return what `turn` brings, or what the local share allows where that takes too long."""
+        if await self._turns.is_late(tenant, self._monotonic()):
+            decision = self._share.try_admit(in_region(charges, self._shares))
+            if decision.allowed:
+                self._by_share += 1
+                return decision
+        return await outcome(turn)
 
     async def give_back(self, *, idle: float) -> None:
         """Give back what was not spent for `idle` seconds or is about to lapse."""
@@ -228,19 +243,10 @@ class RedisRateLimiter:
         else:
             return None
         charges = in_region(charges, self._shares)
-        leases = [self._leases.get(charge.bucket) for charge in charges]
-        levels = [
-            lease.level_at(now) if lease is not None else float(charge.rule.capacity)
-            for charge, lease in zip(charges, leases, strict=True)
-        ]
-        ends = [
-            lease.ends_at - now if lease is not None and lease.ends_at < inf else 0.0
-            for lease in leases
-        ]
         self._refused += 1
         for charge in charges:
             self._shares.asked(charge.bucket, charge.rule, charge.amount)
-        return refusal(charges, levels, ends=ends)
+        return refusal_here(charges, [self._leases.get(c.bucket) for c in charges], now)
 
     def _is_idle(self, lease: Lease, now: float, idle: float) -> bool:
         # Places for work that nobody holds are for whoever comes, at any worker.
@@ -310,14 +316,11 @@ class RedisRateLimiter:
         """Run the script; the future is settled with its decision, `None` where it failed."""
         for part in parts:
             part.lease.follow(self._shares.rule(part.charge.bucket, part.charge.rule))
-        turn: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
-        self._turns[tenant] = turn
-        self._tasks.start(self._call(tenant, parts, turn))
+        turn = self._turns.begin(tenant, self._monotonic())
+        self._tasks.start(self._call(tenant, parts))
         return turn
 
-    async def _call(
-        self, tenant: str, parts: list[Part], turn: asyncio.Future[Decision | None]
-    ) -> None:
+    async def _call(self, tenant: str, parts: list[Part]) -> None:
         decision: Decision | None = None
         asked_at = self._monotonic()
         try:
@@ -326,16 +329,17 @@ class RedisRateLimiter:
             arguments = script_arguments(parts, holder=self._holder, wall=self._wall())
             answer = await self._script(keys=keys, args=arguments)
             now = self._monotonic()
+            self._turns.answered(now - asked_at)
             self._breaker.succeeded(now=now, duration=now - asked_at)
             decision = self._decide(parts, answer, asked_at=asked_at, now=now)
-        except _FAILURES:
+        except _FAILURES as error:
             self._failures += 1
             self._lapsed += sum(part.back for part in parts)
-            self._breaker.failed(now=self._monotonic())
+            # Silence costs each who finds out a time-out.
+            is_silent = isinstance(error, TimeoutError | RedisTimeout)
+            self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
         finally:
-            del self._turns[tenant]
-            if not turn.done():
-                turn.set_result(decision)
+            self._turns.end(tenant, decision)
 
     def _decide(
         self, parts: list[Part], answer: list[bytes | int], *, asked_at: float, now: float
@@ -391,6 +395,6 @@ class RedisRateLimiter:
                 await asyncio.wait_for(self._closing.wait(), _SWEEP)
             except TimeoutError:
                 await self.give_back(idle=_IDLE)
-        while self._turns:
-            await asyncio.wait(list(self._turns.values()))
+        while turns := self._turns.under_way():
+            await asyncio.wait(turns)
         await self.give_back(idle=0.0)

@@ -1,7 +1,25 @@
 """What a caller is told whose request is beyond a limit."""
 
+from collections.abc import Sequence
+from math import inf
+
 from gateway.errors import RateLimited
-from gateway.rate_limit.base import Decision
+from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.bucket import refusal
+from gateway.rate_limit.lease import Lease
+
+
+def refusal_here(charges: Sequence[Charge], leases: Sequence[Lease | None], now: float) -> Decision:
+    """Return the refusal of `charges` by what their leases, where there are any, know."""
+    levels = [
+        lease.level_at(now) if lease is not None else float(charge.rule.capacity)
+        for charge, lease in zip(charges, leases, strict=True)
+    ]
+    ends = [
+        lease.ends_at - now if lease is not None and lease.ends_at < inf else 0.0
+        for lease in leases
+    ]
+    return refusal(charges, levels, ends=ends)
 
 
 def beyond_limit(decision: Decision) -> RateLimited:

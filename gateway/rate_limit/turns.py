@@ -7,6 +7,63 @@ from collections.abc import Iterator, Sequence
 
 from gateway.rate_limit.base import Charge, Decision
 
+_PATIENCE = 0.1
+"""Seconds that callers wait for a silent Redis, or `_TIMES` as long as it took at worst lately."""
+_TIMES = 4
+_FADE = 0.97
+_UNKNOWN = 0.5
+_HELD_UP = 0.01
+
+
+class Turns:
+    """The calls under way, one a tenant, each with the decision it will bring or `None`."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, asyncio.Future[Decision | None]] = {}
+        self._late_at: dict[str, float] = {}
+        # Seconds that the slowest answer took lately; a Redis that is not known yet is not judged.
+        self._worst = _UNKNOWN
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, tenant: str) -> bool:
+        return tenant in self._turns
+
+    def get(self, tenant: str) -> asyncio.Future[Decision | None] | None:
+        """Return the turn of `tenant` that is under way."""
+        return self._turns.get(tenant)
+
+    def under_way(self) -> list[asyncio.Future[Decision | None]]:
+        """Return all turns."""
+        return list(self._turns.values())
+
+    def begin(self, tenant: str, now: float) -> asyncio.Future[Decision | None]:
+        """Begin the turn of `tenant`, which has none."""
+        turn = self._turns[tenant] = asyncio.get_running_loop().create_future()
+        self._late_at[tenant] = now + max(_PATIENCE, _TIMES * self._worst)
+        return turn
+
+    def answered(self, duration: float) -> None:
+        """Take note that Redis answered after so many seconds."""
+        self._worst = max(duration, self._worst * _FADE)
+
+    def end(self, tenant: str, decision: Decision | None) -> None:
+        """Tell everybody what the turn of `tenant` brought."""
+        del self._late_at[tenant]
+        turn = self._turns.pop(tenant)
+        if not turn.done():
+            turn.set_result(decision)
+
+    async def is_late(self, tenant: str, now: float) -> bool:
+        """Wait for the turn of `tenant`, and say whether it takes too long."""
+        turn = self._turns[tenant]
+        await asyncio.wait((turn,), timeout=max(0.0, self._late_at[tenant] - now))
+        if not turn.done():
+            # A worker that was held up itself first reads what has arrived.
+            await asyncio.wait((turn,), timeout=_HELD_UP)
+        return not turn.done()
+
 
 class Waiting:
     """Units that callers wait for, by bucket."""

@@ -99,7 +99,7 @@ def test_usage_survives_a_restart_and_the_second_start_is_quick(system: System) 
     took = system.start()
 
     assert took < 30  # seconds; the figure to beat is in docs/performance.md
-    until(lambda: _requests(system) == 1, within=10, what="the request is in the usage")
+    until(lambda: _requests(system) == 1, within=60, what="the request is in the usage")
 
 
 def _requests(system: System) -> int:

@@ -292,6 +292,46 @@ async def test_a_redis_that_hangs_holds_nobody_longer_than_the_timeout(own_valke
 
 
 @pytest.mark.anyio
+async def test_a_redis_that_is_silent_holds_nobody_longer_than_a_tenth_of_a_second(
+    own_valkey: Valkey,
+) -> None:
+    redis = connect(own_valkey.url, timeout=5.0)
+    async with make_limiter(redis, "worker", local_share=0.5) as limiter:
+        await answered(limiter, times=100)
+        own_valkey.pause()
+
+        async with asyncio.timeout(2.5):
+            decisions = await asyncio.gather(*[limiter.admit([charge()]) for _ in range(20)])
+
+        assert all(decision.allowed for decision in decisions)
+        assert limiter.statistics().admitted_by_share == 20
+        assert limiter.statistics().failures == 0  # nobody waited for the time-out
+        own_valkey.resume()
+    await redis.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_silent_redis_refuses_only_after_the_time_out_where_the_share_is_used_up(
+    own_valkey: Valkey,
+) -> None:
+    redis = connect(own_valkey.url, timeout=0.6)
+    async with make_limiter(redis, "worker", local_share=0.1) as limiter:
+        await answered(limiter, times=100)
+        own_valkey.pause()
+        asked = [asyncio.create_task(limiter.admit([charge(of=rule(20))])) for _ in range(5)]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert limiter.statistics().failures == 0
+
+        decisions = await asyncio.gather(*asked)
+
+        assert sum(decision.allowed for decision in decisions) == 2
+        assert limiter.statistics().admitted_by_share == 2
+        assert limiter.statistics().breaker == "open"  # one time-out is enough
+        own_valkey.resume()
+    await redis.aclose()
+
+
+@pytest.mark.anyio
 async def test_a_redis_that_is_late_is_still_asked(own_valkey: Valkey) -> None:
     async with DelayingProxy(str(own_valkey.socket), delay=lambda: 0.06) as proxy:
         redis = connect(proxy.url, timeout=5.0)
@@ -327,6 +367,13 @@ async def test_while_one_call_finds_out_whether_redis_is_back_nobody_waits_for_i
     assert other.allowed
     assert limiter.statistics().admitted_by_share == 1
     await redis.aclose()
+
+
+async def answered(limiter: RedisRateLimiter, *, times: int) -> None:
+    """Let `limiter` learn how fast Redis is."""
+    for number in range(times):
+        bucket = f"rl:{{other}}:t:{number}"
+        assert await decide(limiter, [charge(bucket=bucket)])
 
 
 def make_limiter(redis: Redis, holder: str, *, local_share: float = 0.1) -> RedisRateLimiter:
