@@ -14,8 +14,8 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	chaos fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-limits bench-latency bench-peers fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
+	chaos soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,11 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
 
+soak: install-dev ## Wear everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
+	$(BIN)/python -m loadtests soak $(ARGS)
+
+fuzz: fuzz-doors fuzz-cache ## Every fuzz run
+
 fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay, and compare every answer
 	$(BIN)/python -m pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
 
@@ -81,6 +86,9 @@ bench-memory: install-dev ## Measure the memory tier: its bound, and its hits be
 bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
 	$(BIN)/python -m loadtests peers $(ARGS)
 
+check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
+	$(BIN)/python -m loadtests triton $(ARGS)
+
 bench-mixed: install-dev ## Measure short texts among long ones, beside batches in order of arrival
 	$(BIN)/python -m loadtests mixed $(ARGS)
 
@@ -92,6 +100,9 @@ bench-latency: install-dev .venv-peers/litellm/.installed ## Measure hits at a s
 
 bench-limits: install-dev ## Hold all windows of ten tenants against their limits, with Redis and without
 	$(BIN)/python -m loadtests limits $(ARGS)
+
+bench-regions: install-dev ## Hold all windows over two gateway regions against limits, and lose a region
+	$(BIN)/python -m loadtests regions $(ARGS)
 
 chaos-redis: install-dev ## Measure hits and misses while the cache's Redis fails in each way it can
 	$(BIN)/python -m loadtests chaos-redis $(ARGS)

@@ -5,6 +5,7 @@ Every variable is `SLUICEGATE_` and the field's name in capitals.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import msgspec
 from gateway.errors import ConfigurationError
 
 PREFIX = "SLUICEGATE_"
+_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_host: str = "127.0.0.1"
     admin_port: int = 8081
     admin_key: str = ""
+    region: str = ""
+    """The gateway region this is in, where there are several; each has Redis of its own, and limits
+    are divided among them through the ledger. Empty: this is the only one."""
+    stream_urls: str = ""
+    """The state Redis of every region that billing reads, with blanks between; empty: `state_url`.
+    """
     secret: str = ""
     """Keys the cache's tags; gateways that share a Redis share it. Empty: a file in `data_dir`."""
     backend_token: str = ""
@@ -59,6 +67,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 4096
     """Connections that a worker has at a time; more are told to come back."""
     log_level: str = "INFO"
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The Redis of every stream that billing reads."""
+        return tuple(self.stream_urls.split()) or (self.state_url,)
 
     @property
     def ledger(self) -> str:
@@ -92,9 +105,15 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         if name in names:
             values[name] = value
     try:
-        return msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
+        settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the environment does not fit the settings: {error}") from error
+    if settings.region and not _REGION.fullmatch(settings.region):
+        raise ConfigurationError(
+            f"`{PREFIX}REGION` must be 1 to 32 letters, digits, `.`, `_` or `-`, the first a letter"
+            " or digit"
+        )
+    return settings
 
 
 def _decode(kind: type, value: object) -> object:

@@ -1,9 +1,12 @@
 """Values that travel between the gateway's modules. They hold no behaviour."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NewType
 
 import msgspec
+from typing_extensions import override
 
 from backends.protocol import ModelInfo, Task
 
@@ -40,6 +43,25 @@ class Rule(
     """The only model whose requests are charged; empty is any."""
     shadow: bool = False
     """Watched and counted, but refuses nothing."""
+
+    @property
+    def limit(self) -> int:
+        """What the rule allows at once, wherever it is used."""
+        return self.capacity
+
+
+class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
+    """A region's part of a rule: `capacity` is what this region's bucket holds, of `whole`."""
+
+    whole: int
+    start: int
+    """The level of a bucket that nobody knows: less than `capacity` after a share has grown."""
+
+    @property
+    @override
+    def limit(self) -> int:
+        """What the rule allows at once, over all regions."""
+        return self.whole
 
 
 CONCURRENT = "concurrent"
@@ -156,6 +178,11 @@ class Criticality(StrEnum):
     DEFAULT = "default"
     SHEDDABLE = "sheddable"
 
+    def outranks(self, other: "Criticality") -> bool:
+        """Tell whether it is given up after `other`."""
+        order = tuple(Criticality)
+        return order.index(self) < order.index(other)
+
 
 class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller's `Cache-Control` asks for; ages in seconds."""
@@ -223,3 +250,62 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     code: str = ""
     """The error's code where `status` is one."""
     count: int = 1
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """What a worker's callers asked of a bucket since the last report, admitted or not."""
+
+    units: int = 0
+    lingers: bool = False
+    """Units are held until work ends, which may take as long as a request."""
+
+
+class QuotaAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A quota that a region needs more of: `least` units, or what is usual where that is more."""
+
+    whole: int
+    period: int
+    """When the quota's period ends, in seconds since the epoch."""
+    known: int
+    """What the worker knows to be granted to its region."""
+    least: int
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a bucket's limit that a region may use; until `raised` it was `before`.
+
+    `raised` is a loop's time, or of the store where it comes from there.
+    """
+
+    used: float
+    before: float
+    raised: float
+
+
+class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker tells the store: what was asked for, and until when it has followed shares.
+
+    `seen` is the store's time of the last answer that it applied, in nanoseconds; 0 is none.
+    """
+
+    region: str
+    worker: str
+    seen: int
+    asked: Mapping[str, Asked] = MappingProxyType({})
+    quotas: Mapping[str, QuotaAsked] = MappingProxyType({})
+
+
+class Shares(msgspec.Struct, frozen=True, kw_only=True):
+    """What a region may use, as of `now`, the store's time in nanoseconds, for `lease` seconds.
+
+    `changed` are the shares that may have changed since the report's `seen`, or `are_all` there
+    are; buckets that were never told of go by `rest`. `granted` are units of quotas, by bucket.
+    """
+
+    now: int
+    lease: float
+    regions: int
+    rest: Share
+    changed: Mapping[str, Share]
+    are_all: bool
+    granted: Mapping[str, int]

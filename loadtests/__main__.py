@@ -12,6 +12,7 @@ from loadtests import (
     miss,
     mixed,
     overload,
+    regions,
     rows,
     shares,
     threads,
@@ -20,6 +21,8 @@ from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
+from loadtests.soak.command import soak_command
+from loadtests.triton import check as triton
 
 
 @click.group()
@@ -120,6 +123,15 @@ def limits_command(duration: float, away: float) -> None:
     limits.measure(duration=duration, away=away)
 
 
+@main.command("regions")
+@click.option("--phase", default=60.0, show_default=True, help="Seconds of each demand.")
+@click.option("--lease", default=30.0, show_default=True, help="Seconds a lost region keeps it.")
+@click.option("--tenants", default=5, show_default=True)
+def regions_command(*, phase: float, lease: float, tenants: int) -> None:
+    """Whether gateways in two regions keep limits together, and what the loss of one does."""
+    regions.measure(phase=phase, lease=lease, tenants=tenants)
+
+
 @main.command("chaos-redis")
 @click.option("--quiet", default=5.0, show_default=True, help="Seconds before and after a fault.")
 @click.option("--faulty", default=10.0, show_default=True, help="Seconds of a fault.")
@@ -156,8 +168,20 @@ def peers_command(
         peers.measure(peers=names, connections=connections, count=count, rounds=rounds)
 
 
+@main.command("triton")
+@click.option("--texts", default=200, show_default=True, help="Compared with our own executor.")
+@click.option("--rate", default=40.0, show_default=True, help="Requests a second under faults.")
+@click.option("--quiet", default=4.0, show_default=True, help="Seconds before and after a fault.")
+@click.option("--away", default=4.0, show_default=True, help="Seconds that Triton is away.")
+@click.option("--repeats", default=30, show_default=True, help="Batches of each shape on the wire.")
+def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
+    """A real Triton as a region of the gateway."""
+    triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
+
+
 main.add_command(chaos_command)
 main.add_command(gpu_command)
+main.add_command(soak_command)
 
 if __name__ == "__main__":
     main()

@@ -6,26 +6,20 @@ admissions of all windows are then held against the limit.
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
-import httpx
 import msgspec
 
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment, process_environment
 from gateway.types import Rule
-from loadtests.generator import Target
+from loadtests.gateway import Gateway
 from loadtests.open_loop import Answer, open_loop
 from loadtests.windows import Admitted, bound, local_share, most_over_the_limit
-from tests.support.stub_process import StubProcess, stub_process
-from tests.support.system import free_port, until
+from tests.support.stub_process import stub_process
 from tests.support.valkey import Valkey
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
@@ -70,66 +64,6 @@ class LimitsRun(msgspec.Struct, frozen=True, kw_only=True):
         return min(one.share for one in self.tenants)
 
 
-class _Gateway:
-    """Four workers of `sluicegate gateway` with a Redis that can be taken away."""
-
-    def __init__(self, folder: Path, stub: StubProcess, cache: Valkey, state: Valkey) -> None:
-        self.port = free_port()
-        self._settings = Settings(
-            data_dir=folder / "data",
-            config=folder / "config",
-            cache_url=cache.url,
-            state_url=state.url,
-            port=self.port,
-        )
-        self._settings.config.mkdir()
-        backends = [{"id": "stub", "url": stub.url}]
-        document = {
-            "regions": [{"name": "eu", "pools": [{"backends": backends}]}],
-            "limits": {"local_share": SHARE},
-        }
-        # JSON is YAML.
-        (self._settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
-        self._settings.data_dir.mkdir()
-        with Ledger(self._settings.ledger) as ledger:
-            for number in range(TENANTS):
-                ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
-                ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(_key(number)))
-        self._log = folder / "log"
-
-    def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "gateway", "gateway", "--no-admin"]
-        with self._log.open("wb") as log:
-            self._child = subprocess.Popen(
-                [*command, "--workers", str(WORKERS)],
-                env=dict(process_environment()) | environment(self._settings),
-                stdout=log,
-                stderr=log,
-            )
-        until(self._is_ready, within=60, what="the workers serve")
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._child.terminate()
-        self._child.wait(30)
-
-    def target(self, number: int) -> Target:
-        """Return where tenant `number` sends its requests."""
-        headers = (("authorization", f"Bearer {_key(number)}"),)
-        return Target(host="127.0.0.1", port=self.port, path="/v1/classify", headers=headers)
-
-    def _is_ready(self) -> bool:
-        if self._child.poll() is not None:
-            raise RuntimeError(self._log.read_text())
-        if "serving on" not in self._log.read_text():
-            return False
-        # Whichever worker a connection goes to: all of them must know the backend.
-        with contextlib.suppress(httpx.TransportError):
-            ready = [httpx.get(f"http://127.0.0.1:{self.port}/health/ready") for _ in range(16)]
-            return all(one.is_success for one in ready)
-        return False
-
-
 def measure(*, duration: float, away: float) -> None:
     """Run once with Redis there, once with Redis killed in the middle; print both."""
     show("Redis is there", run(duration=duration, away=0.0))
@@ -159,25 +93,41 @@ def show(title: str, result: LimitsRun) -> None:
 
 
 @contextlib.contextmanager
-def _gateway() -> Iterator[tuple[_Gateway, Valkey]]:
+def _gateway() -> Iterator[tuple[Gateway, Valkey]]:
+    """Run workers with a Redis that can be taken away."""
     with (
         tempfile.TemporaryDirectory() as folder,
         stub_process() as stub,
         Valkey() as cache,
         Valkey("--appendonly", "yes") as state,
-        _Gateway(Path(folder), stub, cache, state) as gateway,
     ):
-        yield gateway, state
+        document = {
+            "regions": [{"name": "eu", "pools": [{"backends": [{"id": "stub", "url": stub.url}]}]}],
+            "limits": {"local_share": SHARE},
+        }
+        gateway = Gateway(
+            Path(folder) / "gateway",
+            document,
+            workers=WORKERS,
+            cache_url=cache.url,
+            state_url=state.url,
+        )
+        with Ledger(gateway.settings.ledger) as ledger:
+            for number in range(TENANTS):
+                ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
+                ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(_key(number)))
+        with gateway:
+            yield gateway, state
 
 
 async def _offer(
-    gateway: _Gateway, state: Valkey, *, duration: float, away: float
+    gateway: Gateway, state: Valkey, *, duration: float, away: float
 ) -> list[list[Answer]]:
     rate = _OFFERED * RULE.capacity / RULE.window
     bodies = iter(lambda: _BODY, b"")
     sending = [
         open_loop(
-            gateway.target(number),
+            gateway.target(_key(number)),
             bodies,
             rate=rate,
             duration=duration,

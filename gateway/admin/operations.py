@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody, SkipValidation
+from litestar.params import FromPath, FromQuery, JSONBody, SkipValidation
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -16,6 +16,7 @@ from gateway.cache.redis_pipes import Pipe
 from gateway.config.document import BackendEntry
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
 
@@ -62,6 +63,16 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     drained: bool
     live: bool
     workers: dict[str, str]
+
+
+class RegionShares(msgspec.Struct, frozen=True, kw_only=True):
+    """Gateway regions that live, and their shares of limits by bucket.
+
+    The bucket without a name stands for all that are not listed.
+    """
+
+    regions: list[RegionLease]
+    shares: list[ShareRow]
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +157,15 @@ class OperationsController(Controller):
             for region in document.regions
         ]
         return {"regions": regions}
+
+    @get("/regions/shares")
+    async def shares(
+        self, ledger: NamedDependency[Ledger], tenant: FromQuery[str | None] = None
+    ) -> RegionShares:
+        """Return the gateway regions, and what each may use of limits (of one tenant, or all)."""
+        regions = await asyncio.to_thread(ledger.shares.regions)
+        rows = await asyncio.to_thread(ledger.shares.shares, tenant)
+        return RegionShares(regions=regions, shares=rows)
 
     @post("/regions/{region:str}/backends/{backend:str}/drain", status_code=200)
     async def drain(

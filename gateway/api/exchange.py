@@ -121,8 +121,10 @@ class Exchange:
         self.code = error.code
         self.usage = usage
 
-    def event(self, *, wall: Callable[[], int], now: float) -> RequestEvent | None:
-        """Return the event of an exchange with a known caller."""
+    def event(
+        self, *, wall: Callable[[], int], now: float, region: str = ""
+    ) -> RequestEvent | None:
+        """Return the event of an exchange with a known caller, answered in a gateway `region`."""
         if self.principal is None:
             return None
         return RequestEvent(
@@ -135,6 +137,7 @@ class Exchange:
             status=self.status,
             usage=self.usage,
             duration=now - self.started,
+            region=region,
             revision=self.revision,
             code=self.code,
         )

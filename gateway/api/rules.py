@@ -93,7 +93,9 @@ class InferenceRules:
         ids: RequestIds,
         loop_time: Callable[[], float],
         wall: Callable[[], int] = time.time_ns,
+        region: str = "",
     ) -> None:
+        self._region = region
         self._runtimes = runtimes
         self._keys = keys
         self._limiter = limiter
@@ -305,7 +307,7 @@ class InferenceRules:
         name = (principal, exchange.task, exchange.model, exchange.revision)
         run = self._runs.get(name)
         if run is None:
-            event = exchange.event(wall=self._wall, now=self._now())
+            event = exchange.event(wall=self._wall, now=self._now(), region=self._region)
             if event is None:
                 return None
             if len(self._runs) >= _MOST_REMEMBERED:
@@ -329,7 +331,7 @@ class InferenceRules:
     def _publish(self, exchange: Exchange) -> None:
         """Put the event on disk: an answer without one must not leave."""
         now = self._now()
-        event = exchange.event(wall=self._wall, now=now)
+        event = exchange.event(wall=self._wall, now=now, region=self._region)
         if event is not None:
             self._events.publish(event)
         self._metrics.request(exchange.task, exchange.status, now - exchange.started)

@@ -13,6 +13,17 @@ from gateway.telemetry.metrics import GatewayMetrics
 Source = Callable[[], msgspec.Struct]
 
 
+class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the whole of a worker takes: `tasks` of its event loop."""
+
+    tasks: int
+
+
+def worker_statistics() -> WorkerStatistics:
+    """Return what this worker takes; called in its loop."""
+    return WorkerStatistics(tasks=len(asyncio.all_tasks()))
+
+
 class Figures:
     """Reads `sources` (a part's name and its `statistics`) each `interval` seconds.
 

@@ -24,9 +24,10 @@ from gateway.api.rules import InferenceRules
 from gateway.api.shortcut import Shortcut
 from gateway.api.turn import Turn
 from gateway.app.call_spans import CallSpans
-from gateway.app.figures import Figures
+from gateway.app.figures import Figures, worker_statistics
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
+from gateway.app.shares import limits_of_region
 from gateway.app.views import CurrentDocument, LedgerUsage, WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
@@ -66,6 +67,7 @@ from gateway.upstream.tls import client_tls
 _STATE_TIMEOUT = 1.0
 # Work that no request waits for any more: those had their time while the server drained.
 _LEFT_BEHIND = 0.5
+_LONGEST_IN_LOG_NAME = 8
 
 
 class Doors(NamedTuple):
@@ -165,14 +167,22 @@ class _Worker:
             random=random.random,
         )
         self.flights = Flights()
+        self.limits = limits_of_region(
+            self.settings,
+            store=self.ledger.shares,
+            runtimes=self.runtimes,
+            monotonic=self.loop_time,
+        )
         self.limiter = RedisRateLimiter(
             redis=self.state,
             # A successor's leases are its own: the name differs at every start.
             holder=f"{identity(self.settings)}:{secrets.token_hex(4)}",
             monotonic=self.loop_time,
             local_share=document.limits.local_share,
+            shares=self.limits.shares,
         )
-        self.events = EventLog(self.settings.events_dir, name=f"gateway-{self.settings.worker}")
+        region = self.settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
+        self.events = EventLog(self.settings.events_dir, name=f"{region}-{self.settings.worker}")
 
     def _make_routing(self) -> None:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
@@ -243,7 +253,10 @@ class _Worker:
         stack.push_async_callback(asyncio.to_thread, self.tracer.close)
         stack.enter_context(self.ledger)
         stack.enter_context(self.events)
-        storage = (self.cache, self.limiter, self.principals, follower, figures)
+        storage = (
+            *(self.cache, self.limits.follower, self.limiter),
+            *(self.principals, follower, figures),
+        )
         placing = (self.client, self.prober, self.discovery)
         calling = (*placing, self.models, self.dispatcher, self.tasks)
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
@@ -263,6 +276,8 @@ class _Worker:
                 "dispatch": self.dispatcher.statistics,
                 "discovery": self.discovery.statistics,
                 "events": self.events.statistics,
+                "worker": worker_statistics,
+                **self.limits.figures,
             },
             details={"fleet": self.fleet.statistics},
         )
@@ -288,6 +303,7 @@ class _Worker:
             metrics=self.metrics,
             ids=ids,
             loop_time=self.loop_time,
+            region=self.settings.region,
         )
         door = InferenceDoor(rules=rules, tracer=self.tracer)
         api = build_api(

@@ -1,4 +1,4 @@
-"""`sluicegate regions`: shows the backends of each region, drains and restores them."""
+"""`sluicegate regions`: backends of each region, and shares of limits of gateway regions."""
 
 from typing import Any
 
@@ -33,6 +33,23 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
             origin = f", by DNS from {backend['dns']}" if backend["dns"] else ""
             state = f"{states or 'unknown'}{drained}{origin}"
             click.echo(f"{region['name']:12} {backend['id']:24} {state}")
+
+
+@regions.command()
+@click.option("--tenant", help="Only this tenant's limits.")
+@admin_options
+@JSON
+def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
+    """Show the gateway regions, and what each may use of limits."""
+    answer = client.ask("GET", "/admin/regions/shares", query={"tenant": tenant} if tenant else {})
+    if as_json:
+        _print_json(answer)
+        return
+    for region in answer["regions"]:
+        click.echo(f"{region['name']:12} {region['workers']} workers, {region['expires_in']} s")
+    for row in answer["shares"]:
+        bucket = row["bucket"] or "all others"
+        click.echo(f"{row['region']:12} {row['share']:7.1%} {row['demand']:10.1f}/s  {bucket}")
 
 
 @regions.command()

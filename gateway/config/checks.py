@@ -121,6 +121,7 @@ def _limits(limits: LimitsEntry) -> Iterator[Finding]:
     yield from rule_findings(limits.tenant, ("limits", "tenant"))
     yield from rule_findings(limits.key, ("limits", "key"))
     yield from _between(limits.local_share, ("limits", "local_share"))
+    yield from _at_least(limits.share_lease, 5, ("limits", "share_lease"))
 
 
 def _routing(document: Document) -> Iterator[Finding]:

@@ -95,7 +95,10 @@ class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
     key: tuple[Rule, ...] = ()
     local_share: float = 0.1
-    """While Redis is down, a worker admits this share of each limit by itself."""
+    """While Redis is down, a worker admits this share of each limit by itself; so does a region
+    that has not reached the ledger for `share_lease` seconds."""
+    share_lease: float = 30.0
+    """Seconds after which a region that does not report loses its shares of limits to others."""
 
 
 class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from typing import Final
 from sqlalchemy import (
     BigInteger,
     Column,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -133,6 +134,47 @@ prices: Final = Table(
     Column("token", BigInteger, nullable=False),
 )
 """Every price that was ever in force, and since when it was known."""
+
+region_workers: Final = Table(
+    "region_workers",
+    metadata,
+    Column("region", String(32), primary_key=True),
+    Column("worker", String(128), primary_key=True),
+    Column("seen", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=False),
+)
+"""The gateway workers of each region: until when each goes by the shares of its region, and the
+time of the answer that it goes by."""
+
+region_shares: Final = Table(
+    "region_shares",
+    metadata,
+    Column("bucket", String(400), primary_key=True),
+    Column("region", String(32), primary_key=True),
+    Column("held", Double, nullable=False),
+    Column("used", Double, nullable=False),
+    Column("before", Double, nullable=False),
+    Column("raised", BigInteger, nullable=False),
+    Column("lowered", BigInteger, nullable=False),
+    Column("lowers", BigInteger, nullable=False),
+    Column("linger", Double, nullable=False),
+    Column("demand", Double, nullable=False),
+    Column("counted", BigInteger, nullable=False),
+    Column("changed", BigInteger, nullable=False),
+    Index("region_shares_counted", "counted"),
+)
+"""The share of each bucket's limit that a region has, see `share_policy`; of the bucket without a
+name, the share of all that have no row of their own."""
+
+quota_grants: Final = Table(
+    "quota_grants",
+    metadata,
+    Column("bucket", String(400), primary_key=True),
+    Column("period", BigInteger, primary_key=True),
+    Column("region", String(32), primary_key=True),
+    Column("granted", BigInteger, nullable=False),
+)
+"""What each region may use of a quota in the period that ends at `period` (seconds)."""
 
 UPGRADES: Final = {1: "ALTER TABLE usage_events ADD COLUMN requests BIGINT NOT NULL DEFAULT 1"}
 """What makes of each older version's tables the next one's."""

@@ -21,6 +21,8 @@ from gateway.ledger import schema
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
+# The number, of PostgreSQL's advisory locks, that whoever makes or upgrades the tables holds.
+_CREATION: Final = int.from_bytes(b"sg:ledge")
 
 
 class Store:
@@ -68,8 +70,24 @@ class Store:
         """Insert the rows whose keys are not there yet; return how many there were."""
         if not rows:
             return 0
-        insert = sqlite.insert(table) if self._lite else postgresql.insert(table)
-        return connection.execute(insert.on_conflict_do_nothing(), rows).rowcount
+        if self._lite:
+            insert = sqlite.insert(table).on_conflict_do_nothing()
+            return connection.execute(insert, rows).rowcount
+        # Drivers of PostgreSQL do not tell how many there were.
+        first, *_ = table.primary_key
+        new = postgresql.insert(table).on_conflict_do_nothing().returning(first)
+        return len(connection.execute(new, rows).all())
+
+    def take_turns(self, connection: Connection, subject: str) -> int:
+        """Wait until no other transaction has `subject`; return the database's time, in ns."""
+        if self._lite:  # a transaction that writes is alone, and the database has no clock
+            return self.clock()
+        table = schema.changes
+        self.insert_new(connection, table, [{"subject": subject, "count": 0}])
+        turn = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
+        connection.execute(turn).one()
+        now = sqlalchemy.extract("epoch", sqlalchemy.func.clock_timestamp())
+        return int(float(connection.execute(sqlalchemy.select(now)).scalar_one()) * _SECOND)
 
     def close(self) -> None:
         """Close the connections."""
@@ -97,6 +115,10 @@ class Store:
             self._ready.set()
 
     def _create(self, connection: Connection) -> None:
+        if not self._lite:
+            # "if not exists" does not keep two that start at once from making the same table.
+            lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
+            connection.execute(sqlalchemy.select(lock))
         for table in schema.metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
             for index in table.indexes:

@@ -61,8 +61,8 @@ def refusal(
         missing = charge.amount - level
         if missing > TOLERANCE:
             wait = inf
-            if charge.amount <= charge.rule.capacity:
-                wait = _wait(charge.rule, missing, share, end)
+            if charge.amount <= charge.rule.limit:
+                wait = _wait(charge, missing, share, end)
                 state = PolicyState(rule=charge.rule, remaining=state.remaining, reset=wait)
             if wait > longest:
                 longest, violated = wait, charge.rule
@@ -81,7 +81,10 @@ def period_ends(now: float) -> tuple[float, float]:
     return first.timestamp(), second.timestamp()
 
 
-def _wait(rule: Rule, missing: float, share: float, ends: float) -> float:
+def _wait(charge: Charge, missing: float, share: float, ends: float) -> float:
+    rule = charge.rule
+    if charge.amount > rule.capacity:  # more than this region has now, though not than the limit
+        return rule.window or _SOON
     if rule.window > 0:
         return missing / (rate(rule) * share)
     return _SOON if rule.unit == CONCURRENT else max(_SOON, ends)

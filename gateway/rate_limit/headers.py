@@ -52,7 +52,7 @@ def rate_limit_headers(decision: Decision) -> Headers:
         headers.append((b"ratelimit", ", ".join(parts).encode()))
         for state in _tightest(policies):
             limit, remaining, reset = _names(state.rule.unit)
-            headers.append((limit, b"%d" % state.rule.capacity))
+            headers.append((limit, b"%d" % state.rule.limit))
             headers.append((remaining, b"%d" % state.remaining))
             headers.append((reset, go_duration(state.reset)))
     if decision.impossible or (decision.violated is not None and decision.violated.period):
@@ -110,14 +110,14 @@ def lines_for(rules: tuple[Rule, ...]) -> bytes:
     lines.append(b"ratelimit: %b\r\n" % shown.encode())
     for rule in rules:
         limit, remaining, reset = _names(rule.unit)
-        lines.append(b"%b: %d\r\n" % (limit, rule.capacity))
+        lines.append(b"%b: %d\r\n" % (limit, rule.limit))
         lines.append(b"%b: %%d\r\n%b: %%b\r\n" % (remaining, reset))
     return b"".join(lines)
 
 
 @lru_cache(maxsize=4096)
 def _policy_field(rules: tuple[Rule, ...]) -> bytes:
-    return ", ".join(f'"{rule.name}";q={rule.capacity}{_within(rule)}' for rule in rules).encode()
+    return ", ".join(f'"{rule.name}";q={rule.limit}{_within(rule)}' for rule in rules).encode()
 
 
 def _within(rule: Rule) -> str:

@@ -17,8 +17,9 @@ from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import Lease, LeaseHold
 from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.script import TAKE, Part, script_arguments
+from gateway.rate_limit.shares import LimitShares, WholeLimits, in_region
 from gateway.rate_limit.spender import AskingSpender, LeaseSpender, Spender, is_plain
-from gateway.rate_limit.turns import let_go, outcome, tenant_of
+from gateway.rate_limit.turns import Waiting, let_go, outcome, tenant_of
 from gateway.tasks import TaskOwner
 from gateway.types import CONCURRENT
 
@@ -37,7 +38,8 @@ class RedisRateLimiter:
     call per tenant is in flight; who comes meanwhile waits for it, and for what it brings. While
     Redis is down the lease is spent, then `local_share` of each limit (one unit at least).
 
-    `wall` is the time since the epoch; which month it is, the server decides.
+    `wall` is the time since the epoch; which month it is, the server decides. `shares` say what of
+    a limit is this region's; by default all of it.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class RedisRateLimiter:
         monotonic: Callable[[], float],
         breaker: CircuitBreaker | None = None,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
+        shares: LimitShares | None = None,
     ) -> None:
+        self._shares = shares or WholeLimits()
         self._script = redis.register_script(TAKE)
         self._holder = holder
         self._monotonic = monotonic
@@ -61,7 +65,7 @@ class RedisRateLimiter:
         )
         self._leases: dict[str, Lease] = {}
         self._turns: dict[str, asyncio.Future[Decision | None]] = {}
-        self._waiting: dict[str, int] = {}
+        self._waiting = Waiting()
         self._tasks = TaskOwner(drain=_DRAIN)
         self._closing = asyncio.Event()
         self._by_lease = self._by_redis = self._by_share = self._refused = 0
@@ -98,7 +102,8 @@ class RedisRateLimiter:
         if len(leases) < len(charges):
             return AskingSpender(charges, ask=self.try_admit)
         for charge, lease in zip(charges, leases, strict=True):
-            lease.follow(charge.rule)  # it may have changed since; a spender tells of one rule only
+            # It may have changed since; a spender tells of one rule only.
+            lease.follow(self._shares.rule(charge.bucket, charge.rule))
         lines = lines_for(tuple([lease.rule for lease in leases]))
         if not lines:
             return AskingSpender(charges, ask=self.try_admit)
@@ -123,11 +128,8 @@ class RedisRateLimiter:
                     asked.add_done_callback(let_go)
                     raise
                 return decision or self._admit_by_share(charges)
-            self._count_waiting(charges, 1)
-            try:
+            with self._waiting.counting(charges):
                 answered = await outcome(turn)
-            finally:
-                self._count_waiting(charges, -1)
             if answered is None:
                 return self._admit_by_share(charges)
         return decision
@@ -219,12 +221,13 @@ class RedisRateLimiter:
             if charge.rule.shadow:
                 continue
             lease = self._leases.get(charge.bucket)
-            if charge.amount > charge.rule.capacity or (
+            if charge.amount > charge.rule.limit or (
                 lease is not None and lease.refuses(charge.amount, now)
             ):
                 break
         else:
             return None
+        charges = in_region(charges, self._shares)
         leases = [self._leases.get(charge.bucket) for charge in charges]
         levels = [
             lease.level_at(now) if lease is not None else float(charge.rule.capacity)
@@ -235,6 +238,8 @@ class RedisRateLimiter:
             for lease in leases
         ]
         self._refused += 1
+        for charge in charges:
+            self._shares.asked(charge.bucket, charge.rule, charge.amount)
         return refusal(charges, levels, ends=ends)
 
     def _is_idle(self, lease: Lease, now: float, idle: float) -> bool:
@@ -267,7 +272,7 @@ class RedisRateLimiter:
         _ = self._take(tenant, [part])
 
     def _admit_by_share(self, charges: Sequence[Charge]) -> Decision:
-        decision = self._share.try_admit(charges)
+        decision = self._share.try_admit(in_region(charges, self._shares))
         if decision.allowed:
             self._by_share += 1
         else:
@@ -280,7 +285,7 @@ class RedisRateLimiter:
         parts = []
         for charge in charges:
             lease = self._lease(charge)
-            want = self._waiting.get(charge.bucket, 0) + lease.wanted(charge.amount, now)
+            want = self._waiting.units(charge.bucket) + lease.wanted(charge.amount, now)
             kept = lease.keep(now)
             back = lease.surrender(now)
             parts.append(Part(charge=charge, lease=lease, want=want, kept=kept, back=back))
@@ -294,7 +299,6 @@ class RedisRateLimiter:
         parts = []
         for charge, lease in zip(charges, leases, strict=True):
             lease.low = 0
-            lease.follow(charge.rule)
             usable = lease.usable(now)
             kept = usable + lease.keep(now)
             want = max(0, lease.wanted(0, now) - usable)
@@ -304,6 +308,8 @@ class RedisRateLimiter:
 
     def _take(self, tenant: str, parts: list[Part]) -> asyncio.Future[Decision | None]:
         """Run the script; the future is settled with its decision, `None` where it failed."""
+        for part in parts:
+            part.lease.follow(self._shares.rule(part.charge.bucket, part.charge.rule))
         turn: asyncio.Future[Decision | None] = asyncio.get_running_loop().create_future()
         self._turns[tenant] = turn
         self._tasks.start(self._call(tenant, parts, turn))
@@ -343,6 +349,8 @@ class RedisRateLimiter:
             levels.append(level)
             all_ends.append(ends)
             taken = amount if allowed and units >= 0 else 0
+            wanted = lease.spent if allowed else lease.spent + amount
+            self._shares.asked(part.charge.bucket, part.charge.rule, wanted, level=level)
             lease.answered(level=level, amount=taken, now=now, ends=ends)
             if units < 0:
                 over.append(part.charge)
@@ -352,7 +360,7 @@ class RedisRateLimiter:
             lease.granted(max(0, int(units)), asked_at=asked_at, now=now)
         if not allowed:
             self._refused += 1
-            return refusal(charges, levels, ends=all_ends)
+            return refusal(in_region(charges, self._shares), levels, ends=all_ends)
         if any(charge.amount for charge in charges):
             self._by_redis += 1
         self._shadowed += len(over)
@@ -368,7 +376,6 @@ class RedisRateLimiter:
         lease = self._leases.get(charge.bucket)
         if lease is None:
             lease = self._leases[charge.bucket] = Lease(charge.rule)
-        lease.follow(charge.rule)
         return lease
 
     def _forget(self, bucket: str, lease: Lease, now: float) -> None:
@@ -376,14 +383,6 @@ class RedisRateLimiter:
         lease.available = 0
         if now - max(lease.at, lease.used_at) > _FORGET and tenant_of(bucket) not in self._turns:
             del self._leases[bucket]
-
-    def _count_waiting(self, charges: Sequence[Charge], sign: int) -> None:
-        for charge in charges:
-            units = self._waiting.get(charge.bucket, 0) + sign * charge.amount
-            if units:
-                self._waiting[charge.bucket] = units
-            else:
-                self._waiting.pop(charge.bucket, None)
 
     async def _sweep(self) -> None:
         """Give idle leases back until closing, then all of them."""

@@ -11,12 +11,12 @@ def beyond_limit(decision: Decision) -> RateLimited:
     unit = rule.unit if rule is not None else "requests"
     if decision.impossible and rule is not None:
         return RateLimited(
-            f"The limit `{name}` never allows more than {rule.capacity} {unit} at once;"
+            f"The limit `{name}` never allows more than {rule.limit} {unit} at once;"
             f" send fewer {unit} in one request."
         )
     if rule is not None and rule.period:
         return RateLimited(
-            f"The {rule.period}'s {rule.capacity} {unit} of `{name}` are used up; they begin"
+            f"The {rule.period}'s {rule.limit} {unit} of `{name}` are used up; they begin"
             f" anew with the next {rule.period}."
         )
     return RateLimited(

@@ -1,8 +1,9 @@
 """The Lua script that takes charges from buckets in Redis, leases to workers and takes leases back.
 
 A bucket is a hash: `l` its level, `t` the server's time of that level, `e` the end of the period
-that a quota's level is of, and `h:<holder>` what a worker holds, as `<units>:<end>`: on lease, or
-reserved for work under way. What is held counts as being in the bucket until it was reported as
+that a quota's level is of, `c` the capacity where that is a region's part of a limit, and
+`h:<holder>` what a worker holds, as `<units>:<end>`: on lease, or reserved for work under way. What
+is held counts as being in the bucket until it was reported as
 spent: level and holds together never exceed the capacity. Without that, a full bucket beside a full
 lease would admit both at once, more than the limit allows.
 
@@ -10,11 +11,16 @@ A rule's `refill` says of which kind its bucket is: the seconds in which it fill
 period and the next, as `<time>:<time>`, for a quota; `0` where units come back only from whoever
 holds them, with whose last hold they end.
 
+A region's part of a limit changes. What is refilled before a larger one is noticed is refilled as
+before, and a larger bucket is not a fuller one: all regions together stay within the limit. What a
+region is granted of a quota is added to what it has left.
+
 Keys: the buckets. Arguments: the holder; the seconds of a hold; then for each bucket its capacity,
 its refill, the `amount` to take now, the units it would like on lease (`want`), the units the
 holder keeps of what it holds (`kept`), and those it gives back (`back`), whether the amount is held
-(1) or spent (0), and whether the rule is only watched (1): then it refuses nothing, and is not
-charged what it would have refused.
+(1) or spent (0), whether the rule is only watched (1): then it refuses nothing, and is not charged
+what it would have refused; and, where the capacity is a region's part, the level of a bucket that
+is not there (-1: the capacity is all there is).
 
 Answers 1 or 0 (allowed), then for each bucket the units leased (-1 where a watched rule would have
 refused), the level, and the seconds until a quota's period ends.
@@ -27,7 +33,7 @@ import msgspec
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.bucket import period_ends
 from gateway.rate_limit.lease import LEASE, Lease
-from gateway.types import Rule
+from gateway.types import RegionalRule, Rule
 
 TAKE = """
 local time = redis.call('TIME')
@@ -39,6 +45,8 @@ local allowed = 1
 
 local function read(key, b)
   b.level, b.since, b.period_end = b.capacity, now, 0
+  b.was, b.least, b.least_rate = b.capacity, b.capacity, b.rate
+  if b.regional then b.level = b.start end
   b.held, b.running, b.others, b.last_end = 0, 0, 0, 0
   local fields = redis.call('HGETALL', key)
   for f = 1, #fields, 2 do
@@ -49,6 +57,8 @@ local function read(key, b)
       b.since = tonumber(value)
     elseif name == 'e' then
       b.period_end = tonumber(value)
+    elseif name == 'c' then
+      b.was = tonumber(value)
     else
       local cut = string.find(value, ':', 1, true)
       local units = tonumber(string.sub(value, 1, cut - 1))
@@ -65,33 +75,48 @@ local function read(key, b)
   end
 end
 
+-- Of two capacities, the smaller holds for the time until now.
+local function change(b)
+  if not b.regional or b.was == b.capacity then return end
+  if b.this_end then
+    b.level = b.level + b.capacity - b.was
+  else
+    b.least = math.min(b.was, b.capacity)
+    b.least_rate = b.rate * b.least / math.max(b.capacity, 0.000001)
+  end
+end
+
 -- Refill under the holds of the time that passed; under fewer since the last of them ended.
 local function refill(b)
-  local unbounded = b.level + math.max(0, now - b.since) * b.rate
-  b.level = math.min(unbounded, b.capacity - b.held)
+  local unbounded = b.level + math.max(0, now - b.since) * b.least_rate
+  b.level = math.min(unbounded, b.least - b.held)
   if #b.ended > 0 then
-    b.level = math.min(unbounded, b.capacity - b.running, b.level + (now - b.last_end) * b.rate)
+    b.level = math.min(unbounded, b.least - b.running, b.level + (now - b.last_end) * b.least_rate)
   end
 end
 
 local function begin_period(b)
   if now < b.period_end then return end
-  b.level = b.capacity - b.running
   b.period_end = now < b.this_end and b.this_end or b.next_end
+  -- What a region was granted is of one period.
+  if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
+  b.level, b.was, b.least = b.capacity - b.running, b.capacity, b.capacity
 end
 
 for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * 8
+  local at = 3 + (i - 1) * 9
   local b = {
     capacity = tonumber(ARGV[at]), rate = 0, lasts = lease,
     amount = tonumber(ARGV[at + 2]), want = tonumber(ARGV[at + 3]),
     kept = tonumber(ARGV[at + 4]), back = tonumber(ARGV[at + 5]),
     holds = ARGV[at + 6] == '1', watched = ARGV[at + 7] == '1',
-    ended = {},
+    start = tonumber(ARGV[at + 8]), ended = {},
   }
-  read(key, b)
+  b.regional = b.start >= 0
   local kind = ARGV[at + 1]
   local cut = string.find(kind, ':', 1, true)
+  if kind ~= '0' and not cut then b.rate = b.capacity / tonumber(kind) end
+  read(key, b)
   if kind == '0' then
     b.level = b.capacity - b.running
   else
@@ -99,9 +124,10 @@ for i, key in ipairs(KEYS) do
       b.this_end = tonumber(string.sub(kind, 1, cut - 1))
       b.next_end = tonumber(string.sub(kind, cut + 1))
       begin_period(b)
+      change(b)
       b.lasts = b.period_end - now + lease
     else
-      b.rate = b.capacity / tonumber(kind)
+      change(b)
       b.lasts = tonumber(kind) + lease
     end
     refill(b)
@@ -137,6 +163,10 @@ for i, key in ipairs(KEYS) do
     fields[#fields + 1] = 'e'
     fields[#fields + 1] = string.format('%.17g', b.period_end)
   end
+  if b.regional then
+    fields[#fields + 1] = 'c'
+    fields[#fields + 1] = string.format('%.17g', b.capacity)
+  end
   redis.call('HSET', key, unpack(fields))
   -- By then the bucket is full and every hold has ended: as if it had never been.
   redis.call('PEXPIRE', key, math.ceil(b.lasts * 1000))
@@ -162,10 +192,11 @@ def script_arguments(parts: Sequence[Part], *, holder: str, wall: float) -> list
     """Return the arguments of a call; `wall` (seconds since the epoch) only says which months."""
     arguments: list[str | int | float] = [holder, LEASE]
     for part in parts:
-        rule = part.charge.rule
+        rule = part.lease.rule
         arguments += [rule.capacity, _refill(rule, wall), part.charge.amount]
         arguments += [part.want, part.kept, part.back]
         arguments += [int(part.charge.hold), int(rule.shadow)]
+        arguments.append(rule.start if isinstance(rule, RegionalRule) else -1)
     return arguments
 
 

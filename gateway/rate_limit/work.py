@@ -131,7 +131,7 @@ def _refusal(decision: Decision) -> ItemFailure:
         return ItemFailure(
             status=413,
             code="payload_too_large",
-            detail=f"The limit `{rule.name}` never allows more than {rule.capacity} {rule.unit} at"
+            detail=f"The limit `{rule.name}` never allows more than {rule.limit} {rule.unit} at"
             " once, and the request may take more; send less in one request.",
         )
     return ItemFailure(

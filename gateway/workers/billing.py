@@ -1,9 +1,10 @@
-"""Reads the stream into the ledger: commits, then acknowledges."""
+"""Reads streams into the ledger: commits, then acknowledges."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -119,16 +120,33 @@ class Billing:
 
 
 async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Bill what is in the stream until `stop`."""
+    """Bill what is in the streams of all regions until `stop`; one that is away holds no other."""
     metrics = GatewayMetrics(CollectorRegistry())
-    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    with Ledger(settings.ledger) as ledger:
+        async with asyncio.TaskGroup() as group:
+            for number, url in enumerate(settings.streams):
+                part = f"billing_{number}" if number else "billing"
+                report = partial(metrics.statistics, part)
+                group.create_task(
+                    _bill(url, ledger, consumer_name(settings), report=report, stop=stop)
+                )
+
+
+async def _bill(
+    url: str,
+    ledger: Ledger,
+    consumer: str,
+    *,
+    report: Callable[[Mapping[str, float]], None],
+    stop: asyncio.Event,
+) -> None:
+    """Bill what is in the stream of the Redis at `url`."""
+    redis = connect(url, timeout=_REDIS_TIMEOUT)
     try:
-        with Ledger(settings.ledger) as ledger:
-            consumer = consumer_name(settings)
-            await Billing(
-                group=GroupReader(redis, group=BILLING, consumer=consumer, count=_BLOCKS),
-                intake=Intake(ledger),
-                report=lambda figures: metrics.statistics("billing", figures),
-            ).run(stop)
+        await Billing(
+            group=GroupReader(redis, group=BILLING, consumer=consumer, count=_BLOCKS),
+            intake=Intake(ledger),
+            report=report,
+        ).run(stop)
     finally:
         await redis.aclose()

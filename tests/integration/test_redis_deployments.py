@@ -14,7 +14,13 @@ from gateway.redis_connection import connect
 from gateway.redis_servers import read_servers
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
-from tests.support.redis_deployments import Watched, cluster_of, watched_valkey
+from tests.support.redis_deployments import (
+    Watched,
+    cluster_of,
+    is_primary,
+    node_id,
+    watched_valkey,
+)
 from tests.support.valkey import Valkey
 from tests.support.waiting import eventually, until
 
@@ -84,7 +90,7 @@ async def test_a_cluster_is_found_by_any_one_of_its_nodes(cluster: list[Valkey])
 
 async def test_slots_that_moved_to_another_node_are_found_there(cluster: list[Valkey]) -> None:
     first, second, _ = cluster
-    ids = {server: server.ask("CLUSTER MYID").split(b"\r\n")[1].decode() for server in cluster}
+    ids = {server: node_id(server) for server in cluster}
     for server in cluster:
         server.flush()
     async with cache_at(f"redis-cluster://127.0.0.1:{first.port}") as cache:
@@ -114,6 +120,34 @@ async def test_a_node_that_is_away_costs_its_own_keys_only() -> None:
             found = [len(await known(cache, range(_MANY))) for _ in range(8)]
 
             assert all(_MANY // 2 < count < _MANY for count in found)
+            assert cache.statistics().remote.breaker == "closed"
+
+
+async def test_the_replica_of_a_node_that_ended_is_used_once_it_was_promoted() -> None:
+    with cluster_of(3, replicated=True) as cluster:
+        lost, replica = cluster[1], cluster[4]
+        async with cache_at(f"redis-cluster://127.0.0.1:{cluster[0].port}") as cache:
+            await stored(cache, range(_MANY))
+            held = int(lost.ask("DBSIZE").strip(b":\r\n"))
+            await until(lambda: replica.ask("DBSIZE") == lost.ask("DBSIZE"), what="a copy")
+            lost.kill()
+            missed = _MANY - len(await known(cache, range(_MANY)))
+            await until(lambda: is_primary(replica), within=20, what="a new primary")
+
+            async def all_found() -> bool:
+                return await known(cache, range(_MANY)) == list(range(_MANY))
+
+            await eventually(all_found)
+            later = range(_MANY, 2 * _MANY)
+
+            async def all_kept() -> bool:
+                for name in later:
+                    cache.store(cache_key(name), entry(name))
+                await until(lambda: cache.statistics().remote.queued == 0)
+                return await known(cache, later) == list(later)
+
+            await eventually(all_kept)  # what is written first finds the old owner
+            assert missed in (0, held)  # its own keys only, unless the replica was that quick
             assert cache.statistics().remote.breaker == "closed"
 
 

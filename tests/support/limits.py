@@ -1,5 +1,6 @@
 """Rules, charges and rate limiters for tests."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from redis.asyncio import Redis
@@ -8,6 +9,7 @@ from gateway.circuit_breaker import CircuitBreaker
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.script import TAKE
+from gateway.rate_limit.shares import LimitShares
 from gateway.types import Rule
 from tests.support.clock import Clock
 
@@ -36,13 +38,21 @@ def charge(
 class Fleet:
     """Workers on one Redis whose script reads its time from a key, which `advance` sets.
 
-    Not entered, so that leases go back only when a test says so.
+    Not entered, so that leases go back only when a test says so. `shares`, one for each worker, are
+    those of their region.
     """
 
     def __init__(
-        self, redis: Redis, *, workers: int, local_share: float = 0.1, failures: int = 5
+        self,
+        redis: Redis,
+        *,
+        workers: int,
+        local_share: float = 0.1,
+        failures: int = 5,
+        clock: Clock | None = None,
+        shares: Sequence[LimitShares] = (),
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self._redis = redis
         self.workers = [
             RedisRateLimiter(
@@ -52,6 +62,7 @@ class Fleet:
                 monotonic=self.clock,
                 breaker=CircuitBreaker(failures=failures),
                 wall=self.clock,
+                shares=shares[number] if shares else None,
             )
             for number in range(workers)
         ]
@@ -63,6 +74,10 @@ class Fleet:
     async def advance(self, seconds: float) -> None:
         """Let time pass, for the workers and for Redis."""
         self.clock.advance(seconds)
+        await self.tell_time()
+
+    async def tell_time(self) -> None:
+        """Let Redis know what time it is."""
         whole, fraction = divmod(self.clock(), 1)
         async with self._redis.pipeline() as pipeline:
             _ = pipeline.delete(_CLOCK_KEY)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from tests.support.system import free_port
 from tests.support.valkey import Valkey
@@ -55,27 +56,55 @@ def watched_valkey() -> Iterator[Watched]:
 
 
 @contextmanager
-def cluster_of(nodes: int) -> Iterator[list[Valkey]]:
-    """Run a cluster whose nodes own equal shares of the slots, without replicas."""
+def cluster_of(nodes: int, *, replicated: bool = False) -> Iterator[list[Valkey]]:
+    """Run a cluster whose nodes own equal shares of the slots.
+
+    Where it is `replicated`, as many replicas follow, in the order of their primaries; they take
+    over after half a second.
+    """
     with ExitStack() as stack:
-        servers = []
-        for _ in range(nodes):
-            bus = str(free_port())
-            clustered = ("--cluster-enabled", "yes", "--cluster-port", bus)
-            careful = ("--cluster-require-full-coverage", "no")
-            server = Valkey(*clustered, *careful, port=free_port())
-            stack.enter_context(server)
-            servers.append(server)
-            if len(servers) > 1:
-                first_bus = _bus(servers[0])
-                reply = server.ask(f"CLUSTER MEET 127.0.0.1 {servers[0].port} {first_bus}")
-                assert reply == b"+OK\r\n", reply
-        for index, server in enumerate(servers):
+        servers = [stack.enter_context(_node()) for _ in range(nodes * (1 + replicated))]
+        primaries, replicas = servers[:nodes], servers[nodes:]
+        for server in servers[1:]:
+            reply = server.ask(f"CLUSTER MEET 127.0.0.1 {servers[0].port} {_bus(servers[0])}")
+            assert reply == b"+OK\r\n", reply
+        for index, server in enumerate(primaries):
             first, last = index * _SLOTS // nodes, (index + 1) * _SLOTS // nodes - 1
             assert server.ask(f"CLUSTER ADDSLOTSRANGE {first} {last}") == b"+OK\r\n"
         for server in servers:
-            wait_until(lambda server=server: _is_whole(server), within=30, what="a whole cluster")  # type: ignore[misc]
+            wait_until(partial(_is_whole, server), within=30, what="a whole cluster")
+        for primary, replica in zip(primaries, replicas, strict=False):
+            name = node_id(primary)
+            wait_until(
+                partial(_obeys, replica, f"CLUSTER REPLICATE {name}"), within=30, what="a replica"
+            )
+            wait_until(partial(_is_copied, replica), within=30, what="a replica's copy")
         yield servers
+
+
+def node_id(server: Valkey) -> str:
+    """Return a node's id in its cluster."""
+    return server.ask("CLUSTER MYID").split(b"\r\n")[1].decode()
+
+
+def is_primary(server: Valkey) -> bool:
+    """Whether a node is a primary."""
+    return b"role:master" in server.ask("INFO replication")
+
+
+def _node() -> Valkey:
+    clustered = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    hasty = ("--cluster-node-timeout", "500", "--cluster-replica-validity-factor", "0")
+    careful = ("--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0")
+    return Valkey(*clustered, *hasty, *careful, port=free_port())
+
+
+def _obeys(server: Valkey, command: str) -> bool:
+    return server.ask(command) == b"+OK\r\n"
+
+
+def _is_copied(server: Valkey) -> bool:
+    return b"master_link_status:up" in server.ask("INFO replication")
 
 
 def _bus(server: Valkey) -> int:

@@ -10,6 +10,7 @@ from gateway.redis_connection import connect
 from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
+from gateway.types import Asked, ShareReport
 from tests.support.admin import KEY, client_of, refused
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +71,30 @@ async def test_a_purge_is_live_in_every_worker_when_it_returns(
 
     assert (answer.status_code, answer.json()["live"]) == (200, True)
     assert worker.current.epochs == {"model:m": 1}
+
+
+async def test_shares_of_limits_are_shown(admin: httpx.AsyncClient, ledger: Ledger) -> None:
+    for worker in ("0", "1"):
+        report = ShareReport(
+            region="eu",
+            worker=worker,
+            seen=0,
+            asked={
+                "rl:{acme}:t:minute": Asked(units=30),
+                "rl:{other}:t:minute": Asked(units=30),
+            },
+        )
+        ledger.shares.report(report, lease=30.0, longest=60.0)
+
+    every = (await admin.get("/admin/regions/shares")).json()
+    of_one = (await admin.get("/admin/regions/shares", params={"tenant": "acme"})).json()
+
+    (region,) = every["regions"]
+    assert (region["name"], region["workers"]) == ("eu", 2)
+    assert {row["bucket"] for row in every["shares"]} > {"", "rl:{acme}:t:minute"}
+    (row,) = of_one["shares"]
+    assert (row["region"], row["share"], row["held"]) == ("eu", 1.0, 1.0)
+    assert row["demand"] > 5.0
 
 
 async def test_caches_and_regions_are_shown_as_workers_see_them(

@@ -1,0 +1,255 @@
+"""Divides limits among gateway regions: who lives, what each has, what of quotas was granted.
+
+Every worker reports about once a second, in a transaction of its own and one after the other. A
+region lives as long as one of its workers' leases; what it had is then anybody's.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+from sqlalchemy import Connection, delete, func, select, update
+
+from gateway.ledger import schema
+from gateway.ledger.share_policy import (
+    LEASE,
+    REST,
+    Others,
+    Row,
+    decide,
+    first_rows,
+)
+from gateway.ledger.store import Store
+from gateway.types import QuotaAsked, Share, ShareReport, Shares
+
+_Rows: TypeAlias = dict[str, dict[str, Row]]
+_TURNS: Final = "shares"
+_SECOND: Final = 1_000_000_000
+_RECENT: Final = 600 * _SECOND
+"""Nothing happens to the shares of what nobody asked for in so long."""
+_OVERLAP: Final = 5 * _SECOND
+_GRANT: Final = 0.05
+_KEEP_GRANTS: Final = 40 * 86_400
+
+
+class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway region that lives: its workers, and the seconds that it has unless it reports."""
+
+    name: str
+    workers: int
+    expires_in: float
+
+
+class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A region's share of a bucket as operators see it; `demand` is units a second."""
+
+    bucket: str
+    region: str
+    share: float
+    held: float
+    demand: float
+
+
+class RegionShares:
+    """Reads and writes the shares. All calls block, and raise `DependencyUnavailable`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def report(self, report: ShareReport, *, lease: float, longest: float) -> Shares:
+        """Take in what a worker says, and return what its region may use for `lease` seconds.
+
+        `longest` is how long work may run, in seconds.
+        """
+        with self._store.writing() as connection:
+            now = self._store.take_turns(connection, _TURNS)
+            since = report.seen - _OVERLAP if report.seen else 0
+            if not self._renew(connection, report, now, lease):
+                since = 0
+                self._join(connection, report.region, now)
+            others = self._others(connection, report.region)
+            rows = self._rows(connection, report, now)
+            before = _own(rows, report.region)
+            _count(rows, report, now, longest)
+            rest = self._decide(connection, rows, before, report.region, others, now)
+            return Shares(
+                now=now,
+                lease=lease,
+                regions=len(others.regions),
+                rest=_share(rest),
+                changed=self._changed(connection, report.region, since),
+                are_all=not since,
+                granted=self._grant(connection, report, len(others.regions), now),
+            )
+
+    def leave(self, region: str, worker: str) -> None:
+        """Let a worker go, which must not use anything any more; the last one keeps its lease."""
+        table = schema.region_workers
+        with self._store.writing() as connection:
+            self._store.take_turns(connection, _TURNS)
+            here = select(func.count()).where(table.c.region == region)
+            if (connection.scalar(here) or 0) > 1:
+                own = (table.c.region == region) & (table.c.worker == worker)
+                connection.execute(delete(table).where(own))
+
+    def regions(self) -> list[RegionLease]:
+        """Return the regions that live, by name."""
+        table = schema.region_workers
+        query = select(table.c.region, func.count(), func.max(table.c.expires))
+        now = self._store.clock()
+        with self._store.reading() as connection:
+            found = connection.execute(query.group_by(table.c.region).order_by(table.c.region))
+            return [
+                RegionLease(
+                    name=name, workers=workers, expires_in=round((expires - now) / _SECOND, 1)
+                )
+                for name, workers, expires in found
+            ]
+
+    def shares(self, tenant: str | None = None) -> list[ShareRow]:
+        """Return the shares of all buckets, or those of one tenant."""
+        table = schema.region_shares
+        query = select(table).order_by(table.c.bucket, table.c.region)
+        if tenant is not None:
+            query = query.where(table.c.bucket.startswith(f"rl:{{{tenant}}}", autoescape=True))
+        now = self._store.clock()
+        with self._store.reading() as connection:
+            rows = [_row(found) for found in connection.execute(query)]
+        return [
+            ShareRow(
+                bucket=row.bucket,
+                region=row.region,
+                share=round(row.used, 4),
+                held=round(row.held, 4),
+                demand=round(row.demanded(now), 3),
+            )
+            for row in rows
+        ]
+
+    def _renew(self, connection: Connection, report: ShareReport, now: int, lease: float) -> bool:
+        """Renew the worker's lease and forget whoever's ended; return whether its region lived."""
+        workers, shares = schema.region_workers, schema.region_shares
+        over = now - int(LEASE * _SECOND)
+        connection.execute(delete(workers).where(workers.c.expires < over))
+        living = set(connection.scalars(select(workers.c.region).distinct()))
+        connection.execute(delete(shares).where(shares.c.region.not_in(living)))
+        values = {"seen": report.seen, "expires": now + int(lease * _SECOND)}
+        own = {"region": report.region, "worker": report.worker}
+        if not self._store.insert_new(connection, workers, [own | values]):
+            same = (workers.c.region == report.region) & (workers.c.worker == report.worker)
+            connection.execute(update(workers).where(same).values(**values))
+        return report.region in living
+
+    def _join(self, connection: Connection, region: str, now: int) -> None:
+        """Begin with nothing of whatever others have divided, with everything where none do."""
+        table = schema.region_shares
+        known = list(connection.scalars(select(table.c.bucket).distinct()))
+        had = 0.0 if known else 1.0
+        first = Row(bucket=REST, region=region, held=had, used=had, before=had, changed=now)
+        rows = [replace(first, bucket=bucket) for bucket in known or [REST]]
+        connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in rows])
+
+    def _others(self, connection: Connection, own: str) -> Others:
+        workers = schema.region_workers
+        seen = select(func.min(workers.c.seen)).where(workers.c.region == own)
+        return Others(
+            regions=frozenset(connection.scalars(select(workers.c.region).distinct())),
+            seen=int(connection.scalar(seen) or 0),
+        )
+
+    def _rows(self, connection: Connection, report: ShareReport, now: int) -> _Rows:
+        """Return the rows of what is or was lately asked for; those that are new are written."""
+        table = schema.region_shares
+        lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
+        wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.asked])
+        rows: _Rows = {}
+        for row in map(_row, connection.execute(select(table).where(wanted))):
+            rows.setdefault(row.bucket, {})[row.region] = row
+        for bucket in report.asked:
+            if bucket not in rows:
+                rows[bucket] = first_rows(rows[REST], bucket, now)
+                connection.execute(
+                    table.insert(), [msgspec.structs.asdict(r) for r in rows[bucket].values()]
+                )
+        return rows
+
+    def _decide(
+        self,
+        connection: Connection,
+        rows: _Rows,
+        before: Mapping[str, Row],
+        own: str,
+        others: Others,
+        now: int,
+    ) -> Row:
+        """Write the region's rows that are to be others than `before`; return that of the rest."""
+        table = schema.region_shares
+        decided = [
+            decide(of_bucket, bucket=bucket, own=own, others=others, now=now)
+            for bucket, of_bucket in rows.items()
+        ]
+        written = [row for row in decided if row != before.get(row.bucket)]
+        mine = (table.c.region == own) & table.c.bucket.in_([row.bucket for row in written])
+        connection.execute(delete(table).where(mine))
+        if written:
+            connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in written])
+        return next(row for row in decided if row.bucket == REST)
+
+    def _changed(self, connection: Connection, region: str, since: int) -> dict[str, Share]:
+        table = schema.region_shares
+        query = select(table).where((table.c.region == region) & (table.c.changed >= since))
+        return {
+            row.bucket: _share(row)
+            for row in map(_row, connection.execute(query))
+            if row.bucket != REST
+        }
+
+    def _grant(
+        self, connection: Connection, report: ShareReport, regions: int, now: int
+    ) -> dict[str, int]:
+        """Grant what is left of quotas, in steps that get smaller; return what the region has."""
+        table = schema.quota_grants
+        granted: dict[str, int] = {}
+        for bucket, asked in report.quotas.items():
+            of_period = (table.c.bucket == bucket) & (table.c.period == asked.period)
+            query = select(table.c.region, table.c.granted).where(of_period)
+            known = {row.region: row.granted for row in connection.execute(query)}
+            own = known.get(report.region, 0)
+            if own <= asked.known:  # else another worker was there before
+                own += _step(asked, left=asked.whole - sum(known.values()), regions=regions)
+                mine = {"bucket": bucket, "period": asked.period, "region": report.region}
+                if not self._store.insert_new(connection, table, [mine | {"granted": own}]):
+                    same = of_period & (table.c.region == report.region)
+                    connection.execute(update(table).where(same).values(granted=own))
+            granted[bucket] = own
+        if granted:
+            old = now // _SECOND - _KEEP_GRANTS
+            connection.execute(delete(table).where(table.c.period < old))
+        return granted
+
+
+def _own(rows: _Rows, region: str) -> dict[str, Row]:
+    """Return a region's rows by bucket."""
+    return {bucket: found[region] for bucket, found in rows.items() if region in found}
+
+
+def _count(rows: _Rows, report: ShareReport, now: int, longest: float) -> None:
+    """Add what was asked for to the region's rows."""
+    for bucket, asked in report.asked.items():
+        counted = rows[bucket][report.region].with_demand(asked.units, now)
+        linger = longest if asked.lingers else 0.0
+        rows[bucket][report.region] = replace(counted, linger=linger)
+
+
+def _step(asked: QuotaAsked, *, left: int, regions: int) -> int:
+    usual = min(int(asked.whole * _GRANT), left // (2 * regions))
+    return max(0, min(left, max(1, asked.least, usual)))
+
+
+def _share(row: Row) -> Share:
+    return Share(used=row.used, before=row.before, raised=row.raised / _SECOND)
+
+
+def _row(found: Any) -> Row:
+    return msgspec.convert(found._mapping, Row)  # noqa: SLF001 - public, in spite of its name

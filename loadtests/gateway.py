@@ -1,0 +1,85 @@
+"""A gateway as a process: `sluicegate gateway` with a document and settings of its own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self  # Any: sections of a document
+
+import httpx
+import msgspec
+
+from gateway.settings import Settings, environment, process_environment
+from loadtests.generator import Target
+from tests.support.system import free_port, until
+
+
+class Gateway:
+    """A gateway of `workers`, while it is entered; it can be killed with all its processes."""
+
+    def __init__(
+        self, folder: Path, document: Mapping[str, Any], *, workers: int, **settings: Any
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.port = free_port()
+        self.settings = Settings(
+            data_dir=folder / "data",
+            config=folder / "config",
+            port=self.port,
+            admin_port=free_port(),
+            **settings,
+        )
+        self.settings.config.mkdir()
+        self.settings.data_dir.mkdir()
+        # JSON is YAML.
+        (self.settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
+        self._workers = workers
+        self._log = folder / "log"
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._child is not None:
+            self._child.terminate()
+            self._child.wait(30)
+
+    def start(self) -> None:
+        """Start it, and return when all workers know the backends."""
+        command = [sys.executable, "-m", "gateway", "gateway", "--no-admin"]
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                [*command, "--workers", str(self._workers)],
+                env=dict(process_environment()) | environment(self.settings),
+                stdout=log,
+                stderr=log,
+            )
+        until(self._is_ready, within=60, what="the workers serve")
+
+    def kill(self) -> None:
+        """Kill every process of it; the children die with their supervisor."""
+        if self._child is not None:
+            os.kill(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+            self._child = None
+
+    def target(self, key: str) -> Target:
+        """Return where the owner of `key` sends requests."""
+        headers = (("authorization", f"Bearer {key}"),)
+        return Target(host="127.0.0.1", port=self.port, path="/v1/classify", headers=headers)
+
+    def _is_ready(self) -> bool:
+        if self._child is None or self._child.poll() is not None:
+            raise RuntimeError(self._log.read_text())
+        if "serving on" not in self._log.read_text():
+            return False
+        # Whichever worker a connection goes to: all of them must know the backend.
+        with contextlib.suppress(httpx.TransportError):
+            ready = [httpx.get(f"http://127.0.0.1:{self.port}/health/ready") for _ in range(16)]
+            return all(one.is_success for one in ready)
+        return False

@@ -1,0 +1,235 @@
+"""Whether gateways in two regions keep tenants' limits together, and what the loss of one does.
+
+Each region is a gateway of its own with a Redis of its own; the ledger is all they share. Tenants
+ask for three times their limit in both regions, then in one, then in the other; then one region is
+killed. All admissions of all windows, over both regions, are held against the limit.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
+from gateway.types import Rule
+from loadtests.gateway import Gateway
+from loadtests.open_loop import Answer, open_loop
+from loadtests.windows import Admitted, most_over_the_limit
+from tests.support.stub_process import stub_process
+from tests.support.system import until
+from tests.support.valkey import Valkey
+
+RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
+"""100 at once, 1,000 a minute."""
+NAMES = ("eu", "us")
+LEASE_ENDS = 2.0
+"""Seconds after the end of a region's lease that the others leave its share alone."""
+_ROUNDS = 2.0
+_OFFERED = 3.0
+_CONNECTIONS = 12
+_OK = 200
+_BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
+DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
+"""The part of what is offered that each region gets, phase by phase."""
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Some time with the same demand: the rate that was admitted, its share of the limit's."""
+
+    name: str
+    admitted: int
+    share: float
+    settled: float
+    """The share in the last third, when shares have followed the demand."""
+
+
+class RegionsRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run showed. `over` is the worst window of all tenants over both regions."""
+
+    phases: list[Phase]
+    over: float
+    other: int
+    """Answers that were neither 200 nor 429, of regions that lived."""
+    took: float
+    """Seconds from the loss of a region until the other admitted the whole limit."""
+    allowed: float
+    """What `took` may be, known beforehand."""
+
+
+class Regions(msgspec.Struct, frozen=True):
+    """The gateways of both regions, and the tenants' keys."""
+
+    gateways: Sequence[Gateway]
+    keys: Sequence[str]
+
+
+def measure(*, phase: float, lease: float, tenants: int) -> None:
+    """Run once and print what it showed."""
+    result = run(phase=phase, lease=lease, tenants=tenants)
+    print("\n| demand | admitted | of the limit | in the last third |\n|---|---|---|---|")
+    for one in result.phases:
+        print(f"| {one.name} | {one.admitted} | {one.share:.3f} | {one.settled:.3f} |")
+    print(f"\nWorst window over the limit, over both regions: {result.over:+.2f} requests")
+    print(f"answers neither 200 nor 429: {result.other}")
+    print(f"a lost region's share was used after {result.took:.1f} s, allowed {result.allowed:g} s")
+
+
+def run(
+    *,
+    phase: float,
+    lease: float,
+    tenants: int,
+    workers: int = 2,
+    demands: Sequence[Sequence[float]] = DEMANDS,
+) -> RegionsRun:
+    """Return how limits were kept in phases of `phase` seconds, and after a region was killed.
+
+    The kill comes `lease` seconds and what is allowed beside it before the end.
+    """
+    allowed = lease + LEASE_ENDS + _ROUNDS
+    with regions(lease=lease, tenants=tenants, workers=workers) as running:
+        answers, phases, killed_at = asyncio.run(
+            _offer(running, demands, phase=phase, after=allowed + 5.0)
+        )
+    admitted = [
+        [Admitted(one.sent, one.came) for one in of_tenant if one.status == _OK]
+        for of_tenant in answers
+    ]
+    over = max(most_over_the_limit(of_tenant, RULE) for of_tenant in admitted)
+    every = [one for of_tenant in answers for one in of_tenant]
+    return RegionsRun(
+        phases=[_phase(name, admitted, begin, begin + phase) for name, begin in phases],
+        over=over,
+        other=sum(one.status not in (_OK, 429) for one in every),
+        took=_whole_after(admitted, killed_at),
+        allowed=allowed,
+    )
+
+
+@contextlib.contextmanager
+def regions(*, lease: float, tenants: int, workers: int) -> Iterator[Regions]:
+    """Run a gateway in each region over one ledger, until all have their shares."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = f"sqlite:///{folder / 'ledger.db'}"
+        keys = [f"sk-regions-tenant-{number:02}" for number in range(tenants)]
+        ledger = stack.enter_context(Ledger(url))
+        for number, key in enumerate(keys):
+            ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
+            ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(key))
+        gateways = [
+            _region(stack, folder / name, name, url, lease=lease, workers=workers) for name in NAMES
+        ]
+        even = [round(1 / len(NAMES), 4)] * len(NAMES)
+        until(
+            lambda: [row.share for row in ledger.shares.shares() if not row.bucket] == even,
+            within=30.0,
+            what="shares are even",
+        )
+        yield Regions(gateways, keys)
+
+
+def _region(
+    stack: contextlib.ExitStack, folder: Path, name: str, ledger: str, *, lease: float, workers: int
+) -> Gateway:
+    stub = stack.enter_context(stub_process(backend_id=name, region=name))
+    cache = stack.enter_context(Valkey())
+    state = stack.enter_context(Valkey("--appendonly", "yes"))
+    document = {
+        "regions": [{"name": name, "pools": [{"backends": [{"id": name, "url": stub.url}]}]}],
+        "limits": {"share_lease": lease, "local_share": 0.0},
+    }
+    gateway = Gateway(
+        folder,
+        document,
+        workers=workers,
+        region=name,
+        cache_url=cache.url,
+        state_url=state.url,
+        ledger_url=ledger,
+    )
+    return stack.enter_context(gateway)
+
+
+async def _offer(
+    running: Regions, demands: Sequence[Sequence[float]], *, phase: float, after: float
+) -> tuple[list[list[Answer]], list[tuple[str, float]], float]:
+    """Return every tenant's answers, when phases began, and when a region was killed.
+
+    Times are seconds of the run.
+    """
+    began = time.perf_counter()
+    answers: list[list[Answer]] = [[] for _ in running.keys]
+    phases: list[tuple[str, float]] = []
+    for asks in demands:
+        name = ", ".join(f"{n} {ask:.0%}" for n, ask in zip(NAMES, asks, strict=True))
+        phases.append((name, time.perf_counter() - began))
+        await _phase_of(running, asks, answers, began=began, duration=phase)
+    running.gateways[-1].kill()
+    killed_at = time.perf_counter() - began
+    await _phase_of(running, (1.0, 0.0), answers, began=began, duration=after)
+    return answers, phases, killed_at
+
+
+async def _phase_of(
+    running: Regions,
+    asks: Sequence[float],
+    answers: list[list[Answer]],
+    *,
+    began: float,
+    duration: float,
+) -> None:
+    rate = _OFFERED * RULE.capacity / RULE.window
+    shift = time.perf_counter() - began
+
+    async def send(number: int, gateway: Gateway, ask: float) -> None:
+        sent = await open_loop(
+            gateway.target(running.keys[number]),
+            iter(lambda: _BODY, b""),
+            rate=rate * ask,
+            duration=duration,
+            seed=number,
+            connections=_CONNECTIONS,
+        )
+        answers[number] += [
+            msgspec.structs.replace(one, sent=one.sent + shift, came=one.came + shift)
+            for one in sent
+        ]
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(len(running.keys)):
+            for gateway, ask in zip(running.gateways, asks, strict=True):
+                if ask:
+                    group.create_task(send(number, gateway, ask))
+
+
+def _phase(name: str, admitted: list[list[Admitted]], begin: float, end: float) -> Phase:
+    third = end - (end - begin) / 3
+    return Phase(
+        name=name,
+        admitted=sum(begin <= one.sent < end for each in admitted for one in each),
+        share=_share(admitted, begin, end),
+        settled=_share(admitted, third, end),
+    )
+
+
+def _share(admitted: list[list[Admitted]], begin: float, end: float) -> float:
+    """Return what was admitted between two times, of what refilled in it."""
+    count = sum(begin <= one.sent < end for each in admitted for one in each)
+    return count / (len(admitted) * (end - begin) * RULE.capacity / RULE.window)
+
+
+def _whole_after(admitted: list[list[Admitted]], killed_at: float) -> float:
+    """Return the seconds after `killed_at` from which on the limit was used to 97 % for 4 s."""
+    last = max(one.sent for each in admitted for one in each)
+    begin = killed_at
+    while begin + 4.0 <= last:
+        if _share(admitted, begin, begin + 4.0) >= 0.97:
+            return begin - killed_at
+        begin += 0.25
+    return float("inf")

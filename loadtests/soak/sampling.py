@@ -1,0 +1,65 @@
+"""What processes and folders take while a system runs, and whether it still grows."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+_KIB = 1024
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process took at a time: `at` in seconds of the run, `memory` resident, in bytes."""
+
+    at: float
+    memory: int
+    files: int
+    threads: int
+
+
+class Trend(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure after the warm-up: its median, and how far the fitted line rises from then on."""
+
+    median: float
+    rise: float
+
+    def is_flat(self, *, share: float, beside: float) -> bool:
+        """Whether it rises by at most `share` of the median and the amount `beside`."""
+        return self.rise <= share * self.median + beside
+
+
+def sample(pid: int, at: float) -> Sample | None:
+    """Return what a process takes now; `None` where it has ended."""
+    folder = Path("/proc") / str(pid)
+    try:
+        lines = (folder / "status").read_text().splitlines()
+        files = sum(1 for _ in (folder / "fd").iterdir())
+    except OSError:
+        return None
+    fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+    if "VmRSS" not in fields:  # it has ended and waits to be collected
+        return None
+    memory = int(fields["VmRSS"][0]) * _KIB
+    return Sample(at=at, memory=memory, files=files, threads=int(fields["Threads"][0]))
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes that the files below `folder` take on the disk."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+    return total
+
+
+def trend(points: Sequence[tuple[float, float]], *, warm_after: float) -> Trend:
+    """Return how `points` (times and figures) go on after `warm_after`, by least squares."""
+    warm = [point for point in points if point[0] >= warm_after]
+    times, figures = [at for at, _ in warm], [figure for _, figure in warm]
+    if len(warm) < 3:
+        return Trend(median=statistics.median(figures) if figures else 0.0, rise=0.0)
+    slope, _ = statistics.linear_regression(times, figures)
+    return Trend(median=statistics.median(figures), rise=slope * (times[-1] - times[0]))

@@ -1,0 +1,90 @@
+"""Gateways in two regions as processes, and one billing worker over the streams of both.
+
+`make bench-regions` does the first for longer, with demand that moves.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.events.log import EventLog
+from gateway.ledger.ledger import Ledger
+from gateway.settings import Settings
+from gateway.workers.billing import run_billing
+from gateway.workers.shipper import run_shipper
+from loadtests.regions import run
+from tests.support.events import make_event
+from tests.support.pipeline import running
+from tests.support.valkey import Valkey
+from tests.support.waiting import eventually
+
+
+@pytest.mark.timeout(180)
+def test_both_together_keep_limits_and_a_lost_one_leaves_its_share() -> None:
+    result = run(phase=3.0, lease=5.0, tenants=2, demands=[(0.5, 0.5)])
+
+    assert result.over <= 0.0
+    assert result.other == 0
+    assert result.phases[0].admitted > 0
+    # A start on a grid, and answers that had to wait.
+    assert result.took <= result.allowed + 1.0
+
+
+@pytest.mark.anyio
+async def test_one_billing_worker_bills_every_region_though_one_is_away(tmp_path: Path) -> None:
+    with Valkey("--appendonly", "yes") as eu, Valkey("--appendonly", "yes") as us:
+        regions = {"eu": eu, "us": us}
+        ledger_url = f"sqlite:///{tmp_path / 'ledger.db'}"
+        settings = Settings(
+            data_dir=tmp_path / "billing",
+            stream_urls=f"{eu.url} {us.url}",
+            ledger_url=ledger_url,
+        )
+        works = [
+            partial(_ship, replace(settings, data_dir=tmp_path / n, region=n, state_url=r.url))
+            for n, r in regions.items()
+        ]
+        with Ledger(ledger_url) as ledger, ExitStack() as stack:
+            logs = {
+                name: stack.enter_context(EventLog(tmp_path / name / "events", name=f"{name}-0"))
+                for name in regions
+            }
+            async with running(*works, partial(_bill, settings)):
+                _publish(logs, first=0)
+                await _are_billed(ledger, 1000)
+                us.kill()
+                _publish(logs, first=2000)
+                await _are_billed(ledger, 1500)
+                assert ledger.statistics().events == 1500
+                await asyncio.to_thread(us.start)
+                await _are_billed(ledger, 2000)
+
+            statistics = ledger.statistics()
+    assert (statistics.events, statistics.dead_letters, statistics.lost) == (2000, 0, 0)
+
+
+async def _ship(settings: Settings, stop: asyncio.Event) -> None:
+    await run_shipper(settings, stop=stop)
+
+
+async def _bill(settings: Settings, stop: asyncio.Event) -> None:
+    await run_billing(settings, stop=stop)
+
+
+def _publish(logs: Mapping[str, EventLog], *, first: int) -> None:
+    """Put 500 events into each log, of which no two are the same."""
+    for begin, log in zip((first, first + 1000), logs.values(), strict=True):
+        for number in range(begin, begin + 500):
+            log.publish(make_event(number))
+
+
+async def _are_billed(ledger: Ledger, number: int) -> None:
+    async def are_billed() -> bool:
+        return (await asyncio.to_thread(ledger.statistics)).events >= number
+
+    await eventually(are_billed, within=30.0, every=0.05)
