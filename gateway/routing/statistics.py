@@ -18,6 +18,8 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     overflow: bool
     health: Health
     drained: bool
+    trouble: str
+    """Why the last probe got no answer; for operators only, since it may name addresses."""
     missing: tuple[str, ...]
     provider: str
     in_flight: int
@@ -45,7 +47,8 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         overflow=member.endpoint.overflow,
         health=member.health,
         drained=member.drained,
-        missing=_missing(member),
+        trouble=member.trouble,
+        missing=tuple(state.missing) if state else (),
         provider=state.provider if state else "",
         in_flight=member.in_flight,
         ejected_for=max(0.0, member.ejection.until - now),
@@ -56,9 +59,3 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         failures=member.failures,
         report=member.report,
     )
-
-
-def _missing(member: Member) -> tuple[str, ...]:
-    if member.trouble:
-        return (member.trouble,)
-    return tuple(member.state.missing) if member.state else ()
