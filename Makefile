@@ -15,7 +15,7 @@ UPGRADE ?=
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
 	chaos soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
-	bench-limits bench-regions bench-latency bench-peers fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ bench-memory: install-dev ## Measure the memory tier: its bound, and its hits be
 
 bench-peers: install-dev $(PEERS:%=.venv-peers/%/.installed) ## Measure LitServe, BentoML and Triton on the same work (650 MB)
 	$(BIN)/python -m loadtests peers $(ARGS)
+
+check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
+	$(BIN)/python -m loadtests triton $(ARGS)
 
 bench-mixed: install-dev ## Measure short texts among long ones, beside batches in order of arrival
 	$(BIN)/python -m loadtests mixed $(ARGS)

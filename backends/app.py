@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from ipaddress import ip_address
 
 import uvicorn
 import uvloop
@@ -24,6 +25,7 @@ from backends.api.loading import OpenExecutor, Tools
 from backends.api.reloading import Repository
 from backends.api.routes import Routes
 from backends.api.status import ReloadHandler, StatusHandlers
+from backends.api.tls import ServerTls, files_of
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.settings import BackendSettings, quiet_libraries
@@ -72,7 +74,7 @@ async def open_backend(
 def make_routes(repository: Repository, settings: BackendSettings, tracing: Tracing) -> Routes:
     """Return the ASGI application over a repository's engine."""
     engine = repository.engine
-    door = Door(settings.token)
+    door = Door(settings.token, wants_certificate=settings.tls_client_ca is not None)
     calls = CallHandler(
         engine=engine,
         door=door,
@@ -91,17 +93,38 @@ def serve(settings: BackendSettings) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is in flight.
 
     Raises:
-        StartProblem: the address is taken or there is no repository.
+        StartProblem: the address is taken, there is no repository, certificates cannot be used,
+            or everybody on the network would be trusted.
     """
     parent = os.getppid()
     # A lane that comes back from the model must not wait 5 ms for a busy loop.
     sys.setswitchinterval(_SWITCH)
+    files = files_of(settings)
+    tls = None if files is None else ServerTls(files)
     # Before anything is loaded: a second backend on a port must say so at once.
     with bind(settings.host, settings.port) as listener:
-        uvloop.run(_serve(settings, listener, parent))
+        check_trust(settings, listener.getsockname()[0])
+        uvloop.run(_serve(settings, listener, tls, parent))
 
 
-async def _serve(settings: BackendSettings, listener: socket.socket, parent: int) -> None:
+def check_trust(settings: BackendSettings, address: str) -> None:
+    """Make sure that whoever can give work may be believed what tenant it is of.
+
+    Raises:
+        StartProblem: anybody on the network could, at this address.
+    """
+    is_guarded = settings.token or settings.tls_client_ca is not None
+    if not is_guarded and not ip_address(address).is_loopback:
+        raise StartProblem(
+            f"anybody who reaches {address} could give work in any tenant's name: share a secret "
+            "with the gateways (`SLUICEGATE_BACKEND_TOKEN`), demand client certificates "
+            "(`SLUICEGATE_BACKEND_TLS_CLIENT_CA`), or listen on loopback"
+        )
+
+
+async def _serve(
+    settings: BackendSettings, listener: socket.socket, tls: ServerTls | None, parent: int
+) -> None:
     tracing: Tracing = NoTracing()
     if settings.traces:
         tracing = otlp_tracing(region=settings.region, backend_id=settings.backend_id)
@@ -115,14 +138,28 @@ async def _serve(settings: BackendSettings, listener: socket.socket, parent: int
         gc.freeze()
         # Requests leave no cycles worth looking for every 700 objects.
         gc.set_threshold(20_000, 20, 20)
-        server = BackendServer(make_routes(repository, settings, tracing))
+        server = BackendServer(make_routes(repository, settings, tracing), tls)
         host, port = listener.getsockname()[:2]
         _log.info(
             "backend serves",
             extra={"address": f"{host}:{port}", "provider": repository.engine.state().provider},
         )
-        await run_until_told(server, listener, repository.engine, settings, parent)
+        async with _following(tls):
+            await run_until_told(server, listener, repository.engine, settings, parent)
     await asyncio.to_thread(tracing.close)
+
+
+@asynccontextmanager
+async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
+    """Take up new certificates: on SIGHUP at once, else soon."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, told.set)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(tls.follow(told)) if tls is not None else None
+        yield
+        if following is not None:
+            following.cancel()
 
 
 async def run_until_told(
@@ -169,7 +206,7 @@ async def _parent_gone(parent: int) -> None:
 class BackendServer(uvicorn.Server):
     """uvicorn without its own idea of signals: ours drain first and exit with 0."""
 
-    def __init__(self, application: Routes) -> None:
+    def __init__(self, application: Routes, tls: ServerTls | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
@@ -186,6 +223,7 @@ class BackendServer(uvicorn.Server):
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE,
                 timeout_graceful_shutdown=1,
+                ssl_context_factory=None if tls is None else lambda *_: tls.context,
             )
         )
 

@@ -17,6 +17,7 @@ from backends.app import open_backend, serve
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.importing.command import import_command
+from backends.open_inference.address import servers
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import Model, read_catalogue
 from backends.repository.description import describe_model
@@ -105,7 +106,8 @@ models_group.add_command(import_command)
 @_JSON
 def list_command(models: Path | None, *, as_json: bool) -> None:
     """List what a backend would serve, and what it would not."""
-    catalogue = read_catalogue(read_settings(models=models).models)
+    settings = read_settings(models=models)
+    catalogue = read_catalogue(settings.models, servers(settings))
     infos, problems = describe(catalogue)
     _print(infos, problems, as_json=as_json)
 
@@ -120,7 +122,7 @@ def check_command(models: Path | None, *, as_json: bool) -> None:
     """
     settings = read_settings(models=models)
     infos, problems = asyncio.run(_load_all(settings))
-    catalogue = read_catalogue(settings.models)
+    catalogue = read_catalogue(settings.models, servers(settings))
     _print(infos, problems, as_json=as_json, models=catalogue.models)
     if problems:
         sys.exit(1)

@@ -10,9 +10,11 @@
     │   └── NotReady                    503     not_ready            yes
     ├── ItemRefused                     422     (its own)            no
     ├── ModelFailed                     500     model_failed         yes
-    │   └── OutOfMemory                 500     model_failed         yes (as fewer rows)
+    │   ├── OutOfMemory                 500     model_failed         yes (as fewer rows)
+    │   └── UpstreamFailed              500     model_failed         yes (as fewer rows)
     ├── Overloaded                      503     overloaded           yes (call or item)
     ├── ExecutorDied                    503     executor_died        yes
+    ├── UpstreamUnavailable             503     upstream_unavailable yes
     └── DeadlineExceeded                504     deadline_exceeded    no
     StartProblem                        one line for the person who starts the process
     └── ModelProblem                    one model of the repository cannot be served
@@ -103,6 +105,10 @@ class OutOfMemory(ModelFailed):
     """The device has no memory for a batch of this size; it may have for half of it."""
 
 
+class UpstreamFailed(ModelFailed):
+    """Another server that is well did not compute the batch; a row of it may be to blame."""
+
+
 class Overloaded(BackendError):
     """The queue is full or too slow for the time left; `retry_after` is when there will be room."""
 
@@ -119,6 +125,13 @@ class ExecutorDied(BackendError):
 
     status = 503
     code = "executor_died"
+
+
+class UpstreamUnavailable(BackendError):
+    """The server that runs the model does not answer now, or not as it should; another's may."""
+
+    status = 503
+    code = "upstream_unavailable"
 
 
 class DeadlineExceeded(BackendError):

@@ -12,7 +12,7 @@ from backends.errors import StartProblem
 
 PREFIX = "SLUICEGATE_BACKEND_"
 
-Provider = Literal["cpu", "cuda", "tensorrt", "paced"]
+Provider = Literal["cpu", "cuda", "tensorrt", "open_inference", "paced"]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
 Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -32,8 +32,13 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     beyond it, sessions of models that were asked longest ago are closed until they are asked again.
     `drain` bounds the time work in flight gets after SIGTERM. A revision that was replaced while
     serving answers calls that name it for `retire_after` more. `token` is a secret shared with
-    the gateways, and is taken from the environment alone. What begins with `gpu_` is for `cuda`
+    the gateways, and is taken from the environment alone. With `tls_certificate` (and `tls_key`,
+    where that file does not hold the key) TLS is served; with `tls_client_ca` whoever gives work
+    needs a certificate of that CA. What begins with `gpu_` is for `cuda`
     and `tensorrt` only.
+    `open_inference` has the graphs run by the server at `upstream_url`, so many batches at a time
+    of each as `upstream_runs`. That is also the server of models that name none; `upstream_token`,
+    from the environment alone, is sent to it and to no other.
     `paced` computes nothing: a batch takes `paced_base`, and `paced_token` for each of its tokens,
     in seconds of waiting. It is for tests of what surrounds a model.
     """
@@ -58,9 +63,15 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     gpu_attention_kernels: Share = 0
     gpu_tf32: bool = False
     gpu_engine_cache: Path | None = None
+    upstream_url: str = ""
+    upstream_token: str = ""
+    upstream_runs: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
     paced_base: Duration = 2e-3
     paced_token: Duration = 5e-4
     token: str = ""
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     exit_with_parent: bool = False

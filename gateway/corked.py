@@ -29,9 +29,14 @@ class Cork:
         self._held.append(transport)
 
     def release(self) -> None:
-        """Write everything."""
-        self._before()
+        """Write everything; without what must have happened before, end the connections."""
         held, self._held = self._held, []
+        try:
+            self._before()
+        except BaseException:
+            for transport in held:
+                transport.abort()
+            raise
         for transport in held:
             transport.flush()
 

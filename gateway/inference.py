@@ -7,26 +7,30 @@ and not to the request, so that a caller who leaves harms nobody who joined.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from backends.protocol import ModelInfo, Task
-from gateway.cache.coalescing import Flights
+from gateway.cache.coalescing import Flights, Seat
 from gateway.cache.entry import Entry
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.job import Job, Plan
-from gateway.outcomes import LOST, flight_outcome, hit_outcome
+from gateway.outcomes import GIVEN_UP, LOST, flight_outcome, hit_outcome
 from gateway.runtime.runtime import Runtime
 from gateway.stale import OldAnswers, StaleAnswers, answering, keeps_last
+from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Span, Tracer
 from gateway.types import (
     Answer,
     CacheDirectives,
     Caller,
+    Criticality,
     InferenceRequest,
     ItemOutcome,
     Principal,
@@ -42,6 +46,8 @@ _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
 # Failures of a leader that say nothing about whoever joined it.
 _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
+# What one that matters less is refused with, one that matters more may yet be given.
+_SHED = "overloaded"
 
 
 class ResultStore(Protocol):
@@ -65,29 +71,6 @@ class ModelTable(Protocol):
 
     def knows_models(self) -> bool:
         """Tell whether any backend has ever said what it serves."""
-        ...
-
-
-class WorkRunner(Protocol):
-    """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
-
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
-        """Settle all of `work`."""
-        ...
-
-
-class TaskStarter(Protocol):
-    """Owns tasks that outlive the request which started them."""
-
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` to its end."""
         ...
 
 
@@ -199,10 +182,10 @@ class Inference:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         while missing:
             waiting = self._join_or_lead(job, caller, missing)
-            await _settled([future for future, _ in waiting.values()], caller.deadline)
-            for index, (future, leads) in waiting.items():
-                outcomes[index] = flight_outcome(future, leads=leads)
-            missing = self._still_open(missing, outcomes, waiting, caller.deadline)
+            await _settled([seat.outcome for seat in waiting.values()], caller.deadline)
+            for index, seat in waiting.items():
+                outcomes[index] = flight_outcome(seat.outcome, leads=seat.leads)
+            missing = self._still_open(outcomes, waiting, caller)
         if old:
             self._stale.stand_in(job, old, caller.directives, outcomes)
         return Answer(
@@ -237,21 +220,25 @@ class Inference:
             scope=scope,
             prefix=self._prefix(request, runtime, scope, info),
             entry=entry,
-            unrevised=self._prefix(request, runtime, scope, None) if keeps_last(entry) else None,
+            unrevised=(
+                self._prefix(request, runtime, scope, _without_revision(info))
+                if keeps_last(entry)
+                else None
+            ),
         )
 
     def _prefix(
-        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo | None
+        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo
     ) -> Prefix:
-        """Return what keys of answers begin with; without `info`, of last answers."""
+        """Return what keys of answers by the model begin with."""
         epochs, name = runtime.epochs, request.model
         return self._keys.prefix(
             scope=scope,
             epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
-            revision=info.revision if info else "",
-            profile=info.profile if info else "",
-            algorithm=info.algorithm if info else "",
-            algorithm_version=info.algorithm_version if info else 0,
+            revision=info.revision,
+            profile=info.profile,
+            algorithm=info.algorithm,
+            algorithm_version=info.algorithm_version,
             model=name,
             task=request.task,
             parameters=request.parameters,
@@ -278,16 +265,13 @@ class Inference:
         entry = self._cache.peek(key, now)
         return hit_outcome(entry, "memory", now, caller.directives.max_age) if entry else None
 
-    def _join_or_lead(
-        self, job: Job, caller: Caller, missing: Sequence[int]
-    ) -> dict[int, tuple[asyncio.Future[ItemOutcome], bool]]:
-        waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]] = {}
+    def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> dict[int, Seat]:
+        waiting: dict[int, Seat] = {}
         led: list[int] = []
         for index in missing:
             key = job.keys[index]
-            future, leads = self._flights.join(key)
-            waiting[index] = (future, leads)
-            if not leads:
+            seat = waiting[index] = self._flights.join(key, caller.criticality)
+            if not seat.leads:
                 continue
             # Its flight may have landed while Redis was asked.
             landed = self._landed(job, caller, key)
@@ -307,6 +291,7 @@ class Inference:
             criticality=caller.criticality,
         )
         unsettled = set(led)
+        left = LOST
 
         def settle(index: int, outcome: ItemOutcome) -> None:
             if not caller.directives.no_store:
@@ -321,28 +306,39 @@ class Inference:
                 await self._runner.run(
                     work, deadline=caller.deadline, settle=settle, traceparent=span.traceparent
                 )
+        except asyncio.CancelledError:
+            left = GIVEN_UP
+            raise
         finally:
-            for index in unsettled:  # only a bug leaves any; none may be waited for without end
-                self._flights.settle(job.keys[index], LOST)
+            for index in unsettled:  # none may be waited for without end
+                self._flights.settle(job.keys[index], left)
 
     def _still_open(
-        self,
-        missing: Sequence[int],
-        outcomes: Sequence[ItemOutcome | None],
-        waiting: dict[int, tuple[asyncio.Future[ItemOutcome], bool]],
-        deadline: float,
+        self, outcomes: Sequence[ItemOutcome | None], waiting: dict[int, Seat], caller: Caller
     ) -> list[int]:
-        """Return the items that joined a leader which failed for reasons of its own."""
-        if asyncio.get_running_loop().time() >= deadline:
+        """Return the items that joined another's lead which failed for reasons of its own."""
+        if asyncio.get_running_loop().time() >= caller.deadline:
             return []
+        own = {seat.outcome for seat in waiting.values() if seat.leads}
         return [
             index
-            for index in missing
-            if not waiting[index][1]
-            and (outcome := outcomes[index]) is not None
-            and outcome.failure is not None
-            and outcome.failure.code in _LEADERS_OWN
+            for index, seat in waiting.items()
+            if seat.outcome not in own
+            and _is_leaders_own(outcomes[index], seat.leader, caller.criticality)
         ]
+
+
+def _is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
+    """Tell whether what a leader failed with says nothing about who joined it."""
+    if outcome is None or outcome.failure is None:
+        return False
+    code = outcome.failure.code
+    return code in _LEADERS_OWN or (code == _SHED and joined.outranks(leader))
+
+
+def _without_revision(info: ModelInfo) -> ModelInfo:
+    """Return what last answers are kept under; those of other profiles or algorithms are none."""
+    return msgspec.structs.replace(info, revision="")
 
 
 def _without(outcomes: Sequence[ItemOutcome | None]) -> list[int]:

@@ -3,6 +3,7 @@
 import asyncio
 
 from gateway.cache.entry import Entry
+from gateway.dispatch import failures
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
@@ -20,6 +21,7 @@ LOST = ItemOutcome(
         status=500, code="internal_error", detail="The gateway failed; its log says why."
     ),
 )
+GIVEN_UP = ItemOutcome(source=Source.FAILED, failure=failures.cancelled())
 
 
 def hit_outcome(entry: Entry, tier: str, now: float, max_age: float | None) -> ItemOutcome | None:

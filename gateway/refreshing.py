@@ -1,36 +1,13 @@
 """Computes anew, in the background, what was answered from before: once, few at a time, last."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import WorkRunner
 from gateway.job import Job
+from gateway.tasks import TaskStarter
 from gateway.types import Criticality, ItemOutcome
-
-
-class Runner(Protocol):
-    """Runs items; see `gateway.inference.WorkRunner`."""
-
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
-        """Settle all of `work`."""
-        ...
-
-
-class TaskStarter(Protocol):
-    """Owns tasks that outlive the request which started them."""
-
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` to its end."""
-        ...
 
 
 class Refresher:
@@ -43,7 +20,7 @@ class Refresher:
     def __init__(
         self,
         *,
-        runner: Runner,
+        runner: WorkRunner,
         tasks: TaskStarter,
         keep: Callable[[Job, int, ItemOutcome], None],
         is_computed: Callable[[CacheKey], bool],
@@ -78,9 +55,13 @@ class Refresher:
             self._tasks.start(self._run(job, begun))
 
     async def _run(self, job: Job, indexes: Sequence[int]) -> None:
+        left = {job.keys[index] for index in indexes}
+
         def settle(index: int, outcome: ItemOutcome) -> None:
             self._keep(job, index, outcome)
+            # From here on the item may be refreshed anew, which the end of this work must not undo.
             self._items.discard(job.keys[index])
+            left.discard(job.keys[index])
 
         work = job.work(indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk")
         allowed = job.plan.runtime.document.deadline.default
@@ -88,4 +69,4 @@ class Refresher:
         try:
             await self._runner.run(work, deadline=deadline, settle=settle)
         finally:
-            self._items.difference_update(job.keys[index] for index in indexes)
+            self._items -= left

@@ -45,6 +45,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Keys the cache's tags; gateways that share a Redis share it. Empty: a file in `data_dir`."""
     backend_token: str = ""
     """Shared with backends, which then refuse calls without it."""
+    upstream_ca: Path | None = None
+    """CAs of the backends at `https://`, PEM; `None`: those of the system."""
+    upstream_certificate: Path | None = None
+    """The certificate that is shown to backends, PEM, with its key if there is no `upstream_key`.
+    """
+    upstream_key: Path | None = None
     worker: str = "0"
     """The name of this worker among those of the data directory."""
     listen_fd: int | None = None

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.cache.entry import Found
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import Work, WorkItem, WorkRunner
 from gateway.outcomes import hit_outcome
 from gateway.types import ItemOutcome
 
@@ -36,27 +36,12 @@ class SharedCache(Protocol):
         ...
 
 
-class Runner(Protocol):
-    """Runs items; see `gateway.inference.WorkRunner`."""
-
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
-        """Settle all of `work`."""
-        ...
-
-
 class SharedWork:
     """A runner that waits, `lease` seconds at most, for what another worker computes already."""
 
     def __init__(
         self,
-        runner: Runner,
+        runner: WorkRunner,
         *,
         cache: SharedCache,
         lease: float,

@@ -17,9 +17,11 @@ from gateway.cache.coalescing import Flights
 from gateway.cache.entry import Entry, Found
 from gateway.cache.key import CacheKey
 from gateway.config.document import ModelEntry
+from gateway.dispatch.work import WorkRunner
 from gateway.job import Job
 from gateway.outcomes import hit_outcome, kept_entry
-from gateway.refreshing import Refresher, Runner, TaskStarter
+from gateway.refreshing import Refresher
+from gateway.tasks import TaskStarter
 from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Stale
 
 _REFUSED = 422
@@ -76,7 +78,7 @@ class StaleAnswers:
         *,
         cache: ResultStore,
         flights: Flights,
-        runner: Runner,
+        runner: WorkRunner,
         tasks: TaskStarter,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:

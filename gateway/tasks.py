@@ -4,9 +4,17 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 _log = logging.getLogger(__name__)
+
+
+class TaskStarter(Protocol):
+    """Owns tasks that outlive the request which started them."""
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run `work` to its end."""
+        ...
 
 
 class TaskOwner:
@@ -36,10 +44,10 @@ class TaskOwner:
     ) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._drain)
-        left = list(self._tasks)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(tuple(self._tasks))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

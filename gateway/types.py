@@ -85,13 +85,25 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend as configured: where it is, and its place in the order of use."""
+    """A backend as configured: where it is, and its place in the order of use.
+
+    One with a `dns` and no address in its id stands for all the backends that the name leads to.
+    """
 
     backend: BackendId
     region: RegionName
     url: str
     weight: float = 1.0
     overflow: bool = False
+    server_name: str = ""
+    """The name its certificate must hold; empty is the host of `url`."""
+    dns: str = ""
+    """The name and port by which it was found."""
+
+    @property
+    def entry(self) -> str:
+        """The id that the document has for it: that of the name, where it was found by one."""
+        return self.backend.partition("@")[0]
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +177,11 @@ class Criticality(StrEnum):
     CRITICAL = "critical"
     DEFAULT = "default"
     SHEDDABLE = "sheddable"
+
+    def outranks(self, other: "Criticality") -> bool:
+        """Tell whether it is given up after `other`."""
+        order = tuple(Criticality)
+        return order.index(self) < order.index(other)
 
 
 class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):

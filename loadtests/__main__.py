@@ -22,6 +22,7 @@ from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
 from loadtests.soak.command import soak_command
+from loadtests.triton import check as triton
 
 
 @click.group()
@@ -51,9 +52,10 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @main.command("dispatch")
 @click.option("--count", default=5000, show_default=True, help="Items of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
-def dispatch_command(*, count: int, rounds: int) -> None:
+@click.option("--tls", "over_tls", is_flag=True, help="Measure over TLS, too.")
+def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
     """Processor time of the gateway for each item that it misses."""
-    dispatch.measure(count=count, rounds=rounds)
+    dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
 
 
 @main.command("threads")
@@ -164,6 +166,17 @@ def peers_command(
         peers.tune(peers=names, connections=connections, count=count)
     else:
         peers.measure(peers=names, connections=connections, count=count, rounds=rounds)
+
+
+@main.command("triton")
+@click.option("--texts", default=200, show_default=True, help="Compared with our own executor.")
+@click.option("--rate", default=40.0, show_default=True, help="Requests a second under faults.")
+@click.option("--quiet", default=4.0, show_default=True, help="Seconds before and after a fault.")
+@click.option("--away", default=4.0, show_default=True, help="Seconds that Triton is away.")
+@click.option("--repeats", default=30, show_default=True, help="Batches of each shape on the wire.")
+def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
+    """A real Triton as a region of the gateway."""
+    triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
 main.add_command(chaos_command)

@@ -2,7 +2,8 @@
 
 The use case, the dispatcher and the client of backends run in this process, a stub backend in
 another: nothing is counted but what the gateway does from the missed item to its answer. The
-front door, Redis and the event log are not in it.
+front door, Redis and the event log are not in it. With TLS, a second stub shows a certificate, and
+both are measured in turns.
 """
 
 import asyncio
@@ -10,6 +11,9 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import msgspec
@@ -41,7 +45,9 @@ from gateway.types import (
     TenantId,
 )
 from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.tls import ClientTls, TlsFiles
 from loadtests.machine import this_machine
+from tests.support.certificates import Authority
 from tests.support.stub_process import stub_process
 
 _MODEL = ModelName("stub")
@@ -57,34 +63,45 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
 
-def measure(*, count: int, rounds: int) -> None:
+def measure(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure every way in turns, and print the median of each."""
-    with stub_process() as stub:
-        runs = [run(stub.url, count=count, seed=seed) for seed in range(rounds)]
+    runs: dict[str, list[dict[str, Cost]]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        authority = Authority(folder) if over_tls else None
+        plain = stack.enter_context(stub_process())
+        stubs: dict[str, tuple[str, Path | None]] = {"": (plain.url, None)}
+        if authority is not None:
+            stub = stack.enter_context(stub_process(certificate=authority.server()))
+            stubs[", over TLS"] = (stub.url, authority.ca)
+        for seed in range(rounds):
+            for name, (url, ca) in stubs.items():
+                runs.setdefault(name, []).append(run(url, ca, count=count, seed=seed))
     machine = this_machine()
     print(
         f"\n## Dispatch, {count} items a run\n\n{machine.cpu}, {machine.date}, {machine.commit}\n"
     )
     print("| missed items | processor time an item | items/s |\n|---|---|---|")
     for way in _WAYS:
-        costs = sorted((each[way] for each in runs), key=lambda cost: cost.microseconds)
-        middle = costs[len(costs) // 2]
-        print(f"| {way} | {middle.microseconds:.0f} µs | {middle.rate:,.0f} |")
+        for name, each in runs.items():
+            costs = sorted((one[way] for one in each), key=lambda cost: cost.microseconds)
+            middle = costs[len(costs) // 2]
+            print(f"| {way}{name} | {middle.microseconds:.0f} µs | {middle.rate:,.0f} |")
 
 
-def run(url: str, *, count: int, seed: int) -> dict[str, Cost]:
-    """Return what each way costs against the backend at `url`."""
+def run(url: str, ca: Path | None = None, *, count: int, seed: int) -> dict[str, Cost]:
+    """Return what each way costs against the backend at `url`, whose certificate is of `ca`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(url, count, seed))
+        return runner.run(_run(url, ca, count, seed))
 
 
-async def _run(url: str, count: int, seed: int) -> dict[str, Cost]:
+async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, Cost]:
     endpoint = Endpoint(backend=BackendId("stub"), region=RegionName("eu"), url=url)
     clock = asyncio.get_running_loop().time
     fleet = Fleet(clock=clock, random=random.Random(seed))
     fleet.configure((endpoint,), RoutingEntry())
     async with (
-        HttpBackendClient() as client,
+        HttpBackendClient(tls=ClientTls(TlsFiles(ca=ca))) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
         TaskOwner(drain=1.0) as tasks,
     ):

@@ -1,9 +1,9 @@
 """A precise open-loop generator: a process of its own that sends at a steady rate, come what may.
 
 `python -m loadtests.steady < ASKED` prints what it measured as JSON. Plain sockets and one `select`
-that sleeps until the next request is due: about 20 µs a request, and a timer that is exact to tens
-of microseconds. Where it may (root), it runs before everything else on its core, since a request
-that leaves late through its fault would be counted as a slow answer.
+that sleeps until the next request is due: a timer that is exact to tens of microseconds. Where it
+may (root), it runs before everything else on its core, since a request that leaves late through its
+fault would be counted as a slow answer.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ _ROOT = Path(__file__).parents[1]
 _LAST = 2.0
 _OK = 200
 _PROMPT = 0.0002
+_WARM = 0.2
+"""Seconds that are sent first and not counted: a connection's first request costs several."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,7 @@ class _Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.due = self.sent = 0.0
+        self.is_counted = False
         self._received = b""
 
     def fileno(self) -> int:
@@ -114,11 +117,16 @@ class _Run:
 
     def __init__(self, asked: Asked) -> None:
         self._requests = _requests(asked)
-        self._count = int(asked.rate * asked.duration)
+        self._warm = int(asked.rate * _WARM)
+        self._count = self._warm + int(asked.rate * asked.duration)
         self._spacing = 1.0 / asked.rate
         self._connections = [_Connection(asked.target) for _ in range(asked.connections)]
         self._idle = deque(self._connections)
-        self._sent = 0
+        self._ready = select.epoll()
+        self._by_file = {connection.fileno(): connection for connection in self._connections}
+        for file in self._by_file:
+            self._ready.register(file, select.EPOLLIN)
+        self._sent = self._answered = 0
         self.latencies: list[float] = []
         self.late: list[float] = []
         self.prompt: list[float] = []
@@ -127,23 +135,26 @@ class _Run:
     @property
     def waiting(self) -> int:
         """Requests that were sent and not answered."""
-        return self._sent - len(self.latencies)
+        return self._sent - self._answered
 
     def run(self, duration: float) -> None:
         """Send everything, and wait for the answers, not much longer than `duration`."""
         clock = time.perf_counter
         started = clock() + 0.01
-        ends = started + duration + _LAST
+        ends = started + _WARM + duration + _LAST
         now = clock()
+        waited = (self._ready.fileno(),)
         while (self._sent < self._count or self.waiting) and now < ends:
             left = self._send_due(started)
             # Never spin: whoever is waited for may be on this core.
             may_send = self._sent < self._count and self._idle
             timeout = max(0.0, left) if may_send else _LAST
-            ready, _, _ = select.select(self._connections, (), (), timeout)
+            # `epoll` counts milliseconds, `select` is exact: the one waits for the other.
+            select.select(waited, (), (), timeout)
+            ready = self._ready.poll(0)
             now = clock()
-            for connection in ready:
-                self._receive(connection, now)
+            for file, _ in ready:
+                self._receive(self._by_file[file], now)
 
     def _send_due(self, started: float) -> float:
         """Send what is due, and return the seconds until the next is."""
@@ -153,7 +164,9 @@ class _Run:
             connection = self._idle.popleft()
             connection.socket.send(self._requests[self._sent % len(self._requests)])
             connection.due, connection.sent = due, now
-            self.late.append(now - due)
+            if self._sent >= self._warm:
+                self.late.append(now - due)
+            connection.is_counted = self._sent >= self._warm
             self._sent += 1
             due += self._spacing
             now = time.perf_counter()
@@ -161,12 +174,15 @@ class _Run:
 
     def _receive(self, connection: _Connection, now: float) -> None:
         status = connection.status()
-        if status:
+        if not status:
+            return
+        self._answered += 1
+        self._idle.append(connection)
+        self.refused += status != _OK
+        if connection.is_counted:
             self.latencies.append(now - connection.due)
             if connection.sent - connection.due < _PROMPT:
                 self.prompt.append(now - connection.due)
-            self.refused += status != _OK
-            self._idle.append(connection)
 
 
 def _measure(asked: Asked) -> Measured:

@@ -23,7 +23,7 @@ TOLERANCES = {"fp32": 1e-4, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A model whose graph is open and not yet served."""
+    """A model whose graph is open and not yet served, by another server where it `is_remote`."""
 
     name: str
     folder: Path
@@ -33,6 +33,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[OutputKind, ...]
     executor: ModelExecutor
     encode: Callable[[Sequence[str]], list[IntArray]]
+    is_remote: bool = False
 
 
 Admit = Callable[[Candidate], bool]
@@ -46,6 +47,8 @@ def admit_unmeasured(_: Candidate) -> bool:
 def admit(candidate: Candidate) -> bool:
     """Return whether rows may share batches; measured once per digest and kind of machine.
 
+    What another server runs is measured each time: of its machine nothing is known.
+
     Raises:
         ModelProblem: a shared row's answer moves with its padding by more than its precision
             explains: such a graph is wrong, or reads no mask. Or it is a judged variant that
@@ -53,10 +56,11 @@ def admit(candidate: Candidate) -> bool:
     """
     key = machine_key(_METHOD, candidate.digest, candidate.executor.provider)
     path = candidate.folder / RECORD
-    found = read_record(path, key, Invariance)
+    found = None if candidate.is_remote else read_record(path, key, Invariance)
     if found is None:
         found = _measure(candidate)
-        write_record(path, key, found)
+        if not candidate.is_remote:
+            write_record(path, key, found)
     if not found.shares_batches:
         _log.warning(
             "a model's rows run alone: its answers depend on the rows beside them",

@@ -62,11 +62,12 @@ def measure_invariance(
     ordinary = [row[:max_tokens] for row in encode(ORDINARY)]
     outliers = [row[:max_tokens] for row in encode(OUTLIERS)]
     mates = shapes = 0.0
+    mates_at_most = min(_MATES, (executor.most_rows or _MATES + 1) - 1)
     for output in outputs:
         for subject, others in ((ordinary[0], ordinary[1:]), (ordinary[1], ordinary[2:])):
             bench = _Bench(executor, output, subject, (*others, *outliers))
-            base = bench.among(others[:_MATES])
-            for company in (others[-_MATES:], outliers):
+            base = bench.among(others[:mates_at_most])
+            for company in (others[-mates_at_most:], outliers[:mates_at_most]):
                 mates = max(mates, _moved(base, bench.among(company)))
             shapes = max(shapes, _moved(base, bench.alone()))
     return Invariance(mates=mates, shapes=shapes)

@@ -8,12 +8,18 @@ from backends.types import FloatArray
 LabelSet = tuple[str, str, tuple[str, ...]]
 
 
-class KeptLabels:
-    """The label sets used last, so many of them."""
+# What a set costs beside its texts and directions: objects, a place in the dictionary.
+_SET_BYTES = 400
+_LABEL_BYTES = 100
 
-    def __init__(self, *, most: int) -> None:
-        self._most = most
+
+class KeptLabels:
+    """The label sets used last, within a number of bytes."""
+
+    def __init__(self, *, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._directions: OrderedDict[LabelSet, FloatArray] = OrderedDict()
+        self.size_bytes = 0
 
     def get(self, labels: LabelSet) -> FloatArray | None:
         """Return the directions of a label set, a line per label, where they are kept."""
@@ -23,7 +29,17 @@ class KeptLabels:
         return found
 
     def put(self, labels: LabelSet, directions: FloatArray) -> None:
-        """Keep the directions of a label set; the one used longest ago makes room."""
+        """Keep the directions of a label set; those used longest ago make room."""
+        size = _size(labels, directions)
+        if labels in self._directions or size > self._most_bytes:
+            return
         self._directions[labels] = directions
-        if len(self._directions) > self._most:
-            self._directions.popitem(last=False)
+        self.size_bytes += size
+        while self.size_bytes > self._most_bytes:
+            self.size_bytes -= _size(*self._directions.popitem(last=False))
+
+
+def _size(labels: LabelSet, directions: FloatArray) -> int:
+    _, template, texts = labels
+    text = 4 * (len(template) + sum(map(len, texts)))  # no character takes more
+    return directions.nbytes + text + _SET_BYTES + _LABEL_BYTES * len(texts)

@@ -23,8 +23,8 @@ from backends.types import FloatArray
 TEMPERATURE = np.float32(0.05)
 # Halfway between the cosines of right and of wrong labels.
 MULTI_LABEL_CENTRE = np.float32(0.1)
-# At most 256 labels of some 1.5 KiB each.
-_MOST_LABEL_SETS = 128
+# Some 1,500 sets of ten labels, or 50 of 256.
+_MOST_LABEL_BYTES = 32 * 1024 * 1024
 
 
 class ZeroShot(ZeroShotTask):
@@ -37,7 +37,7 @@ class ZeroShot(ZeroShotTask):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-        self._kept = KeptLabels(most=_MOST_LABEL_SETS)
+        self._kept = KeptLabels(most_bytes=_MOST_LABEL_BYTES)
 
     @property
     @override

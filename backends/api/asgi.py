@@ -21,9 +21,13 @@ CLIENT_EXTENSION = "sluicegate.client"
 
 
 class Client:
-    """Who waits at the end of a connection: its answer is called off when it leaves."""
+    """Who waits at the end of a connection: its answer is called off when it leaves.
 
-    def __init__(self) -> None:
+    `is_certified` when it showed a certificate that was verified.
+    """
+
+    def __init__(self, *, is_certified: bool = False) -> None:
+        self.is_certified = is_certified
         self.gone = False
         self._task: asyncio.Task[None] | None = None
 
@@ -45,6 +49,12 @@ class Client:
 
 class ClientGone(Exception):
     """The client closed the connection before its body was here."""
+
+
+def client_of(scope: Scope) -> Client | None:
+    """Return the client, where the server hands it over."""
+    client: Client | None = scope.get("extensions", {}).get(CLIENT_EXTENSION)
+    return client
 
 
 def find_header(scope: Scope, name: bytes) -> bytes | None:

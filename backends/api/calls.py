@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from backends.api.asgi import (
-    CLIENT_EXTENSION,
     Client,
     ClientGone,
     Receive,
     Scope,
     Send,
+    client_of,
     find_header,
     read_body,
     respond,
@@ -54,18 +54,26 @@ _START = {
 
 
 class Door:
-    """Lets in whoever knows the shared token, or everybody where there is none."""
+    """Lets in whoever knows the shared token and has a certificate, as far as these are wanted.
 
-    def __init__(self, token: str) -> None:
+    Whoever is let in is believed what tenant an item is of. Where neither is wanted, only this
+    machine can connect: see `backends.app.check_trust`.
+    """
+
+    def __init__(self, token: str, *, wants_certificate: bool = False) -> None:
         self._token = token.encode()
+        self._wants_certificate = wants_certificate
 
     def check(self, scope: Scope) -> None:
-        """Raise `Unauthorized` unless the request carries the token."""
-        if not self._token:
-            return
-        given = find_header(scope, _TOKEN) or b""
-        if not hmac.compare_digest(given, self._token):
-            raise Unauthorized(f"the header `{TOKEN_HEADER}` is missing or wrong")
+        """Raise `Unauthorized` unless the request carries the token, on a certified connection."""
+        if self._token:
+            given = find_header(scope, _TOKEN) or b""
+            if not hmac.compare_digest(given, self._token):
+                raise Unauthorized(f"the header `{TOKEN_HEADER}` is missing or wrong")
+        if self._wants_certificate:
+            client = client_of(scope)
+            if client is None or not client.is_certified:
+                raise Unauthorized("a client certificate is missing")
 
 
 class CallHandler:
@@ -148,7 +156,7 @@ class CallHandler:
 
 def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
     """Return the client as the server knows it, else one and the task that watches it."""
-    client = scope.get("extensions", {}).get(CLIENT_EXTENSION)
+    client = client_of(scope)
     if client is not None:
         return client, None
     client = Client()

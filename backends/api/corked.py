@@ -66,7 +66,8 @@ class CorkedProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._client = Client()
+        # Of a connection without TLS there is none; an unverified one ended the handshake.
+        self._client = Client(is_certified=bool(transport.get_extra_info("peercert")))
         super().connection_made(CorkedTransport(transport, self.loop))
 
     @override

@@ -15,6 +15,7 @@ from backends.batching.batcher import Batcher
 from backends.batching.device import Device
 from backends.batching.shared import SharedRows
 from backends.errors import CallRefused, ModelNotFound, NotReady, Overloaded, RevisionMismatch
+from backends.open_inference.address import Upstream
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.protocol import BackendState, Call, ModelInfo, Report, encode_frame
@@ -31,13 +32,18 @@ Variant = tuple[str, str, str]
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoder's pipeline, its batcher and its rows; `digest` is that of what it runs."""
+    """An encoder's pipeline, its batcher and its rows; `digest` is that of what it runs.
+
+    With an `upstream` another server runs it; `is_well` tells whether that one still does.
+    """
 
     name: str
     digest: str
     pipeline: Encoder
     batcher: Batcher
     rows: SharedRows
+    upstream: Upstream | None = None
+    is_well: Callable[[], bool] = lambda: True
 
     @property
     def failure(self) -> str | None:
@@ -102,6 +108,8 @@ class Engine:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
+        # Servers that run models of ours and are not ready now.
+        self.unready: frozenset[Upstream] = frozenset()
         self._clock = clock
         self._device = device
         self._mirror = mirror
@@ -155,6 +163,8 @@ class Engine:
         running = _running(served, endpoint.encoder)
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
+        if running.upstream in self.unready:
+            raise NotReady(f"the server that runs `{call.model}` is not ready")
         batcher = running.batcher
         flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
         if all(map(batcher.is_full, flows)):
@@ -227,7 +237,12 @@ class Engine:
         """Return identity, readiness, models and load."""
         failures = self.failures()
         problems = [f"{name}: {reason}" for name, reason in self._served.problems.items()]
-        missing = [*failures, *problems]
+        away = [
+            f"{encoder.name}: {encoder.upstream} is not ready"
+            for encoder in self._served.encoders
+            if encoder.upstream in self.unready
+        ]
+        missing = [*failures, *problems, *away]
         if self.draining:
             missing.append("the backend is stopping")
         if not self._served.endpoints:
@@ -236,7 +251,7 @@ class Engine:
         return BackendState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
-            ready=bool(self._served.endpoints) and not failures and not self.draining,
+            ready=not (failures or away or self.draining) and bool(self._served.endpoints),
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=self._infos(),

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from backends.admission.admit import Admit, Candidate
+from backends.admission.agreement import check_agreement
 from backends.admission.tuned import Tuned, read_tuned
 from backends.algorithms.base import Endpoint
 from backends.algorithms.registry import build_endpoint
@@ -19,6 +20,7 @@ from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.pooling import PoolingExecutor
+from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
@@ -178,19 +180,25 @@ class _Loader:
         )
         source = graph_source(model, manifest)
         executor = tools.open_executor(source)
+        is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
+        if source.upstream and manifest.graph:
+            self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
-        shares_batches = tools.admit(_candidate(model, manifest, executor, tokenizer))
+        shares_batches = executor.most_rows != 1 and tools.admit(
+            _candidate(model, manifest, executor, tokenizer)
+        )
         found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
         batcher = Batcher(
             name=model.name,
             executor=executor,
             cost=executor.cost,
-            device=self._shared.device,
+            # A batch on another server takes no slot of the device here.
+            device=None if source.upstream else self._shared.device,
             always_wide=settings.wide == "always",
-            lanes=_lanes(settings, found),
+            lanes=None if source.upstream else _lanes(settings, found),
             batch=BatchLimits(
-                rows=_rows_per_batch(settings, found) if shares_batches else 1,
+                rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
                 tokens=settings.max_batch_tokens,
                 by_arrival=settings.batch_order == "arrival",
             ),
@@ -207,8 +215,19 @@ class _Loader:
             truncate=manifest.truncate,
         )
         return RunningEncoder(
-            name=model.name, digest=model.digest, pipeline=encoder, batcher=batcher, rows=rows
+            name=model.name,
+            digest=model.digest,
+            pipeline=encoder,
+            batcher=batcher,
+            rows=rows,
+            upstream=model.upstream,
+            is_well=is_well,
         )
+
+    def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:
+        """Hold another server to the graph that it should run, which is opened for this alone."""
+        here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
+        check_agreement(candidate, executor, here)
 
     def _load_head(self, model: Model, manifest: HeadManifest, endpoint: Endpoint) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
@@ -248,12 +267,14 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,
         digest=model.digest,
+        upstream=model.upstream,
     )
 
 
-def _rows_per_batch(settings: BackendSettings, found: Tuned | None) -> int:
-    """Return what the settings say, or else what was found best here."""
-    return settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
+def _rows_per_batch(settings: BackendSettings, found: Tuned | None, executor: ModelExecutor) -> int:
+    """Return what the settings say, or else what was found best here; never more than it takes."""
+    rows = settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
+    return min(rows, executor.most_rows or rows)
 
 
 def _lanes(settings: BackendSettings, found: Tuned | None) -> int | None:
@@ -278,6 +299,7 @@ def _candidate(
         outputs=tuple(graph_source(model, manifest).outputs),
         executor=executor,
         encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
+        is_remote=model.upstream is not None,
     )
 
 

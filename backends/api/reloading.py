@@ -10,9 +10,14 @@ from typing import Self
 from backends.api.engine import Engine, Identity, Retired, RunningEncoder, Served, Variant
 from backends.api.loading import Tools, load_models, make_shared
 from backends.errors import StartProblem
+from backends.open_inference.address import Upstream, servers
+from backends.open_inference.client import fingerprint
 from backends.repository.catalogue import Catalogue, read_catalogue
 
 _log = logging.getLogger(__name__)
+# How often servers that run models of ours are asked whether they are ready.
+_WATCH = 0.5
+_TRY_AGAIN = 30.0
 
 
 class Repository:
@@ -33,8 +38,14 @@ class Repository:
         self._tools = tools
         self._retire_after = retire_after
         self._shared = make_shared(tools)
-        served = self._load(read_catalogue(root), ())
         settings = tools.settings
+        self._servers = servers(settings)
+        catalogue = read_catalogue(root, self._servers)
+        served = self._load(catalogue, ())
+        self._upstreams = catalogue.upstreams
+        self._tried = tools.clock()
+        # Seconds after which a server that is ready is tried again whose model could not be loaded.
+        self.try_again_after = _TRY_AGAIN
         self.engine = Engine(
             identity=Identity(backend_id=settings.backend_id, region=settings.region),
             served=served,
@@ -50,6 +61,7 @@ class Repository:
 
     async def __aenter__(self) -> Self:
         await self._start(self.served.encoders)
+        self._tasks.add(asyncio.create_task(self._watch()))
         return self
 
     async def __aexit__(
@@ -95,11 +107,15 @@ class Repository:
             asked.set_result(None)
 
     async def _reload(self) -> None:
-        catalogue = await asyncio.to_thread(read_catalogue, self._root)
-        running = self.engine.running()
+        self._tried = self._tools.clock()
+        catalogue = await asyncio.to_thread(read_catalogue, self._root, self._servers)
+        changed = self._changed(catalogue.upstreams)
+        # What another server runs since then is opened anew, even if it should be the same.
+        running = [each for each in self.engine.running() if each.upstream not in changed]
         served = await asyncio.to_thread(self._load, catalogue, running)
         await self._start(served.encoders)
         self.served = served
+        self._upstreams = catalogue.upstreams
         retired = self.engine.replace(served)
         for name, reason in served.problems.items():
             _log.error("a model is not served", extra={"model": name, "reason": reason})
@@ -107,6 +123,48 @@ class Repository:
         task = asyncio.create_task(self._retire(retired))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH)
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 - one look that fails must not be the last
+                _log.exception("servers that run models cannot be watched")
+
+    async def look(self) -> None:
+        """Ask the servers that run models of ours; take up what is new there.
+
+        Raises:
+            StartProblem: something is, and the directory is gone.
+        """
+        async with self._lock:
+            known = list(self._upstreams)
+            asked = (asyncio.to_thread(self._fingerprint, upstream) for upstream in known)
+            found = dict(zip(known, await asyncio.gather(*asked), strict=True))
+            ill = await self._ill({each for each in known if found[each]})
+            self.engine.unready = frozenset(ill.union(e for e in known if not found[e]))
+            used = {encoder.upstream for encoder in self.served.encoders}
+            # One that is ready and could not be loaded then may be loaded later.
+            late = self._tools.clock() - self._tried >= self.try_again_after
+            broken = any(found[each] and each not in used for each in known) and late
+            if self._changed(found) or broken:
+                await self._reload()
+
+    async def _ill(self, ready: set[Upstream]) -> set[Upstream]:
+        """Return those of the servers that say they are ready and do not answer."""
+        asked = [encoder for encoder in self.served.encoders if encoder.upstream in ready]
+        well = await asyncio.gather(*(asyncio.to_thread(each.is_well) for each in asked))
+        pairs = zip(asked, well, strict=True)
+        return {each.upstream for each, is_well in pairs if each.upstream and not is_well}
+
+    def _fingerprint(self, upstream: Upstream) -> str:
+        return fingerprint(upstream, self._servers.token_for(upstream))
+
+    def _changed(self, found: Mapping[Upstream, str]) -> set[Upstream]:
+        """Return the servers that are ready with something else than when they were last read."""
+        known = self._upstreams
+        return {each for each in found if found[each] and found[each] != known.get(each)}
 
     def _load(self, catalogue: Catalogue, running: Sequence[RunningEncoder]) -> Served:
         return load_models(catalogue, self._tools, self._shared, running)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -103,6 +104,7 @@ class Batcher:
         )
         self._share = (device or Device(slots=self._lanes, clock=clock)).share()
         self._incoming: list[Row] = []
+        self._incoming_flows: Counter[FlowKey] = Counter()
         self._incoming_tokens = 0
         self._incoming_seconds = 0.0
         self._line = Line()
@@ -177,6 +179,7 @@ class Batcher:
         if not self._incoming:
             asyncio.get_running_loop().call_soon(self._flush)
         self._incoming += rows
+        self._incoming_flows[flow] += len(rows)
         self._incoming_tokens += tokens
         self._incoming_seconds += work
 
@@ -246,12 +249,15 @@ class Batcher:
 
     def held(self, flow: FlowKey) -> int:
         """Return how many rows of a flow wait."""
-        return self._queue.waiting(flow) + len(self._incoming)
+        return self._queue.waiting(flow) + self._incoming_flows[flow]
 
     def fits(self, rows: int, tokens: int, flow: FlowKey) -> bool:
-        """Whether there is room for so many rows of a flow; an empty queue takes any item."""
+        """Whether there is room for so many rows of a flow; an empty queue takes any item.
+
+        What needs no row, since all of it is known or on its way, always fits.
+        """
         waiting = self._queue.rows + len(self._incoming)
-        if not waiting:
+        if not waiting or not rows:
             return True
         return self._limits.admit(
             rows=waiting + rows,
@@ -280,6 +286,7 @@ class Batcher:
 
     def _flush(self) -> None:
         rows, self._incoming = self._incoming, []
+        self._incoming_flows.clear()
         self._incoming_tokens, self._incoming_seconds = 0, 0.0
         if self._lanes_left > 0:
             self._queue.put(rows)

@@ -1,5 +1,6 @@
 """Runs the rows of a batch through an executor, and finds the one that makes it fail."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,9 @@ from backends.errors import (
     ExecutorDied,
     ModelFailed,
     OutOfMemory,
+    Overloaded,
+    UpstreamFailed,
+    UpstreamUnavailable,
 )
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
@@ -58,8 +62,15 @@ class Runner:
 
     def run(self, rows: list[Row], *, wide: bool = False) -> list[Outcome]:
         """Run rows together; halve a batch that fails until the row to blame is alone."""
-        if not rows:
-            return []
+        try:
+            return self._run(rows, wide=wide) if rows else []
+        except (UpstreamUnavailable, Overloaded) as error:
+            # No row is to blame, and fewer of them would fare no better. What a part of them has
+            # is given up: whoever asks another backend asks for all the rows of an item.
+            self._meter.count_failed(len(rows))
+            return [(row, error) for row in rows]
+
+    def _run(self, rows: list[Row], *, wide: bool = False) -> list[Outcome]:
         try:
             values = self._run_rows(rows, wide=wide)
         except ModelFailed as error:
@@ -79,7 +90,7 @@ class Runner:
         for part in (rows[:half], rows[half:]):
             # The run that failed took its time: some may have none left.
             again, dropped = self._queue.sort_out(part)
-            outcomes += self.give_up(dropped) + self.run(again)
+            outcomes += self.give_up(dropped) + (self._run(again) if again else [])
         return outcomes
 
     def _blame(self, row: Row) -> None:
@@ -89,6 +100,9 @@ class Runner:
             return
         try:
             self._compute([self._proven])
+        except UpstreamFailed as error:
+            # Such a server may be mended while we run.
+            raise UpstreamUnavailable(f"{error}, also for what it could run before") from error
         except ModelFailed as error:
             raise ExecutorDied("the executor fails on a row it could run before") from error
 
@@ -104,7 +118,8 @@ class Runner:
         run = span.child("model run", {"provider": self._executor.provider})
         started = self._clock()
         try:
-            output = self._compute(rows, wide=wide)
+            time_left = max(row.deadline for row in rows) - started
+            output = self._compute(rows, wide=wide, time_left=time_left)
         except BackendError as error:
             run.end(error.code)
             span.end(error.code)
@@ -122,11 +137,15 @@ class Runner:
         )
         return split(output, lengths, rows[0].kind)
 
-    def _compute(self, rows: list[Row], *, wide: bool = False) -> FloatArray:
-        compute = self._executor.run_wide if wide else self._executor.run
+    def _compute(
+        self, rows: list[Row], *, wide: bool = False, time_left: float = math.inf
+    ) -> FloatArray:
+        run, kind = self._executor.run_within, rows[0].kind
         try:
             ids, mask, type_ids = _padded(rows)
-            return compute(ids=ids, mask=mask, type_ids=type_ids, output=rows[0].kind)
+            if wide:
+                return self._executor.run_wide(ids=ids, mask=mask, type_ids=type_ids, output=kind)
+            return run(time_left, ids=ids, mask=mask, type_ids=type_ids, output=kind)
         except MemoryError as error:
             raise OutOfMemory("there was no memory for the batch") from error
 

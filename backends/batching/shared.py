@@ -107,11 +107,9 @@ class SharedRows:
             BackendError: one of the rows failed, or there was no room for them in time.
         """
         caller.spend(len(encodings))
-        flow = (caller.lane, caller.scope)
+        flow = caller.lane, caller.scope
         if not self._batcher.fits(len(encodings), sum(len(each.ids) for each in encodings), flow):
-            await self._batcher.wait_for_room(
-                lambda: self._size(encodings, kind, caller), flow=flow, deadline=caller.deadline
-            )
+            await self._wait_for_room(encodings, kind, caller)
         ticket = Ticket(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
         for index, encoding in enumerate(encodings):
@@ -136,17 +134,30 @@ class SharedRows:
             evicted_rows=self._cache.evicted,
         )
 
+    async def _wait_for_room(
+        self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
+    ) -> None:
+        """Wait until there is room for those rows that are neither known nor on their way."""
+
+        def size() -> tuple[int, int]:
+            return self._size(encodings, kind, caller)
+
+        flow = (caller.lane, caller.scope)
+        if not self._batcher.fits(*size(), flow):
+            await self._batcher.wait_for_room(size, flow=flow, deadline=caller.deadline)
+
     def _size(
         self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
     ) -> tuple[int, int]:
         """Return how many rows and tokens are neither known nor on their way."""
         keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
-        fresh = [
-            len(each.ids)
+        fresh = {
+            key: len(each.ids)
             for each, key in zip(encodings, keys, strict=True)
-            if key not in self._in_flight and not self._cache.holds(key)
-        ]
-        return len(fresh), sum(fresh)
+            if not self._cache.holds(key)
+            and ((row := self._in_flight.get(key)) is None or not _may_join(row, caller))
+        }
+        return len(fresh), sum(fresh.values())
 
     def _place(
         self,
@@ -163,7 +174,7 @@ class SharedRows:
             ticket.deliver(index, value, computed_tokens=0)
             return
         known = self._in_flight.get(key)
-        if known is not None and self._join(known, ticket, index, caller):
+        if known is not None and _may_join(known, caller) and known.join(ticket, index):
             self._joined += 1
             return
         row = Row(
@@ -179,13 +190,6 @@ class SharedRows:
         row.join(ticket, index)
         self._in_flight[key] = row
         fresh.append(row)
-
-    def _join(self, row: Row, ticket: Ticket, index: int, caller: Caller) -> bool:
-        """Wait for a row in flight, unless it is lost or would run too late for the caller."""
-        hurried = caller.deadline < row.due - _EARLIER or row.flow[0] == BULK != caller.lane
-        if not row.alive or (hurried and not row.taken):
-            return False
-        return row.join(ticket, index)
 
     def _submit(self, fresh: list[Row], ticket: Ticket) -> None:
         try:
@@ -217,3 +221,9 @@ class SharedRows:
             counted = tokens if ticket.wanted else 0
             ticket.deliver(index, value, computed_tokens=counted)
             tokens -= counted
+
+
+def _may_join(row: Row, caller: Caller) -> bool:
+    """Tell whether to wait for a row in flight: not if it is lost or would run too late."""
+    hurried = caller.deadline < row.due - _EARLIER or row.flow[0] == BULK != caller.lane
+    return row.alive and (row.taken or not hurried)

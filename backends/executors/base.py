@@ -12,7 +12,8 @@ class ModelExecutor(Protocol):
     A batch is right-padded: row `i` holds `mask[i].sum()` tokens, then zeros. `run` returns
     float32, `(rows, width)` for pooled and `(rows, length, width)` for tokens, in the order of the
     rows. It raises `ModelFailed` when this batch cannot be computed (`OutOfMemory` when a smaller
-    one might be), and `ExecutorDied` when no batch ever will be again.
+    one might be), `UpstreamUnavailable` or `Overloaded` when no batch can be now, and
+    `ExecutorDied` when none ever will be again.
     """
 
     @property
@@ -36,6 +37,11 @@ class ModelExecutor(Protocol):
         ...
 
     @property
+    def most_rows(self) -> int | None:
+        """The most rows of a batch; `None` where memory alone bounds them."""
+        return None
+
+    @property
     def wide_cost(self) -> CostModel | None:
         """What a batch takes in `run_wide`; `None` where that is `run`."""
         return None
@@ -44,6 +50,18 @@ class ModelExecutor(Protocol):
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
     ) -> FloatArray:
         """Return what `run` does, on all cores: for a batch that is alone."""
+        return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+
+    def run_within(
+        self,
+        time_left: float,
+        *,
+        ids: IntArray,
+        mask: IntArray,
+        type_ids: IntArray,
+        output: OutputKind,
+    ) -> FloatArray:
+        """Return what `run` does; who waits for another machine gives up after `time_left`."""
         return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
 
     def run(

@@ -81,12 +81,16 @@ def fit(trials: Sequence[Trial]) -> CostModel:
 
 
 def measure_cost(
-    run: Callable[[IntArray, IntArray], object], clock: Callable[[], float], *, longest: int
+    run: Callable[[IntArray, IntArray], object],
+    clock: Callable[[], float],
+    *,
+    longest: int,
+    most_rows: int | None = None,
 ) -> CostModel:
     """Run a few batches of ids and masks, rows up to `longest`; return the model that fits them."""
     trials = []
     for trial in _TRIALS:
-        lengths = [min(length, longest) for length in trial]
+        lengths = [min(length, longest) for length in trial[:most_rows]]
         ids: IntArray = np.zeros((len(lengths), max(lengths)), dtype=np.int32)
         for place, length in enumerate(lengths):
             ids[place, :length] = 1

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from backends.errors import ModelProblem
+from backends.open_inference.address import Upstream
 from backends.types import OutputKind
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -19,7 +20,8 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     """A graph file, the names of its outputs, and the longest row it has positions for.
 
-    A `digest` of what the file depends on lets its packed weights be kept beside it.
+    A `digest` of what the file depends on lets its packed weights be kept beside it. With an
+    `upstream` another server runs it, and there is no file.
     """
 
     path: Path
@@ -27,6 +29,7 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int
     max_tokens: int | None = None
     digest: str = ""
+    upstream: Upstream | None = None
 
 
 def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:

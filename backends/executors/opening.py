@@ -12,15 +12,20 @@ from backends.executors.onnx import OnnxExecutor
 from backends.executors.paced import paced_executor
 from backends.executors.provider import DeviceOptions
 from backends.executors.resident import ResidentExecutor, SessionMemory
+from backends.executors.upstream import UpstreamExecutor
+from backends.open_inference.address import servers
 from backends.settings import BackendSettings
 
 
 def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
     """Return what opens graphs as the settings say; the graphs of a device one after another."""
     capture = threading.Lock()
+    others = servers(settings)
     memory = SessionMemory(max_bytes=settings.session_memory_bytes)
 
     def open_resident(source: GraphSource) -> ModelExecutor:
+        if source.upstream is not None:
+            return open_executor(source)
         return ResidentExecutor(
             lambda: open_executor(source),
             name=source.path.parent.parent.name,
@@ -29,7 +34,11 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
         )
 
     def open_executor(source: GraphSource) -> ModelExecutor:
-        if settings.provider == "cpu":
+        if source.upstream is not None:
+            token = others.token_for(source.upstream)
+            return UpstreamExecutor(source, source.upstream, token=token)
+        # What another server runs is opened here only to compare.
+        if settings.provider in ("cpu", "open_inference"):
             return OnnxExecutor(source, lanes=settings.lanes, wide=settings.wide != "never")
         if settings.provider == "paced":
             return paced_executor(

@@ -41,6 +41,11 @@ class PoolingExecutor(ModelExecutor):
 
     @property
     @override
+    def most_rows(self) -> int | None:
+        return self._inner.most_rows
+
+    @property
+    @override
     def wide_cost(self) -> CostModel | None:
         return self._inner.wide_cost
 
@@ -50,7 +55,7 @@ class PoolingExecutor(ModelExecutor):
     ) -> FloatArray:
         run = self._inner.run
         tokens = run(ids=ids, mask=mask, type_ids=type_ids, output=OutputKind.TOKENS)
-        return tokens if output is OutputKind.TOKENS else pool(tokens, mask, self._pooling)
+        return self._pool(tokens, mask, output)
 
     @override
     def run_wide(
@@ -58,6 +63,23 @@ class PoolingExecutor(ModelExecutor):
     ) -> FloatArray:
         run = self._inner.run_wide
         tokens = run(ids=ids, mask=mask, type_ids=type_ids, output=OutputKind.TOKENS)
+        return self._pool(tokens, mask, output)
+
+    @override
+    def run_within(
+        self,
+        time_left: float,
+        *,
+        ids: IntArray,
+        mask: IntArray,
+        type_ids: IntArray,
+        output: OutputKind,
+    ) -> FloatArray:
+        run = self._inner.run_within
+        tokens = run(time_left, ids=ids, mask=mask, type_ids=type_ids, output=OutputKind.TOKENS)
+        return self._pool(tokens, mask, output)
+
+    def _pool(self, tokens: FloatArray, mask: IntArray, output: OutputKind) -> FloatArray:
         return tokens if output is OutputKind.TOKENS else pool(tokens, mask, self._pooling)
 
 

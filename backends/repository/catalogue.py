@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 
 from backends.errors import ModelProblem, StartProblem
+from backends.open_inference.address import Servers, Upstream
+from backends.open_inference.client import fingerprint
 from backends.repository.manifest import (
     NAME,
     Entry,
+    GraphManifest,
     Manifest,
     SplitManifest,
     builds_on,
@@ -26,7 +29,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     `inferred` says of each field that its `model.yaml` leaves out what told it. A `shadow` changes
     no answer, so it is no part of the digest. `beside` holds what revisions share, in Triton's
-    layout.
+    layout. With an `upstream` another server runs it.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     inferred: dict[str, str] = {}
     shadow: Shadow | None = None
     beside: Path | None = None
+    upstream: Upstream | None = None
 
     def file(self, name: str) -> Path:
         """Return where a file of the model lies: in its folder, or beside that."""
@@ -48,10 +52,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repository holds: models, each after those it builds on, and what is wrong."""
+    """What a repository holds: models, each after those it builds on, and what is wrong.
+
+    `upstreams` holds the fingerprints of models that other servers run, "" of those not ready.
+    """
 
     models: dict[str, Model]
     problems: dict[str, str]
+    upstreams: dict[Upstream, str] = {}
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +68,10 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
     own_digest: str
     shadow: Shadow | None = None
     beside: Path | None = None
+    upstream: Upstream | None = None
 
 
-def read_catalogue(root: Path) -> Catalogue:
+def read_catalogue(root: Path, servers: Servers | None = None) -> Catalogue:
     """Read every model; a broken one takes only those with it that build on it.
 
     Raises:
@@ -82,10 +91,44 @@ def read_catalogue(root: Path) -> Catalogue:
             found |= _read_model(folder, problems)
         except ModelProblem as error:
             problems[folder.name] = str(error)
+    upstreams = _ask_upstreams(found, problems, servers or Servers())
     models: dict[str, Model] = {}
     for name in found:
         _resolve(name, found, models, problems, ())
-    return Catalogue(models=models, problems=problems)
+    return Catalogue(models=models, problems=problems, upstreams=upstreams)
+
+
+def _ask_upstreams(
+    found: dict[str, _Found], problems: dict[str, str], servers: Servers
+) -> dict[Upstream, str]:
+    """Say of models where they run, if not here; return the fingerprints.
+
+    What a server says of a model is part of its digest where there is no graph to tell one from
+    another.
+    """
+    prints: dict[Upstream, str] = {}
+    for name, own in found.items():
+        manifest = own.entry.manifest
+        if not isinstance(manifest, GraphManifest):
+            continue
+        name_there, version = own.folder.parent.name, own.folder.name
+        upstream = servers.find(manifest.upstream, name=name_there, version=version)
+        if upstream is None:
+            continue
+        if not upstream.url:
+            problems[name] = (
+                f"{own.folder}: name the `url` of its `upstream`, or set "
+                "`SLUICEGATE_BACKEND_UPSTREAM_URL`"
+            )
+            continue
+        if upstream not in prints:
+            prints[upstream] = fingerprint(upstream, servers.token_for(upstream))
+        if not prints[upstream]:
+            problems[name] = f"{own.folder}: {upstream} is not ready"
+            continue
+        digest = own.own_digest + ("" if manifest.graph else prints[upstream])
+        found[name] = msgspec.structs.replace(own, own_digest=digest, upstream=upstream)
+    return prints
 
 
 def _read_model(folder: Path, problems: dict[str, str]) -> dict[str, _Found]:
@@ -149,7 +192,7 @@ def _read_revision(folder: Path, triton: TritonConfig | None) -> _Found:
     entry = read_manifest(folder, lambda name: find_file(folder, beside, name), told)
     for field in ("graph", "tokenizer", "weights"):
         name = getattr(entry.manifest, field, None)
-        if name is not None and not find_file(folder, beside, name).is_file():
+        if name and not find_file(folder, beside, name).is_file():
             raise ModelProblem(f"{folder / name}: the file `{field}` names is missing")
     digest = _digest_files(folder)
     if beside is not None:
@@ -196,6 +239,7 @@ def _resolve(
         inferred=own.entry.inferred,
         shadow=own.shadow,
         beside=own.beside,
+        upstream=own.upstream,
     )
     return models[name]
 

@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from backends.errors import ModelProblem
+from backends.open_inference.address import Upstream
 from backends.protocol import Task
 from backends.repository.inference import Files, infer
 
@@ -39,11 +40,13 @@ class EncoderManifest(
 ):
     """An encoder graph. `truncate` cuts texts that are too long instead of refusing them.
 
-    `pooling` makes the pooled vector of the tokens' where the graph has no such output.
+    `pooling` makes the pooled vector of the tokens' where the graph has no such output. In place
+    of a `graph`, an `upstream` names the server that runs it.
     """
 
     description: str = ""
-    graph: File
+    graph: File = ""
+    upstream: Upstream | None = None
     tokenizer: File
     max_tokens: Count
     dimensions: Count
@@ -65,11 +68,13 @@ class ClassifierManifest(
 ):
     """A graph that ends in logits, `labels` in their order: of a text, a pair or every token.
 
-    `function` makes scores of them. `truncate` cuts texts that are too long.
+    `function` makes scores of them. `truncate` cuts texts that are too long. In place of a `graph`,
+    an `upstream` names the server that runs it.
     """
 
     description: str = ""
-    graph: File
+    graph: File = ""
+    upstream: Upstream | None = None
     tokenizer: File
     max_tokens: Count
     truncate: bool = False
@@ -148,7 +153,7 @@ class SplitManifest(
 
 GraphManifest = EncoderManifest | ClassifierManifest
 Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
-_FILE = "model.yaml"
+FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
 
 
@@ -168,7 +173,7 @@ def read_manifest(folder: Path, files: Files, told: Mapping[str, Any] | None = N
         ModelProblem: it is missing or no YAML, says what it may not, or leaves out what nothing
             else tells; the message names the file and the field.
     """
-    path = files(_FILE)
+    path = files(FILE)
     told = told or {}
     document = _read_yaml(path)
     if document is None:
@@ -177,7 +182,8 @@ def read_manifest(folder: Path, files: Files, told: Mapping[str, Any] | None = N
             raise ModelProblem(f"{path}: the file is missing, and there is no `{graph}`")
         document = {}
     sources: dict[str, str] = {}
-    if isinstance(document, dict) and document.get("kind") in _INFERRED:
+    inferable = isinstance(document, dict) and "upstream" not in document
+    if inferable and document.get("kind") in _INFERRED:
         inferred = infer(document, folder, files, told)
         document, sources = inferred.document, inferred.sources
     try:
@@ -202,7 +208,9 @@ def _read_yaml(path: Path) -> Any:
 
 def _check(manifest: Manifest, path: Path) -> None:
     """Refuse what only looks right."""
-    if isinstance(manifest, EncoderManifest):
+    if isinstance(manifest, GraphManifest) and bool(manifest.graph) == bool(manifest.upstream):
+        wrong: str | None = "name a `graph` or an `upstream`, and not both"
+    elif isinstance(manifest, EncoderManifest):
         wrong = _check_encoder(manifest)
     elif isinstance(manifest, HeadManifest):
         wrong = _check_head(manifest)

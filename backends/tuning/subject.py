@@ -144,9 +144,11 @@ def find_model(catalogue: Catalogue, name: str) -> Model:
     """Return a model of a repository.
 
     Raises:
-        StartProblem: it is not there, or broken.
+        StartProblem: it is not there, broken, or run by another server.
     """
     if name not in catalogue.models:
         reason = catalogue.problems.get(name, "it is not in the repository")
         raise StartProblem(f"`{name}` cannot be tuned: {reason}")
+    if catalogue.models[name].upstream is not None:
+        raise StartProblem(f"`{name}` is run by another server, and tuned there")
     return catalogue.models[name]

@@ -13,6 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.admin.active import ActiveDocument
 from gateway.cache.redis_pipes import Pipe
+from gateway.config.document import BackendEntry
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
@@ -131,7 +132,7 @@ class OperationsController(Controller):
     async def regions(
         self, control: NamedDependency[Control], active: NamedDependency[ActiveDocument]
     ) -> Json:
-        """Return the backends of each region, as every worker sees them."""
+        """Return the backends of each region, those of DNS names too, as every worker sees them."""
         seen = await _reports(control, "fleet")
         document = await active.document()
         drained = await control.drained()
@@ -140,15 +141,17 @@ class OperationsController(Controller):
                 "name": region.name,
                 "backends": [
                     {
-                        "id": backend.id,
-                        "url": backend.url,
+                        "id": name,
+                        "url": url,
+                        "dns": backend.dns,
                         "pool": pool.name,
                         "overflow": pool.overflow,
-                        "drained": backend.id in drained,
-                        "workers": _views(seen, backend.id),
+                        "drained": not drained.isdisjoint({name, backend.id}),
+                        "workers": _views(seen, name),
                     }
                     for pool in region.pools
                     for backend in pool.backends
+                    for name, url in _placed(backend, seen)
                 ],
             }
             for region in document.regions
@@ -173,8 +176,11 @@ class OperationsController(Controller):
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
     ) -> Response[Drained]:
-        """Give a backend no more work; what it has is finished. 200 when every worker knows."""
-        await _find(active, region, backend)
+        """Give a backend no more work; what it has is finished. 200 when every worker knows.
+
+        The id of an entry with a DNS name is that of all its backends.
+        """
+        await _find(active, control, region, backend)
         version = await control.drain(backend)
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
         return await _drained(control, backend, version, drained=True)
@@ -189,7 +195,7 @@ class OperationsController(Controller):
         ledger: NamedDependency[Ledger],
     ) -> Response[Drained]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
-        await _find(active, region, backend)
+        await _find(active, control, region, backend)
         version = await control.restore(backend)
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
         return await _drained(control, backend, version, drained=False)
@@ -227,13 +233,22 @@ async def ready(
     )
 
 
-async def _find(active: ActiveDocument, region: str, backend: str) -> None:
-    """Raise `NotFound` unless the document places the backend in the region."""
+async def _find(active: ActiveDocument, control: Control, region: str, backend: str) -> None:
+    """Raise `NotFound` unless the backend is in the region, by the document or by a name in it."""
     document = await active.document()
-    for entry in document.regions:
-        if entry.name == region and any(
-            placed.id == backend for pool in entry.pools for placed in pool.backends
-        ):
+    entries = [
+        placed
+        for entry in document.regions
+        if entry.name == region
+        for pool in entry.pools
+        for placed in pool.backends
+    ]
+    if any(placed.id == backend for placed in entries):
+        return
+    if any(placed.dns and placed.id == backend.partition("@")[0] for placed in entries):
+        seen = await _reports(control, "fleet")
+        # One that is drained may have left, and must be restored for who gets its address.
+        if _views(seen, backend) or backend in await control.drained():
             return
     raise NotFound(f"there is no backend `{backend}` in region `{region}`")
 
@@ -257,6 +272,19 @@ async def _reports(control: Control, part: str) -> Json:
     """Return what each worker said last of one of its parts."""
     reports = await control.reports()
     return {worker: msgspec.json.decode(text).get(part) for worker, text in reports.items()}
+
+
+def _placed(backend: BackendEntry, seen: Json) -> list[tuple[str, str]]:
+    """Return id and URL of the backends that an entry of the document stands for."""
+    if not backend.dns:
+        return [(backend.id, backend.url)]
+    found = {
+        (view["backend"], view["url"])
+        for fleet in seen.values()
+        for view in fleet or ()
+        if view.get("dns") and view["backend"].partition("@")[0] == backend.id
+    }
+    return sorted(found) or [(backend.id, "")]
 
 
 def _views(seen: Json, backend: str) -> Json:

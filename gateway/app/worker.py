@@ -34,6 +34,7 @@ from gateway.cache.build import build_cache
 from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
 from gateway.corked import CorkedProtocol
+from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.limited import LimitedRunner
 from gateway.dispatch.prober import Prober
@@ -60,6 +61,8 @@ from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.resolving import Resolver, SystemResolver
+from gateway.upstream.tls import client_tls
 
 _STATE_TIMEOUT = 1.0
 # Work that no request waits for any more: those had their time while the server drained.
@@ -111,14 +114,21 @@ def _calm_the_collector() -> None:
 
 @asynccontextmanager
 async def build_worker(
-    settings: Settings, *, registry: CollectorRegistry = REGISTRY
+    settings: Settings,
+    *,
+    registry: CollectorRegistry = REGISTRY,
+    resolver: Resolver | None = None,
 ) -> AsyncIterator[Doors]:
-    """Make a worker and enter its parts, each before those that use it."""
+    """Make a worker and enter its parts, each before those that use it.
+
+    Names are looked up by `resolver`, by default as the operating system does.
+    """
     async with AsyncExitStack() as stack:
         state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
         stack.push_async_callback(state.aclose)
         runtimes = RuntimeStore(await first_runtime(state, settings))
-        worker = _Worker(settings, state, runtimes, GatewayMetrics(registry))
+        own = resolver or SystemResolver()
+        worker = _Worker(settings, state, runtimes, GatewayMetrics(registry), own)
         yield await worker.enter(stack)
 
 
@@ -126,7 +136,12 @@ class _Worker:
     """The parts of a worker, made in the order of use: what is below comes first."""
 
     def __init__(
-        self, settings: Settings, state: Redis, runtimes: RuntimeStore, metrics: GatewayMetrics
+        self,
+        settings: Settings,
+        state: Redis,
+        runtimes: RuntimeStore,
+        metrics: GatewayMetrics,
+        resolver: Resolver,
     ) -> None:
         self.settings = settings
         self.state = state
@@ -134,6 +149,7 @@ class _Worker:
         self.loop_time = asyncio.get_running_loop().time
         self.tracer = tracer_from(process_environment(), service="sluicegate-gateway")
         self.metrics = metrics
+        self.resolver = resolver
         self.keys = KeyRing()
         self.ledger = Ledger(settings.ledger)
         self.principals = PrincipalsFollower(ring=self.keys, accounts=self.ledger.accounts)
@@ -171,11 +187,16 @@ class _Worker:
     def _make_routing(self) -> None:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self.fleet = Fleet(clock=self.loop_time, random=chooser)
-        self.client = HttpBackendClient(token=self.settings.backend_token)
-        self._configure(self.runtimes.current)
+        self.client = HttpBackendClient(
+            token=self.settings.backend_token, tls=client_tls(self.settings)
+        )
+        self.discovery = Discovery(
+            resolver=self.resolver, random=chooser, changed=self._place_backends
+        )
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
+        self._configure(self.runtimes.current)
         # Until the new backends were heard of, the old ones serve.
-        self.runtimes.on_prepare(lambda runtime: self.prober.meet(runtime.endpoints))
+        self.runtimes.on_prepare(self._meet_backends)
         self.runtimes.on_swap(self._configure)
         self.runtimes.on_swap(lambda _: self.prober.refresh())
         self.models = ModelsFollower(
@@ -200,9 +221,22 @@ class _Worker:
             cache=self.cache, flights=self.flights, runner=self.runner, tasks=self.tasks
         )
 
+    async def _meet_backends(self, runtime: Runtime) -> None:
+        await self.discovery.prepare(runtime.endpoints, runtime.document.routing)
+        await self.prober.meet(self.discovery.expand(runtime.endpoints))
+
     def _configure(self, runtime: Runtime) -> None:
-        self.fleet.configure(runtime.endpoints, runtime.document.routing)
-        self.client.configure(runtime.endpoints, runtime.document.routing)
+        routing = runtime.document.routing
+        self.discovery.configure(runtime.endpoints, routing)
+        endpoints = self.discovery.expand(runtime.endpoints)
+        self.fleet.configure(endpoints, routing)
+        self.client.configure(endpoints, routing)
+
+    async def _place_backends(self) -> None:
+        """Take up what names lead to now, once the new backends were heard of."""
+        await self.prober.meet(self.discovery.expand(self.runtimes.current.endpoints))
+        self._configure(self.runtimes.current)
+        self.prober.refresh()
 
     async def enter(self, stack: AsyncExitStack) -> Doors:
         """Start every part, and return the doors once backends are known, or had their time."""
@@ -223,7 +257,8 @@ class _Worker:
             *(self.cache, self.limits.follower, self.limiter),
             *(self.principals, follower, figures),
         )
-        calling = (self.client, self.prober, self.models, self.dispatcher, self.tasks)
+        placing = (self.client, self.prober, self.discovery)
+        calling = (*placing, self.models, self.dispatcher, self.tasks)
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
         for part in parts:
             await stack.enter_async_context(part)
@@ -239,6 +274,7 @@ class _Worker:
                 "stale": self.stale.statistics,
                 "limits": self.limiter.statistics,
                 "dispatch": self.dispatcher.statistics,
+                "discovery": self.discovery.statistics,
                 "events": self.events.statistics,
                 "worker": worker_statistics,
                 **self.limits.figures,

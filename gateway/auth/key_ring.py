@@ -40,9 +40,11 @@ class KeyRing:
 
     def drop_expired(self, now: int) -> None:
         """Forget the keys that expired by `now` (nanoseconds since the epoch)."""
-        self._principals = {
+        left = {
             digest: one
             for digest, one in self._principals.items()
             if one.expires is None or one.expires > now
         }
-        self.generation += 1
+        if len(left) < len(self._principals):
+            self._principals = left
+            self.generation += 1

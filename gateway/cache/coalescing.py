@@ -1,11 +1,20 @@
 """Lets equal items that are in flight at once be computed once."""
 
 import asyncio
+from typing import NamedTuple
 
 import msgspec
 
 from gateway.cache.key import CacheKey
-from gateway.types import ItemOutcome
+from gateway.types import Criticality, ItemOutcome
+
+
+class Seat(NamedTuple):
+    """A place in a flight: its outcome to come, whether its holder leads, what the leader is."""
+
+    outcome: asyncio.Future[ItemOutcome]
+    leads: bool
+    leader: Criticality
 
 
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,41 +29,37 @@ class Flights:
     """The items being computed by this worker, by key.
 
     Whoever leads must `settle`, whatever happens: the others wait for it. A waiter that has gone
-    must not take the answer from the rest, so wait with `wait`, never on the future itself.
+    must not take the answer from the rest, so wait with `asyncio.wait`, never for the future
+    itself.
     An item may have been settled since the cache was asked: look once more after `join` said to
     lead, where computing twice matters.
     """
 
     def __init__(self) -> None:
-        self._futures: dict[CacheKey, asyncio.Future[ItemOutcome]] = {}
+        self._flights: dict[CacheKey, Seat] = {}
         self._led = 0
         self._joined = 0
 
     def __contains__(self, key: CacheKey) -> bool:
-        return key in self._futures
+        return key in self._flights
 
-    def join(self, key: CacheKey) -> tuple[asyncio.Future[ItemOutcome], bool]:
-        """Return the future of `key`'s outcome, and whether the caller leads."""
-        future = self._futures.get(key)
-        if future is not None:
+    def join(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> Seat:
+        """Return a place in `key`'s flight, which the caller leads if there is none yet."""
+        flight = self._flights.get(key)
+        if flight is not None:
             self._joined += 1
-            return future, False
-        future = asyncio.get_running_loop().create_future()
-        self._futures[key] = future
+            return flight
+        future: asyncio.Future[ItemOutcome] = asyncio.get_running_loop().create_future()
+        self._flights[key] = Seat(future, leads=False, leader=criticality)
         self._led += 1
-        return future, True
+        return Seat(future, leads=True, leader=criticality)
 
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
         """Give `outcome` to all who wait for `key`; the next to ask leads anew."""
-        future = self._futures.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(outcome)
+        flight = self._flights.pop(key, None)
+        if flight is not None and not flight.outcome.done():
+            flight.outcome.set_result(outcome)
 
     def statistics(self) -> FlightStatistics:
         """Return counts for metrics and tests."""
-        return FlightStatistics(in_flight=len(self._futures), led=self._led, joined=self._joined)
-
-
-async def wait(future: asyncio.Future[ItemOutcome]) -> ItemOutcome:
-    """Return the shared future's outcome; cancelling this wait leaves the future alone."""
-    return await asyncio.shield(future)
+        return FlightStatistics(in_flight=len(self._flights), led=self._led, joined=self._joined)

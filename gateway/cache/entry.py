@@ -54,14 +54,16 @@ def encode_entry(key: CacheKey, entry: Entry) -> bytes:
     return _PLAIN + key.tag + _encoder.encode(entry)
 
 
-def encode_claim(key: CacheKey) -> bytes:
-    """Return the value that says that a worker is computing `key`'s answer."""
-    return _CLAIM + key.tag
+def encode_claim(key: CacheKey, claimant: bytes) -> bytes:
+    """Return the value that says that `claimant` is computing `key`'s answer."""
+    return _CLAIM + key.tag + claimant
 
 
-def is_claim(key: CacheKey, value: bytes) -> bool:
-    """Tell whether `value` says that `key`'s answer is being computed."""
-    return value[:1] == _CLAIM and value[1:] == key.tag
+def read_claim(key: CacheKey, value: bytes) -> bytes | None:
+    """Return who is computing `key`'s answer, where `value` says that somebody is."""
+    if value[:1] != _CLAIM or value[1:_BODY] != key.tag:
+        return None
+    return value[_BODY:]
 
 
 def pack(value: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """Commands for a Redis Cluster, each sent to the node that has its key."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
@@ -120,21 +120,22 @@ class ClusterPipe:
 
     async def _look_at_node(self, url: str) -> bool:
         """Learn the owners from one node; tell whether it knew them all."""
-        node = self._node(url)
-        if not node.breaker.allows(asyncio.get_running_loop().time()):
+        loop = asyncio.get_running_loop()
+        node, started = self._node(url), loop.time()
+        if not node.breaker.allows(started):
             return False
         try:
-            (ranges,) = await node.pipe.execute([("CLUSTER", "SLOTS")])
+            (reply,) = await node.pipe.execute([("CLUSTER", "SLOTS")])
         except OSError:
-            node.breaker.failed(now=asyncio.get_running_loop().time())
+            node.breaker.failed(now=loop.time())
             return False
-        if isinstance(ranges, Exception):
-            return False
-        host = self._servers.host_of(url)
+        # Else the one call that may find out whether a node is back would be used up.
+        node.breaker.succeeded(now=loop.time(), duration=loop.time() - started)
         owners: list[_Node | None] = [None] * _SLOTS
-        for first, last, (name, port, *_), *_ in ranges:
-            owner = self._node(self._servers.url_of((name or host.encode()).decode(), port))
-            owners[first : last + 1] = [owner] * (last + 1 - first)
+        for slots in _ranges(reply):
+            host = slots.host or self._servers.host_of(url)
+            owner = self._node(self._servers.url_of(host, slots.port))
+            owners[slots.first : slots.last + 1] = [owner] * (slots.last + 1 - slots.first)
         known = [owner for owner in owners if owner is not None]
         if len(known) < _SLOTS:
             return False
@@ -146,6 +147,27 @@ class ClusterPipe:
         if node is None:
             node = self._nodes[url] = _Node(url, timeout=self._timeout, slow=self._slow)
         return node
+
+
+class _Range(NamedTuple):
+    """Slots, both ends included, and the server that has them; no host: the one that was asked."""
+
+    first: int
+    last: int
+    host: str
+    port: int
+
+
+def _ranges(reply: object) -> Iterator[_Range]:
+    """Yield what can be read of a reply to `CLUSTER SLOTS`."""
+    for each in reply if isinstance(reply, list) else []:
+        match each:
+            case [int(first), int(last), [bytes() | None as host, int(port), *_], *_] if (
+                0 <= first <= last < _SLOTS and (host or b"").isascii()
+            ):
+                yield _Range(first, last, (host or b"").decode(), port)
+            case _:
+                pass
 
 
 def _apart(command: Command) -> list[Command]:

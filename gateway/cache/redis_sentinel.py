@@ -25,14 +25,21 @@ class Sentinels:
                 )
             except OSError:
                 continue
-            if isinstance(reply, list):
+            found = _address(reply)
+            if found is not None:
                 self._pipes.remove(pipe)
                 self._pipes.insert(0, pipe)
-                host, port = reply
-                return host.decode(), int(port)
+                return found
         raise ConnectionError(f"no Sentinel knows a primary `{self._primary}`")
 
     async def aclose(self) -> None:
         """Close every connection."""
         for pipe in self._pipes:
             await pipe.aclose()
+
+
+def _address(reply: object) -> tuple[str, int] | None:
+    match reply:
+        case [bytes(host), bytes(port)] if host.isascii() and port.isdigit():
+            return host.decode(), int(port)
+    return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
@@ -14,8 +15,8 @@ from gateway.cache.entry import (
     decode_entry,
     encode_claim,
     encode_entry,
-    is_claim,
     pack,
+    read_claim,
     unpack,
 )
 from gateway.cache.key import CacheKey
@@ -44,6 +45,8 @@ _MUCH = 64 * 1024
 """Bytes from which values are packed and unpacked in a thread: about a millisecond of work."""
 _MOST_CLAIMS = 4096
 """Claims of others that are remembered."""
+_KINDS = frozenset({bytes, type(None)})
+"""What values are, and keys without one."""
 _Value = TypeVar("_Value", bytes, bytes | None)
 
 
@@ -87,6 +90,8 @@ class RedisTier:
         self._timeout = timeout
         self._ttl_jitter = ttl_jitter
         self._lease = lease
+        # What it computed in vain, or for a refresh, it does not wait for itself.
+        self._name = secrets.token_bytes(8)
         self._claims: list[CacheKey] = []
         self._claimed: dict[CacheKey, float] = {}
         self._monotonic = monotonic
@@ -232,10 +237,9 @@ class RedisTier:
             names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
             self._reads += 1
             (reply,) = await self._read_pipe.execute([(b"MGET", *names)])
-            if isinstance(reply, Exception):
-                raise ConnectionError("Redis refused") from reply
+            read = _values(reply, len(names))
             self._note_call(started, commands=len(names))
-            values = await _each(_unpacked, reply)
+            values = await _each(_unpacked, read)
         except OSError:
             self._read_errors += 1
             self._breaker.failed(now=self._monotonic())
@@ -261,9 +265,11 @@ class RedisTier:
         if value is None:
             self._misses += 1
             return None
-        if is_claim(key, value):
+        claimant = read_claim(key, value)
+        if claimant is not None:
             self._misses += 1
-            self._see_claim(key)
+            if claimant != self._name:
+                self._see_claim(key)
             return None
         try:
             entry = decode_entry(key, value)
@@ -291,12 +297,10 @@ class RedisTier:
     async def _write_claims(self, keys: Sequence[CacheKey]) -> None:
         """Claim what has no answer yet; a claim that is lost costs only that others compute too."""
         life = max(1, int(self._lease * 1000))
+        claims = [(KEY_PREFIX + key.address, encode_claim(key, self._name)) for key in keys]
         with contextlib.suppress(OSError):  # reads and writes tell the breaker
             await self._write_pipe.execute(
-                [
-                    (b"SET", KEY_PREFIX + key.address, encode_claim(key), b"NX", b"PX", life)
-                    for key in keys
-                ]
+                [(b"SET", name, claim, b"NX", b"PX", life) for name, claim in claims]
             )
 
     async def _write(self) -> None:
@@ -334,6 +338,17 @@ class RedisTier:
         refused = sum(isinstance(reply, Exception) for reply in replies)
         self._write_errors += refused
         self._written += len(batch) - refused
+
+
+def _values(reply: object, count: int) -> list[bytes | None]:
+    """Return the values that `MGET` of so many keys replied with.
+
+    Raises:
+        ConnectionError: it is an error, or no reply to that.
+    """
+    if isinstance(reply, list) and len(reply) == count and _KINDS.issuperset(map(type, reply)):
+        return reply
+    raise ConnectionError("Redis refused, or replied with something else")
 
 
 async def _each(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:

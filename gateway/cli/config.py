@@ -10,7 +10,9 @@ from gateway.cli.admin_client import AdminClient, admin_options
 from gateway.cli.failures import Failure
 from gateway.config.load import digest, explain, load_folder
 from gateway.errors import ConfigurationError
+from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
+from gateway.upstream.tls import check_tls
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -24,9 +26,13 @@ def config() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default="config")
 @JSON
 def check(folder: Path, *, as_json: bool) -> None:
-    """Check a folder of *.yaml files without a running gateway; an error names file and line."""
+    """Check a folder of *.yaml files without a running gateway; an error names file and line.
+
+    The certificates that the environment names are checked, too.
+    """
     try:
         document = load_folder(folder)
+        check_tls(load_settings())
     except ConfigurationError as error:
         if not as_json:
             raise Failure(explain(error), ExitCode.CONFIGURATION) from error

@@ -30,7 +30,9 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
         for backend in region["backends"]:
             states = ", ".join(sorted({_state(view) for view in backend["workers"].values()}))
             drained = " (drained)" if backend["drained"] else ""
-            click.echo(f"{region['name']:12} {backend['id']:24} {states or 'unknown'}{drained}")
+            origin = f", by DNS from {backend['dns']}" if backend["dns"] else ""
+            state = f"{states or 'unknown'}{drained}{origin}"
+            click.echo(f"{region['name']:12} {backend['id']:24} {state}")
 
 
 @regions.command()

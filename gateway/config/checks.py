@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.document import Document, LimitsEntry, PriceEntry, RegionEntry
+from gateway.config.document import BackendEntry, Document, LimitsEntry, PriceEntry, RegionEntry
 from gateway.config.shape import Finding
 from gateway.config.tree import Path
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
+_LAST_PORT = 65_535
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -90,7 +92,8 @@ def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:
                 if backend.id in owners:
                     yield Finding((*path, "id"), f"another backend is called `{backend.id}`")
                 owners[backend.id] = path
-                yield from _url(backend.url, (*path, "url"))
+                yield from _place(backend, path)
+                yield from _server_name(backend, (*path, "server_name"))
                 yield from _positive(backend.weight, (*path, "weight"))
         yield from _unique([pool.name for pool in region.pools], (*here, "pools"), "name")
     yield from _unique([region.name for region in regions], ("regions",), "name")
@@ -130,6 +133,8 @@ def _routing(document: Document) -> Iterator[Finding]:
         "connect_timeout",
         "probe_interval",
         "probe_timeout",
+        "dns_interval",
+        "dns_timeout",
         "eject_for",
         "slow_start",
         "spill_after",
@@ -175,6 +180,31 @@ def _url(url: str, path: Path) -> Iterator[Finding]:
         valid = valid and not (parts.query or parts.fragment or parts.username)
     if not valid:
         yield Finding(path, "must be a URL such as `http://10.0.0.5:9000`")
+
+
+def _place(backend: BackendEntry, path: Path) -> Iterator[Finding]:
+    """Yield what is wrong with where a backend is said to be: by a URL, or by a name."""
+    if not backend.dns:
+        yield from _url(backend.url, (*path, "url"))
+        if backend.tls:
+            yield Finding((*path, "tls"), "the URL says it: leave it out")
+        return
+    if backend.url:
+        yield Finding((*path, "dns"), "a backend has a `url` or a `dns`: leave one out")
+    host, _, port = backend.dns.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT
+    if not _HOST.fullmatch(host) or not is_port:
+        detail = "must be a name and a port such as `backends.default.svc.cluster.local:8100`"
+        yield Finding((*path, "dns"), detail)
+
+
+def _server_name(backend: BackendEntry, path: Path) -> Iterator[Finding]:
+    name = backend.server_name
+    if name and not _HOST.fullmatch(name):
+        yield Finding(path, f"`{name[:80]}` must be a host name such as `backends.example.com`")
+    elif name and not (backend.tls or backend.url.startswith("https://")):
+        detail = "there is no certificate without TLS: begin the URL with `https://`, or set `tls`"
+        yield Finding(path, detail)
 
 
 def _named(name: str, path: Path) -> Iterator[Finding]:

@@ -11,11 +11,18 @@ from gateway.types import Rule
 
 
 class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One backend process: its `id` (unique in the document) and `url`."""
+    """One backend process, or all that a name leads to: `id` is unique in the document."""
 
     id: str
-    url: str
+    url: str = ""
+    """Where it is; left out where `dns` says where they are."""
+    dns: str = ""
+    """A name and a port: there is a backend at each address of the name."""
+    tls: bool = False
+    """Whether those speak TLS."""
     weight: float = 1.0
+    server_name: str = ""
+    """The name its certificate must hold, where that is not the host of `url` or `dns`."""
 
 
 class PoolEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +109,8 @@ class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connect_timeout: float = 0.5
     probe_interval: float = 0.5
     probe_timeout: float = 1.0
+    dns_interval: float = 5.0
+    dns_timeout: float = 2.0
     eject_after: int = 5
     eject_for: float = 5.0
     eject_share: float = 0.2

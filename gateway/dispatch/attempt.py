@@ -40,7 +40,7 @@ class Attempt:
         item = self.items[frame.index]
         is_waited_for = self.waiting.pop(item.index, None) is not None
         is_doubled = self.doubled.pop(item.index, None) is not None
-        if not is_waited_for and (not is_doubled or isinstance(frame, Failed)):
+        if not is_waited_for and not is_doubled:
             return None
         if isinstance(frame, Done):
             self._is_useful = True
@@ -61,9 +61,10 @@ class Attempt:
         self.failed.append((item, failure))
         return None
 
-    def double(self) -> list[WorkItem]:
-        """Return what still waits, to be tried elsewhere as well."""
+    def double(self, endpoint: Endpoint) -> list[WorkItem]:
+        """Return what still waits, to be tried at `endpoint` as well."""
         items = list(self.waiting.values())
+        self.tried = (*self.tried, endpoint.backend)
         self.doubled |= self.waiting
         self.waiting.clear()
         return items

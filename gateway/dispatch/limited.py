@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import Work, WorkRunner
 from gateway.rate_limit.work import Limiter, Reservation, WorkRules, estimate, reserve
 from gateway.runtime.store import RuntimeStore
 from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Rule, Source
@@ -14,28 +13,13 @@ _LATE = ItemFailure(
 )
 
 
-class Runner(Protocol):
-    """Runs items on backends; see `gateway.inference.WorkRunner`."""
-
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
-        """Settle all of `work`."""
-        ...
-
-
 class LimitedRunner:
     """A runner before another: work that is over a limit is settled as refused, and not run.
 
     Refreshes and other work of nobody's are not limited.
     """
 
-    def __init__(self, *, runner: Runner, limiter: Limiter, runtimes: RuntimeStore) -> None:
+    def __init__(self, *, runner: WorkRunner, limiter: Limiter, runtimes: RuntimeStore) -> None:
         self._runner = runner
         self._limiter = limiter
         self._runtimes = runtimes

@@ -1,6 +1,7 @@
 """Asks every backend for its state, again and again, and tells the fleet."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from random import Random
 from types import TracebackType
@@ -13,6 +14,7 @@ from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.tasks import OwnedTasks
 
+_log = logging.getLogger(__name__)
 # Probes of one backend are so many seconds apart, however often one is asked for.
 MIN_INTERVAL = 0.05
 # How long a start waits for backends that are not ready: while none is, and once one is.
@@ -20,6 +22,8 @@ FIRST_PATIENCE = 5.0
 REST_PATIENCE = 1.0
 # Intervals vary by this share, so that gateways do not probe in step.
 JITTER = 0.2
+# What a probe may take beyond its time on a busy machine.
+_GRACE = 1.0
 
 
 class _Watch:
@@ -32,6 +36,22 @@ class _Watch:
         # Those who wait for a probe that begins after they asked.
         self.asked: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
+        self._trouble = ""
+
+    def tell(self, found: BackendState | ProbeFailure) -> None:
+        """Log what keeps the backend from being used, once, and when that is over."""
+        if isinstance(found, ProbeFailure):
+            trouble = found.detail
+        else:
+            trouble = "" if found.ready else ", ".join(found.missing) or "it does not say why"
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        backend = {"backend": self.endpoint.backend, "region": self.endpoint.region}
+        if trouble:
+            _log.warning("a backend did not pass its probe", extra={**backend, "reason": trouble})
+        else:
+            _log.info("a backend passes its probe again", extra=backend)
 
     def ask(self) -> "asyncio.Future[None]":
         """Return what is done once a probe that begins from now on has ended."""
@@ -69,7 +89,8 @@ class Prober:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watches.clear()
+        for endpoint in tuple(self._watches):
+            self._leave(endpoint)
         await self._tasks.__aexit__(kind, error, trace)
 
     def refresh(self) -> None:
@@ -77,16 +98,19 @@ class Prober:
         endpoints = set(self._fleet.endpoints)
         for endpoint in [*self._watches]:
             if endpoint not in endpoints:
-                watch = self._watches.pop(endpoint)
-                watch.settle()  # nobody waits for one that left
-                if watch.task is not None:
-                    watch.task.cancel()
+                self._leave(endpoint)
         for endpoint in endpoints - self._watches.keys():
             watch = self._watches[endpoint] = _Watch(endpoint)
             if (met := self._met.get(endpoint)) is not None:
                 self._fleet.observe(endpoint, met)
             watch.task = self._tasks.start(self._follow(watch))
         self._met = {}
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        watch = self._watches.pop(endpoint)
+        watch.settle()  # nobody waits for one that left
+        if watch.task is not None:
+            watch.task.cancel()
 
     async def meet(self, endpoints: Iterable[Endpoint]) -> None:
         """Ask those of `endpoints` that are new, which the next `refresh` then knows at once."""
@@ -105,10 +129,14 @@ class Prober:
             watch.wake.set()
 
     async def probe_all(self) -> None:
-        """Return when every endpoint was probed anew, by a probe that began after this call."""
+        """Return when every endpoint was probed anew, by a probe that began after this call.
+
+        One whose probes do not end in their time is waited for no longer than two of them take.
+        """
         asked = [watch.ask() for watch in self._watches.values()]
         if asked:
-            await asyncio.wait(asked)
+            bound = 2 * (self._fleet.routing.probe_timeout + MIN_INTERVAL)
+            await asyncio.wait(asked, timeout=bound + _GRACE)
 
     async def first_round(self) -> None:
         """Return when every endpoint configured now has been probed."""
@@ -144,10 +172,13 @@ class Prober:
         while True:
             watch.wake.clear()
             asked, watch.asked = watch.asked, []
-            asked_at = loop.time()
-            found = await self._ask(watch.endpoint)
-            self._fleet.observe(watch.endpoint, found, loop.time() - asked_at)
-            watch.settle(asked)
+            try:
+                asked_at = loop.time()
+                found = await self._ask(watch.endpoint)
+                self._fleet.observe(watch.endpoint, found, loop.time() - asked_at)
+                watch.tell(found)
+            finally:
+                watch.settle(asked)
             await asyncio.sleep(MIN_INTERVAL)
             interval = self._fleet.routing.probe_interval
             interval *= self._random.uniform(1 - JITTER, 1 + JITTER)

@@ -102,8 +102,11 @@ class Run:
     def leave(self, endpoint: Endpoint) -> None:
         """Try elsewhere as well what waits for a backend that is in trouble."""
         for attempt in list(self._attempts.values()):
-            if attempt.endpoint.backend == endpoint.backend:
-                self._means.counters.retried += self._double(attempt)
+            if attempt.endpoint.backend != endpoint.backend:
+                continue
+            second = self._second(attempt)
+            if second is not None:
+                self._means.counters.retried += self._double(attempt, second)
 
     def _launch(self, attempt: Attempt) -> None:
         attempt.started = self._loop.time()
@@ -116,20 +119,22 @@ class Run:
             task.add_done_callback(lambda _: timer.cancel())
 
     def _hedge(self, attempt: Attempt) -> None:
-        waiting = len(attempt.waiting)
-        if waiting and self._open and self._means.hedging.spend(waiting):
-            self._means.counters.hedged += self._double(attempt)
+        endpoint = self._second(attempt)
+        if endpoint is not None and self._means.hedging.spend(len(attempt.waiting)):
+            self._means.counters.hedged += self._double(attempt, endpoint)
 
-    def _double(self, attempt: Attempt) -> int:
-        """Try what waits elsewhere as well, where there is another backend; return how much."""
+    def _second(self, attempt: Attempt) -> Endpoint | None:
+        """Return where what still waits may be tried as well; `None` where nothing may be."""
         if not attempt.waiting or not self._open:
-            return 0
+            return None
         affinity = next(iter(attempt.waiting.values())).affinity
-        endpoint = self._next(attempt, affinity, may_repeat=False)
-        if endpoint is None:
-            return 0
-        items = attempt.double()
-        self._launch(Attempt(endpoint, items, attempt.tried))
+        return self._next(attempt, affinity, may_repeat=False)
+
+    def _double(self, attempt: Attempt, endpoint: Endpoint) -> int:
+        """Try what waits at `endpoint` as well; return how much that is."""
+        before = attempt.tried
+        items = attempt.double(endpoint)
+        self._launch(Attempt(endpoint, items, before))
         return len(items)
 
     def _attempt_ended(self, task: asyncio.Task[None]) -> None:

@@ -1,12 +1,13 @@
-"""What the dispatcher is given: the missed items of one request."""
+"""What the dispatcher is given, the missed items of one request, and whatever runs them."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 import msgspec
 
 from backends.protocol import Task
 from gateway.cache.key import CacheKey
-from gateway.types import Criticality, Principal, ServedModel
+from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,3 +35,18 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Whose limits it counts against; nobody's is not limited."""
     criticality: Criticality = Criticality.DEFAULT
     lane: Literal["interactive", "bulk"] = "interactive"
+
+
+class WorkRunner(Protocol):
+    """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
+
+    async def run(
+        self,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Callable[[int, ItemOutcome], None],
+        traceparent: str = "",
+    ) -> None:
+        """Settle all of `work`; `deadline` is of the event loop's clock."""
+        ...

@@ -21,8 +21,8 @@ from gateway.ledger import schema
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
-_MAKING: Final = 0x51_1CE
-"""The lock under which tables are made: any number that nobody else uses in this database."""
+# The number, of PostgreSQL's advisory locks, that whoever makes or upgrades the tables holds.
+_CREATION: Final = int.from_bytes(b"sg:ledge")
 
 
 class Store:
@@ -115,8 +115,10 @@ class Store:
             self._ready.set()
 
     def _create(self, connection: Connection) -> None:
-        if not self._lite:  # PostgreSQL refuses to make one table twice at the same moment
-            connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_MAKING)))
+        if not self._lite:
+            # "if not exists" does not keep two that start at once from making the same table.
+            lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
+            connection.execute(sqlalchemy.select(lock))
         for table in schema.metadata.sorted_tables:
             connection.execute(CreateTable(table, if_not_exists=True))
             for index in table.indexes:

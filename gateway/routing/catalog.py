@@ -46,12 +46,15 @@ def tiers(
 def chosen_variant(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -> Variant:
     """Return the variant that most ready backends of the first region serve.
 
-    The next region decides where the first does not. Where nothing is ready, all that is known
-    counts, so that a model stays known while its backends are away.
+    The next region decides where the first does not. What is drained counts only where nothing
+    else is ready; where nothing is, all that is known does, so that a model stays known while its
+    backends are away.
     """
     ready = [member for member in members if member.health is Health.READY]
+    in_use = [member for member in ready if member.is_in_use()]
     counts = Counter(
-        (variant(member.models[name]), member.endpoint.region) for member in ready or members
+        (variant(member.models[name]), member.endpoint.region)
+        for member in in_use or ready or members
     )
 
     def votes(candidate: Variant) -> tuple[list[int], Variant]:

@@ -89,17 +89,18 @@ class Fleet:
         self._regions = tuple(dict.fromkeys(endpoint.region for endpoint in endpoints))
         self._use(routing)
         self.drain(self._drained)
-        self._placements = catalog(tuple(members.values()), self._regions)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Give no more work to these backends, by id, and again to all others."""
+        """Give no more work to these backends, by id or entry, and again to all others."""
         self._drained = drained
         now = self._clock()
         for member in self._members.values():
-            is_drained = member.endpoint.backend in drained
+            is_drained = not drained.isdisjoint({member.endpoint.backend, member.endpoint.entry})
             if member.drained and not is_drained:
                 member.returned = now
             member.drained = is_drained
+        # Which revision is served may depend on it.
+        self._placements = catalog(tuple(self._members.values()), self._regions)
 
     def observe(
         self, endpoint: Endpoint, found: BackendState | ProbeFailure, took: float = 0.0
@@ -110,6 +111,7 @@ class Fleet:
             return
         before = (member.health, member.models)
         now = self._clock()
+        member.trouble = found.detail if isinstance(found, ProbeFailure) else ""
         if isinstance(found, BackendState):
             member.state = found
             member.take_report(found.report, now)
@@ -119,8 +121,8 @@ class Fleet:
             if before[0] is Health.NOT_READY and found.ready:
                 # It came back: what its predecessor did is not held against it.
                 member.ejection, member.returned, member.limit = CLEAN, now, CAUTIOUS
-                if self._has_served and not self._others_available(member, now):
-                    # Whoever waited for any backend comes now, all at once.
+                if self._has_served and self._is_alone(member, now):
+                    # Whoever waited for one of its models comes now, all at once.
                     self._recovering = now + self.routing.slow_start
             self._has_served = self._has_served or found.ready
         elif found.silence and member.heard > now - found.silence:
@@ -146,11 +148,6 @@ class Fleet:
     def knows_models(self) -> bool:
         """Tell whether any backend has ever said what it serves."""
         return bool(self._placements)
-
-    def is_ready(self) -> bool:
-        """Tell whether some backend is available."""
-        now = self._clock()
-        return any(member.is_available(now) for member in self._members.values())
 
     def candidates(self, model: ServedModel, affinity: bytes) -> list[Endpoint]:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
@@ -257,10 +254,14 @@ class Fleet:
                 member.take_latency(took)
         self._judge(member, verdict, now)
 
-    def _others_available(self, member: Member, now: float) -> bool:
-        return any(
-            other.is_available(now) for other in self._members.values() if other is not member
-        )
+    def _is_alone(self, member: Member, now: float) -> bool:
+        """Tell whether no other backend is available for some model of `member`."""
+        others = [
+            other
+            for other in self._members.values()
+            if other is not member and other.is_available(now)
+        ]
+        return any(all(name not in other.models for other in others) for name in member.models)
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return what is known of every endpoint."""

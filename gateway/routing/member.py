@@ -54,6 +54,7 @@ class Member:
         "seed",
         "sent_since",
         "state",
+        "trouble",
     )
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -62,6 +63,8 @@ class Member:
         self.state: BackendState | None = None
         self.models: dict[str, ModelInfo] = {}
         self.health = Health.UNKNOWN
+        self.trouble = ""
+        """Why the last probe got no answer."""
         self.report = Report()
         self.reported = _NEVER
         self.heard = _NEVER

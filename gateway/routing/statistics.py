@@ -12,6 +12,9 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: BackendId
     region: RegionName
+    url: str
+    dns: str
+    """The name by which it was found; empty where the document has its URL."""
     overflow: bool
     health: Health
     drained: bool
@@ -37,10 +40,12 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
     return EndpointStatistics(
         backend=member.endpoint.backend,
         region=member.endpoint.region,
+        url=member.endpoint.url,
+        dns=member.endpoint.dns,
         overflow=member.endpoint.overflow,
         health=member.health,
         drained=member.drained,
-        missing=tuple(state.missing) if state else (),
+        missing=_missing(member),
         provider=state.provider if state else "",
         in_flight=member.in_flight,
         ejected_for=max(0.0, member.ejection.until - now),
@@ -51,3 +56,9 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         failures=member.failures,
         report=member.report,
     )
+
+
+def _missing(member: Member) -> tuple[str, ...]:
+    if member.trouble:
+        return (member.trouble,)
+    return tuple(member.state.missing) if member.state else ()

@@ -169,8 +169,7 @@ class Control:
 
     async def raise_epoch(self, name: str) -> int:
         """Make every cached answer of `name` unreachable; return the version to wait for."""
-        await self._ask(self._redis.hincrby(_EPOCHS, name, 1))
-        return await self.touch(Topic.EPOCHS)
+        return await self._change(Topic.EPOCHS, "HINCRBY", _EPOCHS, name, 1)
 
     async def drained(self) -> frozenset[str]:
         """Return the backends, by id, that are given no work."""
@@ -179,19 +178,15 @@ class Control:
 
     async def drain(self, backend: str) -> int:
         """Give `backend` no more work; return the version to wait for."""
-        await self._ask(self._redis.sadd(_DRAINED, backend))
-        return await self.touch(Topic.DRAINS)
+        return await self._change(Topic.DRAINS, "SADD", _DRAINED, backend)
 
     async def restore(self, backend: str) -> int:
         """Give `backend` work again; return the version to wait for."""
-        await self._ask(self._redis.srem(_DRAINED, backend))
-        return await self.touch(Topic.DRAINS)
+        return await self._change(Topic.DRAINS, "SREM", _DRAINED, backend)
 
     async def touch(self, topic: Topic) -> int:
         """Tell everybody that `topic` changed; return the version to wait for."""
-        version = await self._ask(self._redis.incr(_version(topic)))
-        await self._ask(self._redis.publish(_CHANGED, topic.value))
-        return int(version)
+        return await self._change(topic)
 
     async def acknowledge(
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
@@ -254,6 +249,16 @@ class Control:
                 return await self._ask(pubsub.get_message(timeout=_LISTEN)) is not None
 
             yield heard
+
+    async def _change(self, topic: Topic, *command: str | int) -> int:
+        """Run `command` and tell everybody: both or neither; return the version to wait for."""
+        async with self._redis.pipeline(transaction=True) as together:
+            if command:
+                together.execute_command(*command)
+            together.execute_command("INCR", _version(topic))
+            together.execute_command("PUBLISH", _CHANGED, topic.value)
+            *_, version, _ = await self._ask(together.execute())
+        return int(version)
 
     async def _script(self, script: str, keys: Sequence[str], *values: str | bytes | int) -> Any:
         return await self._ask(self._redis.eval(script, len(keys), *keys, *values))

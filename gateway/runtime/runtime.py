@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from gateway.config.document import Document
+from gateway.config.document import BackendEntry, Document
 from gateway.config.load import digest, load_folder
 from gateway.types import BackendId, Endpoint, RegionName
 
@@ -33,9 +33,11 @@ def compile_runtime(document: Document, generation: int, epochs: Mapping[str, in
         Endpoint(
             backend=BackendId(backend.id),
             region=RegionName(region.name),
-            url=backend.url.rstrip("/"),
+            url=_url(backend),
             weight=backend.weight,
             overflow=pool.overflow,
+            server_name=backend.server_name,
+            dns=backend.dns,
         )
         for region in document.regions
         for pool in region.pools
@@ -48,6 +50,12 @@ def compile_runtime(document: Document, generation: int, epochs: Mapping[str, in
         endpoints=endpoints,
         epochs=MappingProxyType(dict(epochs)),
     )
+
+
+def _url(backend: BackendEntry) -> str:
+    if not backend.dns:
+        return backend.url.rstrip("/")
+    return f"{'https' if backend.tls else 'http'}://{backend.dns}"
 
 
 def folder_runtime(folder: Path, placement: Path | None = None) -> Runtime:

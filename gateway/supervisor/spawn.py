@@ -88,9 +88,13 @@ class Spawner:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment for children: this process's, without the keys it was given."""
-    own = ("SLUICEGATE_ADMIN_KEY", "SLUICEGATE_DEMO_KEY")
-    return {name: value for name, value in process_environment().items() if name not in own}
+    """Return the environment for children: this process's, without the keys it was given.
+
+    Backends of this machine are called on loopback, without TLS.
+    """
+    own = ("SLUICEGATE_ADMIN_KEY", "SLUICEGATE_DEMO_KEY", "SLUICEGATE_BACKEND_TLS_")
+    inherited = process_environment().items()
+    return {name: value for name, value in inherited if not name.startswith(own)}
 
 
 async def _talk(

@@ -18,6 +18,7 @@ from gateway.supervisor.plan import Plan, UpOptions, plan_up
 from gateway.supervisor.reload import reloader
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
+from gateway.upstream.tls import check_tls
 
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
 
@@ -51,13 +52,14 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
 
 
 def check_configuration(settings: Settings) -> None:
-    """Make sure that the folder's document is valid, before anything starts.
+    """Make sure that document and certificates can be used, before anything starts.
 
     Raises:
-        CannotStart: it is not.
+        CannotStart: they cannot.
     """
     try:
         load_folder(settings.config)
+        check_tls(settings)
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
 

@@ -28,6 +28,7 @@ from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from gateway.upstream.shared_call import SharedCall
 from gateway.upstream.tasks import OwnedTasks
+from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, TlsFiles, follow_files
 from gateway.upstream.transport import BackendTransport, Response, TransportError, locate
 
 # A backend that works already gets what comes in this time, in seconds, as one call (as Nagle's
@@ -47,10 +48,10 @@ _state_decoder = msgspec.msgpack.Decoder(BackendState)
 class _Lane:
     """What calls to one backend share: prepared heads, and a bound on calls at a time."""
 
-    def __init__(self, url: str, limit: int, token: bytes) -> None:
-        self.url = url
+    def __init__(self, endpoint: Endpoint, limit: int, token: bytes) -> None:
+        self.place = _place(endpoint)
         self.limit = limit
-        self.origin, host, path = locate(url)
+        self.origin, host, path = locate(endpoint.url, endpoint.server_name)
         common = b" HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n" % (host, MEDIA_TYPE.encode())
         if token:
             common += b"%b: %b\r\n" % (TOKEN_HEADER.encode(), token)
@@ -80,16 +81,31 @@ class _Reply:
 
 
 class HttpBackendClient:
-    """`BackendClient` over HTTP. One a process, entered before use."""
+    """`BackendClient` over HTTP and TLS. One a process, entered before use.
 
-    def __init__(self, *, token: str = "") -> None:
+    The files of `tls` are looked at each `look_interval` seconds, and used when they are new.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str = "",
+        tls: ClientTls | None = None,
+        look_interval: float = LOOK_INTERVAL,
+    ) -> None:
         self._token = token.encode()
-        self._transport = BackendTransport()
+        self._tls = tls or ClientTls(TlsFiles())
+        self._look_interval = look_interval
+        self._transport = BackendTransport(tls=self._tls)
         self._tasks = OwnedTasks()
         self._lanes: dict[BackendId, _Lane] = {}
         self._routing = RoutingEntry()
 
     async def __aenter__(self) -> Self:
+        if self._tls.has_files:
+            # Read before the first call: it must not find them broken.
+            await asyncio.to_thread(self._tls.renew)
+            _ = self._tasks.start(follow_files(self._tls, self._look_interval))
         return self
 
     async def __aexit__(
@@ -230,12 +246,16 @@ class HttpBackendClient:
     def _lane(self, endpoint: Endpoint) -> _Lane:
         lane = self._lanes.get(endpoint.backend)
         limit = self._routing.max_calls_per_backend
-        if lane is None or lane.url != endpoint.url or lane.limit != limit:
+        if lane is None or lane.place != _place(endpoint) or lane.limit != limit:
             try:
-                lane = self._lanes[endpoint.backend] = _Lane(endpoint.url, limit, self._token)
+                lane = self._lanes[endpoint.backend] = _Lane(endpoint, limit, self._token)
             except ValueError as error:
                 raise CallFailed(Cause.UNREACHABLE, "the backend's URL is not one") from error
         return lane
+
+
+def _place(endpoint: Endpoint) -> tuple[str, str]:
+    return endpoint.url, endpoint.server_name
 
 
 def _lost(error: TransportError, response: Response | None) -> CallFailed:

@@ -14,6 +14,9 @@ from urllib.parse import quote, urlsplit
 import httptools
 from typing_extensions import override
 
+from gateway.errors import ConfigurationError
+from gateway.upstream.tls import ClientTls, TlsFiles, explain
+
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
 KEEPALIVE_EXPIRY = 4.0
 # Larger bodies are sent in pieces, so that none of them holds the loop for long.
@@ -30,11 +33,12 @@ class TransportError(ConnectionError):
 
 
 class Origin(NamedTuple):
-    """Where connections go."""
+    """Where connections go, and the name that a certificate there must hold."""
 
     scheme: str
     host: str
     port: int
+    server_name: str
 
 
 class Location(NamedTuple):
@@ -45,8 +49,8 @@ class Location(NamedTuple):
     path: bytes
 
 
-def locate(url: str) -> Location:
-    """Return where `url` leads.
+def locate(url: str, server_name: str = "") -> Location:
+    """Return where `url` leads; `server_name` takes the place of its host in certificates.
 
     Raises:
         ValueError: it is no address of a backend.
@@ -54,7 +58,8 @@ def locate(url: str) -> Location:
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError("a backend's URL begins with `http://` or `https://` and a host")
-    origin = Origin(parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme])
+    port = parts.port or _PORTS[parts.scheme]
+    origin = Origin(parts.scheme, parts.hostname, port, server_name or parts.hostname)
     host = parts.netloc.rpartition("@")[2].encode()
     path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
     return Location(origin, host, path.encode())
@@ -67,10 +72,10 @@ class BackendTransport:
     """
 
     def __init__(
-        self, *, keepalive: float = KEEPALIVE_EXPIRY, ssl_context: ssl.SSLContext | None = None
+        self, *, keepalive: float = KEEPALIVE_EXPIRY, tls: ClientTls | None = None
     ) -> None:
         self._keepalive = keepalive
-        self._ssl_context = ssl_context
+        self._tls = tls or ClientTls(TlsFiles())
         self._idle: dict[Origin, list[tuple[float, _Connection]]] = {}
         self._busy: set[_Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -110,7 +115,7 @@ class BackendTransport:
     def finished(self, origin: Origin, connection: "_Connection") -> None:
         """Take back a connection whose response was read, or given up."""
         self._busy.discard(connection)
-        if not connection.is_reusable:
+        if not self._is_usable(connection):
             connection.abort()
             return
         loop = asyncio.get_running_loop()
@@ -124,28 +129,38 @@ class BackendTransport:
         while kept:
             # The one used last: those that are not needed grow old and are closed.
             since, connection = kept.pop()
-            if since > oldest and connection.is_reusable:
+            if since > oldest and self._is_usable(connection):
                 return connection
             connection.abort()
         return None
 
     async def _connect(self, origin: Origin, patience: float | None) -> "_Connection":
-        scheme, host, port = origin
+        scheme, host, port, server_name = origin
         loop = asyncio.get_running_loop()
-        context = self._context() if scheme == "https" else None
         try:
+            context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                _, connection = await loop.create_connection(_Connection, host, port, ssl=context)
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(context),
+                    host,
+                    port,
+                    ssl=context,
+                    server_hostname=server_name if context is not None else None,
+                )
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
+        except ssl.SSLError as error:
+            raise TransportError(explain(error)) from error
+        except ConfigurationError as error:
+            raise TransportError(f"no TLS: {error.detail}") from error
         except (OSError, OverflowError, UnicodeError) as error:
             raise TransportError(f"no connection: {type(error).__name__}") from error
         return connection
 
-    def _context(self) -> ssl.SSLContext:
-        if self._ssl_context is None:
-            self._ssl_context = ssl.create_default_context()
-        return self._ssl_context
+    def _is_usable(self, connection: "_Connection") -> bool:
+        """Tell whether a connection may be used again: not if certificates were renewed since."""
+        context = connection.context
+        return connection.is_reusable and (context is None or context is self._tls.context)
 
     def _drop(self, connection: "_Connection") -> None:
         self._busy.discard(connection)
@@ -194,13 +209,14 @@ class Response:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, and the exchange that is on it."""
+    """One connection, made with `context` if over TLS, and the exchange that is on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self.context = context
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._header_bytes = 0
-        self._is_framed = False
+        self._is_framed = self._has_heard = False
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._has_head = self._is_complete = self._is_sent = True
@@ -264,6 +280,7 @@ class _Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        self._has_heard = True
         if self._is_complete:
             self._fail(TransportError("more came than was asked for"))
             return
@@ -279,8 +296,18 @@ class _Connection(asyncio.Protocol):
             # A body without a length ends with its connection, unless that was reset.
             self._is_complete = True
         if self._error is None:
-            self._error = TransportError("the connection was lost")
+            self._error = TransportError(self._why_lost(exc))
         self._wake()
+
+    def _why_lost(self, exc: Exception | None) -> str:
+        if isinstance(exc, ssl.SSLError):
+            return explain(exc)
+        if self._has_heard:
+            return "the connection was lost"
+        # A server judges our certificate when we believe to be done, and may say nothing.
+        is_plain = self.context is None
+        hint = "should the URL be `https://`?" if is_plain else "is our certificate accepted?"
+        return f"the connection was lost before anything came: {hint}"
 
     @override
     def pause_writing(self) -> None:

@@ -41,12 +41,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend to run."""
+    """A backend to run: over a repository of its own, or `models`; `settings` win over the pace."""
 
     name: str
     region: str
     pace: Pace = Pace()
     overflow: bool = False
+    models: Path | None = None
+    settings: dict[str, str] = {}
 
 
 class PacedBackend:
@@ -54,8 +56,9 @@ class PacedBackend:
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self.spec = spec
-        self.models = folder / spec.name
-        write_revision(self.models, 1)
+        self.models = spec.models or folder / spec.name
+        if spec.models is None:
+            write_revision(self.models, 1)
         self.port = free_port()
         self.proxy = FaultyProxy(self.port, seed=len(spec.name))
         self._child: subprocess.Popen[bytes] | None = None
@@ -69,7 +72,7 @@ class PacedBackend:
             "tokenizer_threads": "1",
             "paced_base": str(pace.base),
             "paced_token": str(pace.token),
-        }
+        } | self.spec.settings
         command = [sys.executable, "-m", "backends", "serve", "--models", str(self.models)]
         command += ["--port", str(self.port), "--region", self.spec.region, "--id", self.spec.name]
         self._child = subprocess.Popen(

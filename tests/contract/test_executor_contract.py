@@ -14,9 +14,12 @@ from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.provider import DeviceOptions
+from backends.executors.upstream import UpstreamExecutor
+from backends.open_inference.address import Upstream
 from backends.settings import Provider
 from backends.types import FloatArray, IntArray, OutputKind
 from tests.support.backend_repository import DIMENSIONS, toy_graph
+from tests.support.inference_server import inference_server
 
 GPU = Path("/dev/nvidia0").exists()
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
@@ -39,7 +42,7 @@ def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
 
 @pytest.fixture(
     params=[
-        *("dummy", "paced", "onnx", "bound", "captured"),
+        *("dummy", "paced", "onnx", "bound", "captured", "upstream", "upstream-json"),
         pytest.param("cuda", marks=pytest.mark.gpu),
     ]
 )
@@ -50,6 +53,10 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelEx
         yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, lanes=2)
     elif request.param == "onnx":
         yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), lanes=2)
+    elif request.param.startswith("upstream"):
+        with inference_server(toy_graph(), binary=request.param == "upstream") as server:
+            upstream = Upstream(url=server.url, model="remote", runs=2)
+            yield UpstreamExecutor(source(tmp_path / "none", upstream=upstream), upstream)
     elif request.param == "cuda":
         if not GPU:
             pytest.skip("there is no GPU")

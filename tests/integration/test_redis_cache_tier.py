@@ -17,7 +17,7 @@ from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.delaying_proxy import DelayingProxy
 from tests.support.valkey import Valkey
-from tests.support.waiting import until
+from tests.support.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 NOW = 1_000.0
@@ -70,6 +70,23 @@ async def test_all_keys_asked_for_in_one_tick_travel_in_one_call(valkey: str) ->
 
         assert tier.statistics().reads == 1
         assert tier.statistics().misses == 200
+
+
+async def test_a_claim_is_one_to_others_and_none_to_who_made_it(valkey: str) -> None:
+    async with make_tier(valkey) as one, make_tier(valkey) as other:
+        one.claim([cache_key("a")])
+        redis = connect(valkey, timeout=5.0)
+
+        async def is_claimed() -> bool:
+            return bool(await redis.exists(KEY_PREFIX + cache_key("a").address))
+
+        await eventually(is_claimed)
+        await redis.aclose()
+        await asyncio.gather(one.fetch([cache_key("a")]), other.fetch([cache_key("a")]))
+
+        assert one.claim([cache_key("a")]) == [False]
+        assert other.claim([cache_key("a")]) == [True]
+        assert (one.statistics().claimed, other.statistics().claimed) == (0, 1)
 
 
 async def test_a_life_is_shortened_by_the_jitter(valkey: str) -> None:

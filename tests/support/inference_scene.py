@@ -23,6 +23,7 @@ from gateway.types import (
     Answer,
     CacheDirectives,
     Caller,
+    Criticality,
     InferenceRequest,
     ItemFailure,
     ItemOutcome,
@@ -214,6 +215,7 @@ class Scene:
         model: str = "sentiment",
         task: Task = Task.CLASSIFY,
         directives: CacheDirectives | None = None,
+        criticality: Criticality = Criticality.DEFAULT,
     ) -> Answer:
         """Return the answer for `texts`."""
         request = InferenceRequest(
@@ -226,6 +228,7 @@ class Scene:
             principal=Principal(tenant=TenantId(tenant), key=KeyId("k")),
             deadline=asyncio.get_running_loop().time() + within,
             directives=directives or CacheDirectives(),
+            criticality=criticality,
         )
         runtime = Runtime(
             generation=1,

@@ -11,6 +11,7 @@ Every item is answered with `{"echo": <its body>, "backend": <the backend's id>}
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
@@ -213,7 +214,11 @@ class StubBackend:
         behaviour: Behaviour = answer,
         port: int = 0,
         path: str = "",
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._host = host
+        self._tls = tls
         self.path = path
         """Stands before the paths of the wire."""
         self.backend_id = backend_id
@@ -240,7 +245,13 @@ class StubBackend:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self._port}{self.path}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{self._host}:{self._port}{self.path}"
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return self._port
 
     @property
     def open_connections(self) -> int:
@@ -263,7 +274,7 @@ class StubBackend:
         """Listen, on the same port as before if it did so before."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            self._protocol, "127.0.0.1", self._port, backlog=1024
+            self._protocol, self._host, self._port, backlog=1024, ssl=self._tls
         )
         self._port = self._server.sockets[0].getsockname()[1]
 

@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,11 +28,17 @@ class StubProcess(msgspec.Struct, frozen=True):
 
 @contextmanager
 def stub_process(
-    *, backend_id: str = "stub", region: str = "eu", service_time: float = 0.0, port: int = 0
+    *,
+    backend_id: str = "stub",
+    region: str = "eu",
+    service_time: float = 0.0,
+    port: int = 0,
+    certificate: Path | None = None,
 ) -> Iterator[StubProcess]:
-    """Run a stub backend in a process that ends with the context."""
+    """Run a stub backend in a process that ends with the context; over TLS with a certificate."""
     command = [sys.executable, "-m", "tests.support.stub_process", backend_id, region]
     command += [f"--service-time={service_time}", f"--port={port}"]
+    command += [f"--certificate={certificate}"] if certificate else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
         try:
             assert process.stdout is not None
@@ -46,12 +53,18 @@ async def _main() -> None:
     parser.add_argument("region")
     parser.add_argument("--service-time", type=float, default=0.0)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--certificate", type=Path)
     options = parser.parse_args()
+    context: ssl.SSLContext | None = None
+    if options.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.certificate)
     stub = StubBackend(
         backend_id=options.backend_id,
         region=options.region,
         behaviour=answer_after(options.service_time) if options.service_time else answer,
         port=options.port,
+        tls=context,
     )
     async with stub:
         print(stub.url, flush=True)  # noqa: T201 - its parent reads it

@@ -16,6 +16,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 from gateway.types import Rule
+from gateway.upstream.resolving import Resolver
 from tests.support.stub_backend import StubBackend
 
 KEY = "sk-a-key-of-the-worker-under-test"
@@ -111,6 +112,8 @@ async def running_worker(
     *,
     rules: tuple[Rule, ...] = (),
     state_url: str = "",
+    upstream_ca: Path | None = None,
+    resolver: Resolver | None = None,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
@@ -124,6 +127,7 @@ async def running_worker(
         cache_url=url,
         state_url=state_url or url,
         secret="shared by the workers of a test",
+        upstream_ca=upstream_ca,
         drain=2.0,
     )
     _configure(settings, stubs, document)
@@ -132,7 +136,8 @@ async def running_worker(
         ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     registry = CollectorRegistry()
     stop = asyncio.Event()
-    async with build_worker(settings, registry=registry) as (app, protocol):
+    building = build_worker(settings, registry=registry, resolver=resolver)
+    async with building as (app, protocol):
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
             serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)

@@ -66,7 +66,16 @@ async def admin(
 async def worker(settings: Settings, redis: Redis) -> AsyncIterator[RuntimeStore]:
     """A worker that follows, and reports what a gateway's does."""
     store = RuntimeStore(await first_runtime(redis, settings))
-    fleet = [{"backend": "eu-0", "health": "ready"}]
+    fleet = [
+        {"backend": "eu-0", "health": "ready"},
+        {
+            "backend": "us@10.0.0.7",
+            "health": "ready",
+            "ejected_for": 0.0,
+            "url": "http://10.0.0.7:8100",
+            "dns": "backends.us:8100",
+        },
+    ]
     report = msgspec.json.encode({"cache": {"hits": 3}, "fleet": fleet})
     async with RuntimeFollower(
         store=store, redis=redis, settings=settings, report=lambda: report, poll=0.05

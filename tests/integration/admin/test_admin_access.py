@@ -7,6 +7,7 @@ from redis.asyncio import Redis
 
 from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
+from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.types import Asked, ShareReport
@@ -137,6 +138,35 @@ async def test_a_backend_is_drained_and_restored_by_its_place(
     assert shown["drained"]
     assert (restored.status_code, restored.json()["drained"]) == (200, False)
     refused(elsewhere, 404, "not_found")
+
+
+async def test_backends_of_a_name_are_shown_and_drained_one_by_one_or_all_together(
+    admin: httpx.AsyncClient, worker: RuntimeStore, settings: Settings, redis: Redis
+) -> None:
+    name = '{id: us, dns: "backends.us:8100"}'
+    (settings.config / "r.yaml").write_text(
+        f"regions: [{{name: us, pools: [{{backends: [{name}]}}]}}]"
+    )
+    await admin.post("/admin/config/reload")
+
+    (found,) = (await admin.get("/admin/regions")).json()["regions"][0]["backends"]
+    one = await admin.post("/admin/regions/us/backends/us@10.0.0.7/drain")
+    unknown = await admin.post("/admin/regions/us/backends/us@10.0.0.8/drain")
+    await admin.post("/admin/regions/us/backends/us@10.0.0.7/restore")
+    await Control(redis).drain("us@10.0.0.9")
+    left = await admin.post("/admin/regions/us/backends/us@10.0.0.9/restore")
+    everything = await admin.post("/admin/regions/us/backends/us/drain")
+    (shown,) = (await admin.get("/admin/regions")).json()["regions"][0]["backends"]
+
+    assert (found["id"], found["url"], found["dns"]) == (
+        "us@10.0.0.7",
+        "http://10.0.0.7:8100",
+        "backends.us:8100",
+    )
+    assert [view["health"] for view in found["workers"].values()] == ["ready"]
+    assert (one.status_code, left.status_code, everything.status_code) == (200, 200, 200)
+    assert shown["drained"]
+    refused(unknown, 404, "not_found")
 
 
 async def test_metrics_are_text_for_prometheus(admin: httpx.AsyncClient) -> None:

@@ -71,7 +71,8 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
 
 def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> None:
     (listener.config / "r.yaml").write_text(
-        'regions: [{name: eu, pools: [{backends: [{id: eu-0, url: "http://h:1"}]}]}]'
+        "regions: [{name: eu, pools: [{backends: ["
+        '{id: eu-0, url: "http://h:1"}, {id: us, dns: "backends.us:8100"}]}]}]'
     )
     run(listener, "config", "reload")
 
@@ -83,6 +84,7 @@ def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> N
     assert drained.output.startswith("`eu-0` is given no more work")
     assert "eu-0" in listed.output
     assert "(drained)" in listed.output
+    assert "by DNS from backends.us:8100" in listed.output
     assert msgspec.json.decode(restored.stdout)["drained"] is False
     assert (unknown.exit_code, "no backend `eu-9`" in unknown.output) == (4, True)
 

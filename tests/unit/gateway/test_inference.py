@@ -7,12 +7,13 @@ import pytest
 
 from backends.protocol import Task
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.types import CacheDirectives, ItemFailure, Source
+from gateway.types import CacheDirectives, Criticality, ItemFailure, Source
 from tests.support.inference_scene import INFO, Scene, sources
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 _HIT, _COMPUTED, _COLLAPSED = Source.HIT, Source.COMPUTED, Source.COLLAPSED
+_FAILED = Source.FAILED
 
 
 @pytest.fixture
@@ -288,3 +289,59 @@ async def test_before_any_backend_was_reached_nothing_is_said_about_models(scene
 async def test_a_task_that_the_model_does_not_answer_is_named(scene: Scene) -> None:
     with pytest.raises(TaskNotSupported, match="`classify`, not `embed`"):
         await scene.ask("a", task=Task.EMBED)
+
+
+def _overloaded() -> ItemFailure:
+    return ItemFailure(status=503, code="overloaded", detail="Busy.", retryable=True)
+
+
+@pytest.mark.parametrize(
+    ("leads", "joins", "is_tried_again"),
+    [
+        (Criticality.SHEDDABLE, Criticality.DEFAULT, True),
+        (Criticality.DEFAULT, Criticality.CRITICAL, True),
+        (Criticality.SHEDDABLE, Criticality.SHEDDABLE, False),
+        (Criticality.CRITICAL, Criticality.DEFAULT, False),
+    ],
+)
+async def test_who_joined_is_shed_with_the_leader_unless_it_matters_more(
+    leads: Criticality, joins: Criticality, *, is_tried_again: bool, scene: Scene
+) -> None:
+    scene.runner.gate.clear()
+    scene.runner.failure = _overloaded()
+    leader = asyncio.create_task(scene.ask("a", criticality=leads))
+    await until(lambda: bool(scene.runner.works))
+    joined = asyncio.create_task(scene.ask("a", criticality=joins))
+    await until(lambda: scene.flights.statistics().joined == 1)
+
+    scene.runner.gate.set()
+    await leader
+    scene.runner.failure = None
+    answer = await joined
+
+    assert sources(await leader) == [_FAILED]
+    assert sources(answer) == [_COMPUTED if is_tried_again else _FAILED]
+    assert [work.criticality for work in scene.runner.works[1:]] == [joins] * is_tried_again
+
+
+async def test_equal_items_of_a_request_that_is_over_its_limit_are_refused_together(
+    scene: Scene,
+) -> None:
+    scene.runner.failure = ItemFailure(status=429, code="rate_limited", detail="Later.")
+
+    answer = await scene.ask("a", "a", "a", "b")
+
+    assert sources(answer) == [_FAILED] * 4
+    assert scene.runner.computed == [b"a", b"b"]
+
+
+async def test_who_waits_for_work_that_is_given_up_hears_that_and_of_no_fault(scene: Scene) -> None:
+    scene.runner.gate.clear()
+    asked = asyncio.create_task(scene.ask("a"))
+    await until(lambda: bool(scene.runner.works))
+
+    scene.tasks.tasks[0].cancel()
+    (outcome,) = (await asked).outcomes
+
+    assert outcome.failure is not None
+    assert (outcome.failure.status, outcome.failure.code) == (503, "cancelled")

@@ -268,6 +268,19 @@ async def test_a_refresh_that_ends_after_a_purge_is_not_found(scene: Scene) -> N
     assert sources(await scene.ask("a")) == [_COMPUTED]
 
 
+@pytest.mark.parametrize("change", [{"profile": "int8"}, {"algorithm_version": 2}])
+@pytest.mark.parametrize("directives", [CacheDirectives(), _ANY])
+async def test_an_answer_of_another_profile_or_algorithm_is_never_given(
+    change: dict[str, object], directives: CacheDirectives
+) -> None:
+    scene = Scene(tiers=True)
+    scene.configure(cache_ttl=100.0, stale_if_error=80.0)
+    await scene.ask("a")
+    scene.models.infos["sentiment"] = msgspec.structs.replace(INFO, **change)
+
+    assert sources(await scene.ask("a", directives=directives)) == [_COMPUTED]
+
+
 async def test_tenants_share_old_answers_only_where_they_share_answers(scene: Scene) -> None:
     await scene.ask("a", tenant="t1")
     roll_out(scene)

@@ -42,6 +42,26 @@ async def test_what_takes_longer_than_the_drain_is_cancelled_and_may_clean_up() 
     assert len(owner) == 0
 
 
+async def test_what_is_started_while_others_are_cancelled_ends_as_well() -> None:
+    ended: list[str] = []
+    owner = TaskOwner(drain=0.01)
+
+    async def work(name: str) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(name)
+            if name == "first":
+                owner.start(work("second"))
+                await asyncio.sleep(0)
+
+    async with owner:
+        owner.start(work("first"))
+
+    assert ended == ["first", "second"]
+    assert len(owner) == 0
+
+
 async def test_a_task_that_fails_is_logged_and_harms_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

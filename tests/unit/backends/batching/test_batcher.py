@@ -221,6 +221,30 @@ async def test_rows_that_become_known_while_an_item_stands_in_line_are_not_run_a
     assert batcher.statistics().rows == 4 + 4
 
 
+async def test_an_item_whose_rows_are_known_or_on_their_way_needs_no_room() -> None:
+    gate = Gate()
+    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+        first = asyncio.create_task(ask(rows, encode(1)))
+        await until(lambda: gate.arrived == 1)
+        gate.let_one_pass()
+        await first
+        running_row = asyncio.create_task(ask(rows, encode(2)))
+        await until(lambda: gate.arrived == 2)
+        waiting = asyncio.create_task(ask(rows, encode(3), encode(4)))
+        await until(lambda: batcher.is_full(FLOW))
+        in_line = asyncio.create_task(ask(rows, encode(5)))
+        await asyncio.sleep(0)
+
+        known = await asyncio.wait_for(ask(rows, encode(1)), 5.0)
+        gate.open()
+        joined = await ask(rows, encode(1), encode(3))
+        await asyncio.gather(running_row, waiting, in_line)
+
+    assert np.array_equal(known[0], joined[0])
+    assert batcher.statistics().rows == 5
+    assert batcher.statistics().refused_rows == 0
+
+
 async def test_who_leaves_the_line_lets_the_next_one_in() -> None:
     gate = Gate()
     async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):

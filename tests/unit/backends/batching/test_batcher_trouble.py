@@ -198,6 +198,23 @@ async def test_a_tenant_that_fills_the_queue_leaves_room_for_another() -> None:
     assert len(answers) == 201
 
 
+async def test_a_tenant_with_few_rows_is_not_counted_those_that_others_ask_at_the_same_moment() -> (
+    None
+):
+    gate = Gate()
+    bench = Bench(PacedExecutor(gate), queue=QueueLimits(rows=128, tokens=10_000))
+    async with bench.batcher:
+        first = bench.ask(encode(9))
+        await until(lambda: gate.arrived == 1)
+        greedy = [bench.ask(encode(n, 1), scope="greedy") for n in range(1, 200)]
+        await until(lambda: bench.batcher.is_full(("interactive", "greedy")))
+        before = bench.batcher.statistics().queued_rows
+        modest = [bench.ask(encode(n), encode(n, n), scope=f"modest-{n}") for n in range(1, 4)]
+        await until(lambda: bench.batcher.statistics().queued_rows == before + 6)
+        gate.open()
+        await asyncio.gather(first, *modest, *greedy)
+
+
 async def test_a_tenant_is_not_refused_for_what_another_has_waiting() -> None:
     gate = Gate()
     bench = Bench(PacedExecutor(gate), queue=QueueLimits(rows=4096, tokens=262_144))

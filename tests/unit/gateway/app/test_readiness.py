@@ -9,7 +9,7 @@ from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import RoutingEntry
 from gateway.errors import DependencyUnavailable
-from gateway.routing.fleet import Fleet, ProbeFailure
+from gateway.routing.fleet import Fleet, ProbeFailure, Verdict
 from gateway.types import Principal
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
@@ -64,3 +64,20 @@ async def test_one_region_is_enough_and_the_other_is_told_of() -> None:
 
     assert (found.ready, found.missing) == (True, [])
     assert found.degraded == ["us/us-0: not_ready"]
+
+
+async def test_backends_that_are_all_ejected_still_serve_and_the_worker_is_ready() -> None:
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
+    await principals.refresh()
+    backends = fleet()
+    backends.observe(_EU, state("eu-0"))
+    for _ in range(20):
+        backends.record(_EU, Verdict.FAILED)
+    model = backends.model("stub")
+    assert model is not None
+
+    found = WorkerReadiness(principals=principals, fleet=backends).readiness()
+
+    assert backends.statistics()[0].ejected_for > 0
+    assert [share.endpoint for share in backends.spread(model, [b"item"])] == [_EU]
+    assert found.ready

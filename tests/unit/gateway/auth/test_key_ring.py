@@ -1,5 +1,6 @@
 """Finding who calls."""
 
+import msgspec
 import pytest
 
 from gateway.auth.key_ring import KeyRing
@@ -61,3 +62,18 @@ def test_no_key_is_kept_in_memory() -> None:
     ring.find(key.encode())
 
     assert key.encode() not in repr(vars(ring)).encode()
+
+
+def test_looking_for_expired_keys_changes_nothing_where_none_is() -> None:
+    lasting, ending = new_key(), new_key()
+    expiring = msgspec.structs.replace(GLOBEX, expires=100)
+    ring = KeyRing({hash_key(lasting): ACME, hash_key(ending): expiring})
+    before = ring.generation
+
+    ring.drop_expired(99)
+    unchanged = ring.generation
+    ring.drop_expired(100)
+
+    assert unchanged == before
+    assert ring.generation != before
+    assert (ring.find(lasting.encode()), ring.find(ending.encode())) == (ACME, None)

@@ -4,11 +4,16 @@ import asyncio
 
 import pytest
 
-from gateway.cache.coalescing import Flights, wait
+from gateway.cache.coalescing import Flights
 from gateway.types import ItemOutcome, Source
 from tests.support.caching import cache_key
 
 DONE = ItemOutcome(source=Source.COMPUTED, result=b"{}")
+
+
+async def wait(future: asyncio.Future[ItemOutcome]) -> ItemOutcome:
+    await asyncio.wait((future,))
+    return future.result()
 
 
 @pytest.mark.anyio
@@ -16,10 +21,10 @@ async def test_of_many_who_ask_one_leads_and_all_hear_its_outcome() -> None:
     flights = Flights()
     joined = [flights.join(cache_key("a")) for _ in range(200)]
 
-    waiting = [asyncio.create_task(wait(future)) for future, _ in joined]
+    waiting = [asyncio.create_task(wait(seat.outcome)) for seat in joined]
     flights.settle(cache_key("a"), DONE)
 
-    assert [leads for _, leads in joined] == [True] + [False] * 199
+    assert [seat.leads for seat in joined] == [True] + [False] * 199
     assert await asyncio.gather(*waiting) == [DONE] * 200
     statistics = flights.statistics()
     assert (statistics.in_flight, statistics.led, statistics.joined) == (0, 1, 199)
@@ -28,7 +33,7 @@ async def test_of_many_who_ask_one_leads_and_all_hear_its_outcome() -> None:
 @pytest.mark.anyio
 async def test_a_waiter_that_is_cancelled_leaves_the_others_waiting() -> None:
     flights = Flights()
-    future, _ = flights.join(cache_key("a"))
+    future = flights.join(cache_key("a")).outcome
     gone = asyncio.create_task(wait(future))
     stays = asyncio.create_task(wait(future))
     await asyncio.wait({gone}, timeout=0)
@@ -47,15 +52,15 @@ async def test_after_the_outcome_the_next_leads_anew() -> None:
     flights.join(cache_key("a"))
     flights.settle(cache_key("a"), DONE)
 
-    assert flights.join(cache_key("a"))[1]
-    assert flights.join(cache_key("b"))[1]
+    assert flights.join(cache_key("a")).leads
+    assert flights.join(cache_key("b")).leads
 
 
 @pytest.mark.anyio
 async def test_settling_what_nobody_asked_for_or_twice_is_harmless() -> None:
     flights = Flights()
     flights.settle(cache_key("a"), DONE)
-    future, _ = flights.join(cache_key("a"))
+    future = flights.join(cache_key("a")).outcome
 
     flights.settle(cache_key("a"), DONE)
     flights.settle(cache_key("a"), DONE)

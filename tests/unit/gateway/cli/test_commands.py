@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
+from tests.support.certificates import Authority
 
 CONFIG = Path(__file__).parents[4] / "config"
 
@@ -50,6 +51,32 @@ def test_a_broken_folder_is_one_line_with_its_place_and_exit_code_3(tmp_path: Pa
     line = f"Error: {tmp_path}/g.yaml:2: models: expected a mapping, got `int`\n"
     assert result.stderr == line
     assert (shown["valid"], shown["line"], shown["field"]) == (False, 2, "models")
+
+
+def test_certificates_that_cannot_be_used_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    chain, key = authority.pair("one", "gateway")
+    _, strange = authority.pair("other", "gateway")
+
+    def check(**files: Path) -> Result:
+        with monkeypatch.context() as own:
+            for name, path in files.items():
+                own.setenv(f"SLUICEGATE_UPSTREAM_{name.upper()}", str(path))
+            return run("config", "check", str(CONFIG))
+
+    missing = check(ca=tmp_path / "missing.pem")
+    mismatched = check(certificate=chain, key=strange)
+
+    assert check(ca=authority.ca, certificate=chain, key=key).exit_code == 0
+    assert (missing.exit_code, mismatched.exit_code) == (3, 3)
+    assert missing.stderr == (
+        f"Error: {tmp_path}/missing.pem: the file cannot be read: No such file or directory\n"
+    )
+    assert f"{chain}: it does not belong to the key in `{strange}`" in mismatched.stderr
+    assert "it holds no certificates in PEM" in check(ca=key).stderr
+    assert "a key needs its certificate" in check(key=key).stderr
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,36 @@ def test_a_broken_document_is_refused_with_line_and_field(text: str, expected: s
 
 
 @pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("{id: a}", "backends[0].url: must be a URL"),
+        ("{id: a, dns: backends}", "backends[0].dns: must be a name and a port"),
+        ("{id: a, dns: 'backends:0'}", "backends[0].dns: must be a name and a port"),
+        ("{id: a, dns: 'http://b:80'}", "backends[0].dns: must be a name and a port"),
+        ("{id: a, dns: 'b:80', url: 'http://b:80'}", "has a `url` or a `dns`: leave one out"),
+        ("{id: a, url: 'https://b', tls: true}", "backends[0].tls: the URL says it"),
+        ("{id: a, url: 'http://b', server_name: b}", "there is no certificate without TLS"),
+        ("{id: a, dns: 'b:80', server_name: b}", "there is no certificate without TLS"),
+        ("{id: a, url: 'https://b', server_name: '*'}", "`*` must be a host name"),
+    ],
+)
+def test_a_backend_that_cannot_be_placed_is_refused(backend: str, expected: str) -> None:
+    assert expected in refusal(REGION.replace(BACKEND, backend))
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "{id: a, dns: 'backends.default.svc.cluster.local:8100'}",
+        "{id: a, dns: 'backends:8100', tls: true, server_name: backends.example}",
+        "{id: a, url: 'https://10.0.0.5:8100', server_name: backends.example}",
+    ],
+)
+def test_a_backend_is_placed_by_url_or_by_name(backend: str) -> None:
+    assert load_text(REGION.replace(BACKEND, backend)).regions[0].pools[0].backends[0].id == "a"
+
+
+@pytest.mark.parametrize(
     ("rule", "expected"),
     [
         ("{name: per-minute, unit: requests, capacity: 1, window: 1}", "tenant[0].name"),

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from backends.protocol import Call
+from backends.protocol import Call, Report
 from gateway.config.document import RoutingEntry
 from gateway.dispatch.hedging import Hedging, Latencies
 from gateway.routing.fleet import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
-from tests.support.dispatch_scene import EU, Scene, failing
-from tests.support.dispatching import Outcomes, work
-from tests.support.scripted_client import Step, echo_all
+from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure
+from tests.support.dispatching import Outcomes, endpoint, work
+from tests.support.scripted_client import Pause, Step, echo_all
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -89,6 +89,84 @@ async def test_a_hedge_that_fails_leaves_the_item_to_the_first_backend() -> None
         latencies.note(0.01)
 
     assert (await scene.run(1)).backends() == ["eu-0"]
+
+
+@pytest.mark.parametrize("is_retryable", [True, False])
+async def test_an_item_that_fails_at_both_backends_of_a_hedge_does_not_wait_for_its_deadline(
+    *, is_retryable: bool
+) -> None:
+    hedge_failed = asyncio.Event()
+
+    async def fails_first(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        yield item_failure(0, retryable=True)
+        hedge_failed.set()
+        yield Report()
+
+    async def fails_later(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        await hedge_failed.wait()
+        yield Pause()
+        yield item_failure(0, retryable=is_retryable)
+        yield Report()
+
+    scene = Scene({"eu-0": fails_later, "us-0": fails_first}, routing=RoutingEntry(hedge_share=1.0))
+    latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.01)
+
+    async with asyncio.timeout(10.0):
+        outcomes = await scene.run(1, within=600.0)
+
+    assert [failure.retryable for failure in outcomes.failures()] == [is_retryable]
+    assert scene.called() == ["eu-0", "us-0"]
+
+
+async def test_an_item_that_fails_at_both_backends_of_a_hedge_goes_to_a_third() -> None:
+    first_failed = asyncio.Event()
+
+    async def fails_first(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        yield item_failure(0, retryable=True)
+        first_failed.set()
+        yield Report()
+
+    async def fails_later(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        await first_failed.wait()
+        yield Pause()
+        yield item_failure(0, retryable=True)
+        yield Report()
+
+    third = endpoint("us-1", region="us", weight=0.01)
+    scene = Scene(
+        {"eu-0": fails_later, "us-0": fails_first},
+        endpoints=(EU, US, third),
+        routing=RoutingEntry(hedge_share=1.0),
+    )
+    latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.01)
+
+    async with asyncio.timeout(10.0):
+        outcomes = await scene.run(1, within=600.0)
+
+    assert outcomes.backends() == ["us-1"]
+    assert scene.called() == ["eu-0", "us-0", "us-1"]
+
+
+async def test_where_there_is_no_second_backend_nothing_is_spent_on_a_hedge() -> None:
+    async def late(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        due = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.1, due.set)
+        await due.wait()
+        async for step in echo_all(target, call):
+            yield step
+
+    scene = Scene({"eu-0": late}, endpoints=(EU,), routing=RoutingEntry(hedge_share=1.0))
+    latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.001)
+    await scene.run(1)
+
+    assert scene.dispatcher.statistics().hedged == 0
+    assert scene.dispatcher.hedging.spend(1)
 
 
 async def test_the_loser_of_a_hedge_goes_on_and_is_heard() -> None:

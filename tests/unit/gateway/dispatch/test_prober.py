@@ -97,18 +97,58 @@ async def test_probes_repeat() -> None:
         await client.until(3)
 
 
-async def test_waiting_for_the_first_round_ends_when_the_endpoint_leaves() -> None:
-    class Silent(ScriptedClient):
-        @override
-        async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
-            await asyncio.get_running_loop().create_future()
-            raise AssertionError
+class SilentClient(CountingClient):
+    """Backends that stop to answer after so many probes, whatever patience was asked for."""
 
+    def __init__(self, *, answers: int = 0) -> None:
+        super().__init__()
+        self._answers = answers
+
+    @override
+    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        self.probed.append(endpoint.backend)
+        self.noted.set()
+        if len(self.probed) > self._answers:
+            await asyncio.get_running_loop().create_future()
+        return state(endpoint.backend)
+
+
+async def test_waiting_for_the_first_round_ends_when_the_endpoint_leaves() -> None:
     fleet = fleet_of(EU)
-    async with Prober(fleet=fleet, client=Silent(), random=Random(1)) as prober:
+    async with Prober(fleet=fleet, client=SilentClient(), random=Random(1)) as prober:
         waiting = asyncio.create_task(prober.first_round())
         await asyncio.sleep(0)
         fleet.configure([], RARELY)
         prober.refresh()
 
         await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_waiting_for_a_probe_in_flight_ends_when_the_endpoint_leaves() -> None:
+    client, fleet = SilentClient(answers=1), fleet_of(EU)
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await prober.first_round()
+        waiting = asyncio.create_task(prober.probe_all())
+        await client.until(2)
+        fleet.configure([], RARELY)
+        prober.refresh()
+
+        await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_waiting_for_probes_ends_with_the_prober() -> None:
+    client = SilentClient(answers=1)
+    async with Prober(fleet=fleet_of(EU), client=client, random=Random(1)) as prober:
+        await prober.first_round()
+        in_flight = asyncio.create_task(prober.probe_all())
+        await client.until(2)
+        next_one = asyncio.create_task(prober.probe_all())
+        await asyncio.sleep(0)
+
+    await asyncio.wait_for(asyncio.gather(in_flight, next_one), 5.0)
+
+
+async def test_waiting_for_probes_has_an_end_whatever_becomes_of_them() -> None:
+    fleet = fleet_of(EU, routing=RoutingEntry(probe_timeout=0.01))
+    async with Prober(fleet=fleet, client=SilentClient(), random=Random(1)) as prober:
+        await asyncio.wait_for(prober.probe_all(), 5.0)

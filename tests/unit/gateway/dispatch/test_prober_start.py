@@ -10,6 +10,7 @@ from backends.protocol import BackendState
 from gateway.config.document import RoutingEntry
 from gateway.dispatch.prober import Prober
 from gateway.routing.fleet import Fleet
+from gateway.routing.member import Health
 from gateway.types import Endpoint
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
@@ -89,7 +90,7 @@ async def test_backends_that_replace_all_others_are_known_the_moment_they_do() -
         after = regions(fleet)
 
     assert (before, after) == (("eu",), ("us",))
-    assert fleet.is_ready()
+    assert [each.health for each in fleet.statistics()] == [Health.READY]
 
 
 async def test_a_new_backend_that_does_not_answer_is_no_reason_to_refuse_a_change() -> None:

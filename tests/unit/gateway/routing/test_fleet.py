@@ -78,7 +78,6 @@ def test_a_model_stays_known_while_its_backends_are_away(clock: Clock) -> None:
     fleet.observe(US[0], ProbeFailure(detail="refused"))
 
     assert fleet.model("stub") is not None
-    assert not fleet.is_ready()
     assert fleet.candidates(model_of(fleet), b"item") == []
 
 
@@ -214,6 +213,14 @@ def test_a_drained_backend_is_given_nothing_until_it_is_restored(clock: Clock) -
     assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-0", "us-0"]
 
 
+def test_backends_of_a_name_are_drained_together_by_its_entry(clock: Clock) -> None:
+    fleet = fleet_of([endpoint("eu@10.0.0.1"), endpoint("eu@10.0.0.2"), *US], clock)
+
+    fleet.drain(frozenset({"eu"}))
+
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["us-0"]
+
+
 def test_a_slow_backend_that_still_answers_is_far_away_and_not_lost(clock: Clock) -> None:
     lost: list[Endpoint] = []
     fleet = fleet_of([*EU[:1], *US], clock)
@@ -291,6 +298,24 @@ def test_nothing_is_shed_at_the_first_start_nor_when_one_of_several_comes_back(
     assert after_one is None
 
 
+def test_who_waited_for_the_only_backend_of_a_model_is_held_back_though_others_serve_other_models(
+    clock: Clock,
+) -> None:
+    fleet = fleet_of(EU, clock, observed=False)
+    rare, common = stub_model("rare"), stub_model("common")
+    fleet.observe(EU[0], state("eu-0", models=[rare]))
+    fleet.observe(EU[1], state("eu-1", models=[common]))
+
+    fleet.observe(EU[0], ProbeFailure(detail="refused"))
+    fleet.observe(EU[0], state("eu-0", models=[rare]))
+    fleet.started(EU[0], int(LEAST))
+    fleet.started(EU[1], int(LEAST))
+
+    assert fleet.shed(model_of(fleet, "rare"), Criticality.DEFAULT) is not None
+    assert fleet.shed(model_of(fleet, "rare"), Criticality.CRITICAL) is None
+    assert fleet.shed(model_of(fleet, "common"), Criticality.DEFAULT) is None
+
+
 def test_nothing_is_shed_while_a_backend_has_room(clock: Clock) -> None:
     fleet = fleet_of([*EU, *US], clock)
 
@@ -333,3 +358,18 @@ def test_statistics_tell_what_is_known(clock: Clock) -> None:
     assert found.ejected_for == 10.0
     assert found.report.queued_tokens == 9
     assert found.health is Health.READY
+
+
+def test_a_model_is_served_at_a_revision_whose_backends_are_not_all_drained(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock, observed=False)
+    old, new = stub_model(revision="bbbbbbbbbbbb"), stub_model(revision="aaaaaaaaaaaa")
+    fleet.observe(EU[0], state("eu-0", models=[old]))
+    fleet.observe(EU[1], state("eu-1", models=[new]))
+
+    fleet.drain(frozenset({"eu-0"}))
+    after_drain = fleet.spread(model_of(fleet), [b"item"])
+    fleet.drain(frozenset({"eu-1"}))
+    the_other = fleet.spread(model_of(fleet), [b"item"])
+
+    assert [share.endpoint for share in after_drain] == [EU[1]]
+    assert [share.endpoint for share in the_other] == [EU[0]]

@@ -1,0 +1,226 @@
+"""TLS as a server: the certificate it shows, those of clients, and their renewal while it serves.
+
+A client without a certificate is let through the handshake, so that health and metrics can be asked
+for by anybody; `Door` asks for one where work is given. A wrong one ends the handshake.
+"""
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from typing_extensions import override
+
+from backends.errors import StartProblem
+from backends.settings import BackendSettings
+
+_log = logging.getLogger(__name__)
+# Seconds between two looks at the files, and between two lines that say the same.
+LOOK_INTERVAL = 5.0
+_SAY_AGAIN = 60.0
+# What OpenSSL calls bytes that begin no handshake.
+_PLAIN = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM files: the chain, its key (where it does not hold that, too), the CAs of clients."""
+
+    certificate: Path
+    key: Path | None = None
+    client_ca: Path | None = None
+
+    def signature(self) -> tuple[tuple[int, int, int], ...]:
+        """Return what is another after any of the files was replaced.
+
+        Raises:
+            OSError: one of them is not there.
+        """
+        files = (self.certificate, self.key, self.client_ca)
+        found = [path.stat() for path in files if path is not None]
+        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
+
+
+def files_of(settings: BackendSettings) -> TlsFiles | None:
+    """Return the files that the settings name; `None` where plain HTTP is served.
+
+    Raises:
+        StartProblem: some are named, but not the certificate.
+    """
+    if settings.tls_certificate is None:
+        if settings.tls_key is not None or settings.tls_client_ca is not None:
+            raise StartProblem(
+                "`SLUICEGATE_BACKEND_TLS_CERTIFICATE` is missing: without a certificate no TLS is "
+                "served, so a key or a client CA has no effect"
+            )
+        return None
+    return TlsFiles(
+        certificate=settings.tls_certificate,
+        key=settings.tls_key,
+        client_ca=settings.tls_client_ca,
+    )
+
+
+class ServerTls:
+    """Gives a server its context, whose handshakes use the files as they were read last."""
+
+    def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._files = files
+        self._refusals = _Refusals(clock)
+        self._signature = _signature(files)
+        self.context = _Delegating(ssl.PROTOCOL_TLS_SERVER)
+        """To be given to a server once; renewals change what is behind it."""
+        self.context.actual = _read(files, self._refusals)
+
+    def renew(self) -> None:
+        """Use the files as they are now for new connections.
+
+        Raises:
+            StartProblem: they cannot be used; nothing has changed.
+        """
+        signature = _signature(self._files)
+        self.context.actual = _read(self._files, self._refusals)
+        self._signature = signature
+
+    async def follow(self, told: asyncio.Event, *, interval: float = LOOK_INTERVAL) -> None:
+        """Renew when `told`, and whenever a file is another; until cancelled."""
+        trouble = ""
+        while True:
+            was_told = await _is_set_within(told, interval)
+            told.clear()
+            try:
+                if not was_told and await asyncio.to_thread(_signature, self._files) == (
+                    self._signature
+                ):
+                    continue
+                await asyncio.to_thread(self.renew)
+            except StartProblem as error:
+                # Half of a rotation looks like this: the next look finds the other half.
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("the certificates stay as they were", extra={"reason": trouble})
+            else:
+                trouble = ""
+                _log.info("the certificates were read again")
+
+
+class _Delegating(ssl.SSLContext):
+    """A context that leaves each handshake to another one, which may change at any time.
+
+    Servers take a context when they begin to listen, and a context cannot forget a CA.
+    """
+
+    actual: ssl.SSLContext
+
+    @override
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        return self.actual.wrap_bio(
+            incoming,
+            outgoing,
+            server_side=server_side,
+            server_hostname=server_hostname,
+            session=session,
+        )
+
+
+class _Refusals:
+    """Says why handshakes fail, the same thing once a minute: probes come twice a second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said: dict[str, float] = {}
+
+    def tell(self, error: ssl.SSLError) -> None:
+        """Log one line on a failed handshake."""
+        reason, now = explain(error), self._clock()
+        # The reasons are those that OpenSSL knows: a closed set.
+        if now - self._said.get(reason, float("-inf")) >= _SAY_AGAIN:
+            self._said[reason] = now
+            _log.warning("a connection was refused", extra={"reason": reason})
+
+
+class _TellingContext(ssl.SSLContext):
+    refusals: _Refusals
+
+
+class _TellingHandshake(ssl.SSLObject):
+    """A handshake whose failure is told: the event loop closes the connection without a word."""
+
+    @override
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            if isinstance(self.context, _TellingContext):
+                self.context.refusals.tell(error)
+            raise
+
+
+def explain(error: ssl.SSLError) -> str:
+    """Return in words why a handshake failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not accepted: {error.verify_message}"
+    if error.reason in _PLAIN:
+        return "plain HTTP came where TLS is spoken: the URL must begin with `https://`"
+    if error.reason in _NO_TLS:
+        return "what came is no TLS"
+    words = (error.reason or "unknown reason").lower().replace("_", " ")
+    return f"the handshake failed: {words}"
+
+
+def _read(files: TlsFiles, refusals: _Refusals) -> ssl.SSLContext:
+    context = _TellingContext(ssl.PROTOCOL_TLS_SERVER)
+    context.refusals = refusals
+    context.sslobject_class = _TellingHandshake
+    path = files.certificate
+    try:
+        # A password would be asked for at the terminal.
+        context.load_cert_chain(path, files.key, password=lambda: "")
+        if files.client_ca is not None:
+            path = files.client_ca
+            context.load_verify_locations(path)
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except ssl.SSLError as error:
+        raise StartProblem(_unusable(path, files.key, error)) from None
+    except OSError as error:
+        raise StartProblem(_missing(files, error)) from None
+    return context
+
+
+def _signature(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
+    try:
+        return files.signature()
+    except OSError as error:
+        raise StartProblem(_missing(files, error)) from None
+
+
+def _missing(files: TlsFiles, error: OSError) -> str:
+    named = error.filename or f"{files.certificate}` or `{files.key}"
+    return f"`{named}` cannot be read: {error.strerror}"
+
+
+def _unusable(path: Path, key: Path | None, error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"`{path}` and `{key or path}` do not belong together: the key is another's"
+    return f"`{path}` holds no PEM that can be used, or its key is missing or has a password"
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

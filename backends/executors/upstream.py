@@ -1,0 +1,221 @@
+"""Runs batches on another server, by the Open Inference Protocol: only tensors travel."""
+
+import math
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from backends.errors import (
+    BackendError,
+    ModelProblem,
+    Overloaded,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
+from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel, measure_cost
+from backends.executors.doubt import Doubt
+from backends.executors.graph import INPUTS, GraphSource
+from backends.open_inference.address import ModelMetadata, Upstream
+from backends.open_inference.client import Reply, UpstreamClient
+from backends.open_inference.tensors import FLOATS, INTEGERS, decode, encode
+from backends.types import FloatArray, IntArray, OutputKind
+
+_LONGEST = 512
+_TRIAL = 4
+_AXES = 2  # rows, tokens
+_OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
+# What a server says of a batch that it cannot compute, or of itself: whether it is ready tells.
+_OF_THE_BATCH = frozenset({400, 413, 422, 500})
+_SOON = 0.1
+_BINARY, _CONFIGURATION = "binary_tensor_data", "model_configuration"
+
+
+class UpstreamExecutor(ModelExecutor):
+    """A model of another server; as many runs at a time as `upstream.runs` says."""
+
+    def __init__(self, source: GraphSource, upstream: Upstream, *, token: str = "") -> None:
+        """Ask the server for the model, run it once, and measure what batches take.
+
+        Raises:
+            ModelProblem: the server does not answer, or its model is no such encoder.
+        """
+        self._source = source
+        self._upstream = upstream
+        self._client = UpstreamClient(upstream, token=token)
+        # Nobody ends an executor: what it keeps open goes with it.
+        weakref.finalize(self, self._client.close)
+        self._version: str | None = None
+        self._cost = CostModel()
+        self._doubt = Doubt(time.monotonic)
+        try:
+            extensions = self._client.server().extensions
+            self._binary = _BINARY in extensions
+            metadata = self._client.metadata()
+            self._inputs = _check_inputs(metadata, upstream)
+            _check_outputs(metadata, source, upstream)
+            self._most_rows = self._declared_rows(metadata, extensions)
+            self._warm_up()
+            self._cost = self._measure()
+        except BackendError as error:
+            raise ModelProblem(f"{upstream}: a trial failed: {error}") from error
+
+    @property
+    @override
+    def provider(self) -> str:
+        return "OpenInferenceExecutionProvider"
+
+    @property
+    @override
+    def lanes(self) -> int:
+        return self._upstream.runs
+
+    @property
+    @override
+    def dimensions(self) -> int:
+        return self._source.dimensions
+
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return self._cost
+
+    @property
+    @override
+    def most_rows(self) -> int | None:
+        return self._most_rows
+
+    @override
+    def run(
+        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
+    ) -> FloatArray:
+        return self.run_within(math.inf, ids=ids, mask=mask, type_ids=type_ids, output=output)
+
+    @override
+    def run_within(
+        self,
+        time_left: float,
+        *,
+        ids: IntArray,
+        mask: IntArray,
+        type_ids: IntArray,
+        output: OutputKind,
+    ) -> FloatArray:
+        given = dict(zip(INPUTS, (ids, mask, type_ids), strict=True))
+        feeds: dict[str, tuple[str, np.ndarray[Any, Any]]] = {
+            name: (datatype, given[name].astype(INTEGERS[datatype], copy=False))
+            for name, datatype in self._inputs.items()
+        }
+        name = self._source.outputs[output]
+        timeout = min(time_left, self._upstream.timeout)
+        rows, longest = ids.shape
+        expected = self._cost.seconds(rows=rows, longest=longest, tokens=rows * longest)
+        outer = ids.shape if output is OutputKind.TOKENS else ids.shape[:1]
+        with self._doubt.run(expected):
+            body, headers = encode(feeds, name, binary=self._binary, timeout=timeout)
+            reply = self._client.infer(body, headers, timeout=timeout)
+            if reply.status != _OK:
+                raise self._explain(reply)
+            values, version = decode(reply, name, (*outer, self.dimensions))
+            self._check_version(version)
+        return values
+
+    def is_well(self) -> bool:
+        """Whether it answers. Where its runs give reason to doubt that, it is tried."""
+        if not self._doubt:
+            return True
+        try:
+            self._try(next(iter(self._source.outputs)), self._doubt.patience)
+        except Overloaded:
+            return True
+        except BackendError:
+            return False
+        return True
+
+    def _check_version(self, version: str | None) -> None:
+        """Refuse answers of another version than the first: they belong to another revision."""
+        self._version = self._version or version
+        if version and version != self._version:
+            raise UpstreamUnavailable(
+                f"{self._upstream.title} answers as version {version}, no longer {self._version}"
+            )
+
+    def _explain(self, reply: Reply) -> BackendError:
+        """Tell a batch that cannot be computed from a server that computes none now."""
+        said = f"{self._upstream.title} answers {reply.status}"
+        if reply.status == _TOO_MANY or (reply.status == _UNAVAILABLE and self._client.is_ready()):
+            return Overloaded(f"{said}: it is busy", retry_after=reply.retry_after or _SOON)
+        if reply.status in _OF_THE_BATCH and self._client.is_ready():
+            return UpstreamFailed(said)
+        return UpstreamUnavailable(said)
+
+    def _declared_rows(self, metadata: ModelMetadata, extensions: list[str]) -> int | None:
+        """Return how many rows a batch may have, by Triton's configuration and by the shapes."""
+        batches = {tensor.shape[0] for tensor in metadata.inputs}
+        if batches == {1}:
+            return 1
+        if batches != {-1}:
+            raise ModelProblem(
+                f"{self._upstream}: its inputs take {sorted(batches)} rows, no more and no fewer; "
+                "serve it with batches of any size, or of 1"
+            )
+        if _CONFIGURATION not in extensions:
+            return None
+        return self._client.config().max_batch_size or None
+
+    def _warm_up(self) -> None:
+        for output in self._source.outputs:
+            self._try(output, math.inf)
+
+    def _try(self, output: OutputKind, time_left: float) -> None:
+        ids = np.ones((1, min(self._source.max_tokens or _TRIAL, _TRIAL)), dtype=np.int32)
+        self.run_within(time_left, ids=ids, mask=ids, type_ids=ids * 0, output=output)
+
+    def _measure(self) -> CostModel:
+        output = next(iter(self._source.outputs))
+
+        def run(ids: IntArray, mask: IntArray) -> None:
+            self.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
+
+        longest = self._source.max_tokens or _LONGEST
+        try:
+            return measure_cost(run, time.perf_counter, longest=longest, most_rows=self._most_rows)
+        except UpstreamFailed:
+            # It takes no batches of some of these shapes; what it takes is learnt at work.
+            return CostModel()
+
+
+def _check_inputs(metadata: ModelMetadata, upstream: Upstream) -> dict[str, str]:
+    for tensor in metadata.inputs:
+        if tensor.name not in INPUTS or tensor.datatype not in INTEGERS:
+            raise ModelProblem(
+                f"{upstream}: input `{tensor.name}` of {tensor.datatype} is none of an encoder's "
+                f"integer inputs: {', '.join(INPUTS)}"
+            )
+        if len(tensor.shape) != _AXES or tensor.shape[1] != -1:
+            raise ModelProblem(
+                f"{upstream}: input `{tensor.name}` is of shape {tensor.shape}; an encoder here "
+                "takes rows of any length: [-1, -1]"
+            )
+    if "input_ids" not in {tensor.name for tensor in metadata.inputs}:
+        raise ModelProblem(f"{upstream}: it has no input `input_ids`")
+    return {tensor.name: tensor.datatype for tensor in metadata.inputs}
+
+
+def _check_outputs(metadata: ModelMetadata, source: GraphSource, upstream: Upstream) -> None:
+    found = {tensor.name: tensor for tensor in metadata.outputs}
+    for name in source.outputs.values():
+        if name not in found:
+            raise ModelProblem(f"{upstream}: it has no output `{name}`; it has {', '.join(found)}")
+        tensor = found[name]
+        if tensor.datatype not in FLOATS:
+            raise ModelProblem(f"{upstream}: output `{name}` is {tensor.datatype}, no floats")
+        width = tensor.shape[-1] if tensor.shape else -1
+        if width not in (-1, source.dimensions):
+            raise ModelProblem(
+                f"{upstream}: output `{name}` is {width} wide, not "
+                f"`dimensions: {source.dimensions}`"
+            )

@@ -1,0 +1,1 @@
+"""Servers of the Open Inference Protocol v2: Triton, KServe, MLServer."""

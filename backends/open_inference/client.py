@@ -1,0 +1,232 @@
+"""Blocking calls to a server over kept connections, one for each call at a time."""
+
+import hashlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from backends.errors import UpstreamUnavailable
+from backends.open_inference.address import (
+    ModelConfig,
+    ModelMetadata,
+    ServerMetadata,
+    Upstream,
+)
+
+# What is asked of a server beside its model's runs is answered at once, or it is not well.
+_READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0
+_MOST_BYTES = 512 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_OK, _NOT_FOUND = 200, 404
+# A kept connection that the server closed meanwhile fails so, before anything was answered.
+_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+_T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """A response. `json_bytes` is how much of the body is JSON where tensors follow it.
+
+    `retry_after` is the seconds after which the server wants to be asked again, if it said so.
+    """
+
+    status: int
+    body: bytes
+    json_bytes: int | None = None
+    retry_after: int | None = None
+
+
+class UpstreamClient:
+    """Calls of one server, from any number of threads at once."""
+
+    def __init__(
+        self, upstream: Upstream, *, token: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._upstream = upstream
+        self._clock = clock
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        parts = urlsplit(upstream.url)
+        self._prefix = parts.path.rstrip("/")
+        self._make = _connector(parts.scheme, parts.netloc)
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+
+    def metadata(self) -> ModelMetadata:
+        """Return what the server says of the model.
+
+        Raises:
+            UpstreamUnavailable: it says nothing, or what no such server says.
+        """
+        return self._read(self._upstream.path, ModelMetadata)
+
+    def config(self) -> ModelConfig:
+        """Return what a server with the extension `model_configuration` says of batches.
+
+        Raises:
+            UpstreamUnavailable: it says nothing, or what no such server says.
+        """
+        return self._read(f"{self._upstream.path}/config", ModelConfig)
+
+    def server(self) -> ServerMetadata:
+        """Return what the server says of itself.
+
+        Raises:
+            UpstreamUnavailable: it says nothing, or what no such server says.
+        """
+        return self._read("/v2", ServerMetadata)
+
+    def is_ready(self) -> bool:
+        """Whether the server would run the model: one that stops says so of itself alone."""
+        try:
+            server = self._call("GET", "/v2/health/ready", timeout=_READY_TIMEOUT)
+            model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
+        except UpstreamUnavailable:
+            return False
+        # A proxy may let models through alone.
+        return server.status in (_OK, _NOT_FOUND) and model.status == _OK
+
+    def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
+        """Run the model.
+
+        Raises:
+            UpstreamUnavailable: no whole response came within `timeout` seconds.
+        """
+        return self._call("POST", f"{self._upstream.path}/infer", body, headers, timeout=timeout)
+
+    def close(self) -> None:
+        """Close the connections that no call uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _read(self, path: str, kind: type[_T]) -> _T:
+        reply = self._call("GET", path, timeout=_STATUS_TIMEOUT)
+        if reply.status != _OK:
+            raise UpstreamUnavailable(f"{self._upstream.title} answers {path} with {reply.status}")
+        try:
+            return msgspec.json.decode(reply.body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UpstreamUnavailable(
+                f"{self._upstream.title} answers {path} with what is not of the Open Inference "
+                f"Protocol: {error}"
+            ) from None
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout: float,
+    ) -> Reply:
+        until = self._clock() + timeout
+        request = (method, self._prefix + path, body, {**self._headers, **(headers or {})})
+        try:
+            with self._lock:
+                kept = self._idle.pop() if self._idle else None
+            if kept is not None:
+                try:
+                    return self._exchange(kept, request, until)
+                except _STALE:
+                    # A run changes nothing, so that it may be asked for again.
+                    pass
+            return self._exchange(self._make(self._left(until)), request, until)
+        except (OSError, http.client.HTTPException) as error:
+            raise UpstreamUnavailable(
+                f"{self._upstream.title} does not answer: `{type(error).__name__}`"
+            ) from error
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        request: tuple[str, str, bytes | None, dict[str, str]],
+        until: float,
+    ) -> Reply:
+        try:
+            self._hurry(connection, until)
+            connection.request(*request)
+            self._hurry(connection, until)
+            # It keeps the socket for itself where the server closes it after this response.
+            wire = connection.sock
+            response = connection.getresponse()
+            body = self._body(response, wire, until)
+            reply = Reply(
+                status=response.status,
+                body=body,
+                json_bytes=_number(response.getheader("Inference-Header-Content-Length")),
+                retry_after=_number(response.getheader("Retry-After")),
+            )
+        except BaseException:
+            # Half an exchange is on the connection.
+            connection.close()
+            raise
+        with self._lock:
+            if len(self._idle) < self._upstream.runs:
+                self._idle.append(connection)
+                return reply
+        connection.close()
+        return reply
+
+    def _body(self, response: http.client.HTTPResponse, wire: socket.socket, until: float) -> bytes:
+        body = bytearray()
+        while chunk := response.read1(_CHUNK):
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise http.client.HTTPException("the response does not end")
+            if not response.isclosed():
+                wire.settimeout(self._left(until))
+        if response.length:
+            raise http.client.IncompleteRead(bytes(body), response.length)
+        # `read1` leaves a response of known length open, and its connection unusable.
+        response.close()
+        return bytes(body)
+
+    def _hurry(self, connection: http.client.HTTPConnection, until: float) -> None:
+        """Bound the next wait by what is left of the call's time."""
+        if connection.sock is None:
+            connection.connect()
+        connection.sock.settimeout(self._left(until))
+
+    def _left(self, until: float) -> float:
+        left = until - self._clock()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+
+def _connector(scheme: str, netloc: str) -> Callable[[float], http.client.HTTPConnection]:
+    if scheme == "https":
+        return lambda timeout: http.client.HTTPSConnection(netloc, timeout=timeout)
+    return lambda timeout: http.client.HTTPConnection(netloc, timeout=timeout)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdecimal() else None
+
+
+def fingerprint(upstream: Upstream, token: str = "") -> str:
+    """Return a digest of what a server that is ready says of a model, "" where it is not ready.
+
+    It names the model's inputs and outputs, and its versions unless one is asked for: weights that
+    are exchanged under the same version cannot be seen.
+    """
+    client = UpstreamClient(upstream, token=token)
+    try:
+        if not client.is_ready():
+            return ""
+        metadata = client.metadata()
+        if upstream.version is not None:
+            metadata = msgspec.structs.replace(metadata, versions=None)
+        content = msgspec.json.encode(metadata, order="deterministic")
+    except UpstreamUnavailable:
+        return ""
+    finally:
+        client.close()
+    return hashlib.blake2b(content).hexdigest()

@@ -1,0 +1,161 @@
+"""TLS as a client of backends: whom to trust, what to show, and why a handshake failed."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+import msgspec
+
+from gateway.errors import ConfigurationError
+from gateway.settings import Settings
+
+_log = logging.getLogger(__name__)
+# Seconds between two looks at the files.
+LOOK_INTERVAL = 5.0
+# What OpenSSL calls an answer that is no handshake.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
+_ALERT = "ALERT_"
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM files: the CAs of backends (none: the system's), and a certificate to show with its key.
+
+    `key` is left out where the certificate's file holds it, too.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def named(self) -> tuple[Path, ...]:
+        """Return those that are given."""
+        return tuple(path for path in (self.ca, self.certificate, self.key) if path is not None)
+
+
+class ClientTls:
+    """The context that new connections to `https://` backends are made with."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._context: ssl.SSLContext | None = None
+        self._signature: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there are files, which may change."""
+        return bool(self._files.named())
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The context as last read; made when it is first asked for.
+
+        Raises:
+            ConfigurationError: it was never read, and the files cannot be used.
+        """
+        return self._context or self._take(self._signature_now())
+
+    def renew(self) -> bool:
+        """Read the files if they are others than those read last; return whether they are.
+
+        Raises:
+            ConfigurationError: they cannot be used; nothing has changed.
+        """
+        signature = self._signature_now()
+        if self._context is not None and signature == self._signature:
+            return False
+        self._take(signature)
+        return True
+
+    def _signature_now(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(map(_signature, self._files.named()))
+
+    def _take(self, signature: tuple[tuple[int, int, int], ...]) -> ssl.SSLContext:
+        self._context, self._signature = self._read(), signature
+        return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        ca, certificate, key = self._files.ca, self._files.certificate, self._files.key
+        if key is not None and certificate is None:
+            detail = "a key needs its certificate: set `SLUICEGATE_UPSTREAM_CERTIFICATE`, too"
+            raise ConfigurationError(detail, file=str(key))
+        try:
+            context = ssl.create_default_context(cafile=ca)
+        except OSError as error:  # an `SSLError` is one
+            raise ConfigurationError("it holds no certificates in PEM", file=str(ca)) from error
+        if certificate is not None:
+            _show(context, certificate, key)
+        return context
+
+
+def _show(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """Have `context` show a certificate to whoever asks for one."""
+    try:
+        # A password would be asked for at the terminal.
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            detail = f"it does not belong to the key in `{key or certificate}`"
+        else:
+            detail = "it holds no certificate in PEM, or its key is missing or has a password"
+        raise ConfigurationError(detail, file=str(certificate)) from error
+
+
+async def follow_files(tls: ClientTls, interval: float) -> None:
+    """Have `tls` take up new files; until cancelled."""
+    trouble = ""
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            is_new = await asyncio.to_thread(tls.renew)
+        except ConfigurationError as error:
+            # Half of a rotation looks like this: the next look finds the other half.
+            reason = f"{error.file}: {error.detail}"
+            if reason != trouble:
+                _log.warning("the certificates stay as they were", extra={"reason": reason})
+            trouble = reason
+        else:
+            trouble = ""
+            if is_new:
+                _log.info("the certificates were read again")
+
+
+def client_tls(settings: Settings) -> ClientTls:
+    """Return what the settings name, not yet read."""
+    files = TlsFiles(
+        ca=settings.upstream_ca,
+        certificate=settings.upstream_certificate,
+        key=settings.upstream_key,
+    )
+    return ClientTls(files)
+
+
+def check_tls(settings: Settings) -> None:
+    """Make sure that the files which the settings name can be used.
+
+    Raises:
+        ConfigurationError: one of them is missing, is no PEM, or belongs to another.
+    """
+    client_tls(settings).renew()
+
+
+def explain(error: ssl.SSLError) -> str:
+    """Return in words why there is no TLS with a backend."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    reason = error.reason or "unknown reason"
+    if reason in _NO_TLS:
+        return "no TLS is spoken there: the URL must begin with `http://`"
+    _, alert, said = reason.partition(_ALERT)
+    words = (said or reason).lower().replace("_", " ")
+    return f"it ended the handshake: {words}" if alert else f"the handshake failed: {words}"
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    """Return what is another after the file was replaced."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        detail = f"the file cannot be read: {error.strerror}"
+        raise ConfigurationError(detail, file=str(path)) from error
+    return found.st_mtime_ns, found.st_ino, found.st_size

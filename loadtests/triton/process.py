@@ -1,0 +1,131 @@
+"""A real Triton server over an encoder of ours, started, killed and started again."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+from tests.support.system import free_port, until
+
+_ROOT = Path(__file__).parents[2]
+_HOME = _ROOT / ".venv-peers" / "triton"
+_MODEL = Path(__file__).parent / "encoder.py"
+_CONFIG = """
+name: "{name}"
+backend: "python"
+max_batch_size: {rows}
+default_model_filename: "{file}"
+input [
+  {{ name: "input_ids", data_type: TYPE_INT32, dims: [-1] }},
+  {{ name: "attention_mask", data_type: TYPE_INT32, dims: [-1] }},
+  {{ name: "token_type_ids", data_type: TYPE_INT32, dims: [-1] }}
+]
+output [
+  {{ name: "pooled", data_type: TYPE_FP32, dims: [{width}] }},
+  {{ name: "tokens", data_type: TYPE_FP32, dims: [-1, {width}] }}
+]
+instance_group [{{ kind: KIND_CPU, count: {instances} }}]
+parameters [{{ key: "graph", value: {{ string_value: "{graph}" }} }}]
+"""
+
+
+def is_installed() -> bool:
+    """Whether `make check-triton` or `make bench-peers` has installed it."""
+    return (_HOME / ".installed").exists()
+
+
+class Triton:
+    """Serves a graph as model `name` on a port that stays its own; a context manager."""
+
+    def __init__(
+        self,
+        scratch: Path,
+        *,
+        name: str,
+        graph: Path,
+        width: int,
+        rows: int = 16,
+        instances: int = 2,
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._name = name
+        self._scratch = scratch
+        self._repository = scratch / "repository"
+        version = self._repository / name / "1"
+        version.mkdir(parents=True)
+        shutil.copy(_MODEL, version)
+        config = _CONFIG.format(
+            name=name,
+            file=_MODEL.name,
+            rows=rows,
+            width=width,
+            instances=instances,
+            graph=graph.resolve(),
+        )
+        (self._repository / name / "config.pbtxt").write_text(config)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait(15)
+        self.kill()
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        python = _HOME / "bin" / "python"
+        arguments = [str(self._repository), str(self.port), str(self._scratch)]
+        with (self._scratch / "output").open("wb") as output:
+            self._child = subprocess.Popen(
+                [str(python), "-m", "loadtests.triton.serve", *arguments],
+                cwd=_ROOT,
+                env=dict(os.environ) | {"PYTHONPATH": str(_ROOT)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # With its models' processes it is a group of its own.
+                start_new_session=True,
+            )
+        until(self._answers, within=60, what=f"Triton is ready; it said: {self._said()}")
+
+    def runs(self) -> int:
+        """Return how many batches it has run since it started."""
+        statistics = httpx.get(f"{self.url}/v2/models/{self._name}/stats").json()
+        count: int = statistics["model_stats"][0]["execution_count"]
+        return count
+
+    def kill(self) -> None:
+        """`kill -9` it and its models."""
+        self.signal(signal.SIGKILL)
+        self._wait(15)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and its models."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+
+    def _wait(self, within: float) -> None:
+        if self._child is not None:
+            self._child.wait(timeout=within)
+
+    def _answers(self) -> bool:
+        if self._child is None or self._child.poll() is not None:
+            raise RuntimeError(f"Triton has ended; it said: {self._said()}")
+        try:
+            return httpx.get(f"{self.url}/v2/health/ready").is_success
+        except httpx.TransportError:
+            return False
+
+    def _said(self) -> str:
+        return (self._scratch / "output").read_text(errors="replace")[-2000:]

@@ -1,0 +1,58 @@
+"""What the state Redis holds changes together with the version that tells of it, or not at all."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gateway.errors import DependencyUnavailable
+from gateway.redis_connection import connect
+from gateway.runtime.control import Control
+from tests.support.valkey import Valkey
+
+pytestmark = pytest.mark.anyio
+
+Change = Callable[[Control], Awaitable[int]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: c.raise_epoch("model:m"), lambda c: c.drain("b"), lambda c: c.restore("drained")],
+    ids=["purge", "drain", "restore"],
+)
+async def test_a_change_that_cannot_be_told_of_is_not_made(change: Change) -> None:
+    with Valkey() as valkey:
+        redis = connect(valkey.url, timeout=5.0)
+        control = Control(redis)
+        await control.drain("drained")
+        before = (await control.epochs(), await control.drained(), await control.versions())
+
+        valkey.ask("ACL SETUSER default -incr")
+        with pytest.raises(DependencyUnavailable):
+            await change(control)
+        after = (await control.epochs(), await control.drained(), await control.versions())
+        await redis.aclose()
+
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda c: c.raise_epoch("model:m"), lambda c: c.drain("b"), lambda c: c.restore("b")],
+    ids=["purge", "drain", "restore"],
+)
+async def test_a_change_returns_the_version_to_wait_for_and_is_heard_of(change: Change) -> None:
+    with Valkey() as valkey:
+        redis = connect(valkey.url, timeout=5.0)
+        control = Control(redis)
+        before = await control.versions()
+        async with control.changes() as heard:
+            while await heard():
+                pass
+            version = await change(control)
+            is_heard = await heard()
+        after = await control.versions()
+        await redis.aclose()
+
+    assert is_heard
+    assert version in (after.epochs, after.drains)
+    assert after != before

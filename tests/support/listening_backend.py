@@ -1,0 +1,51 @@
+"""A whole backend in this process that listens on a real socket, over TLS or without."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backends.api.tls import ServerTls
+from backends.app import BackendServer, bind
+from backends.executors.dummy import DummyExecutor
+from gateway.types import BackendId, Endpoint, RegionName
+from tests.support.backend_calls import Backend, running_backend
+from tests.support.backend_repository import DIMENSIONS
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """A backend and where it listens."""
+
+    backend: Backend
+    port: int
+    scheme: str
+
+    def endpoint(self, *, scheme: str = "", server_name: str = "") -> Endpoint:
+        """Return the endpoint as a gateway would be told of it, with another scheme or name."""
+        return Endpoint(
+            backend=BackendId("eu-0"),
+            region=RegionName("eu"),
+            url=f"{scheme or self.scheme}://127.0.0.1:{self.port}",
+            server_name=server_name,
+        )
+
+
+@asynccontextmanager
+async def listening_backend(
+    models: Path, tls: ServerTls | None = None, **settings: Any
+) -> AsyncIterator[Listening]:
+    """Serve a repository whose graphs answer at once."""
+    executor = DummyExecutor(dimensions=DIMENSIONS)
+    with bind("127.0.0.1", 0) as listener:
+        port: int = listener.getsockname()[1]
+        async with running_backend(models, executor, **settings) as backend:
+            server = BackendServer(backend.routes, tls)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                yield Listening(backend, port, "http" if tls is None else "https")
+            finally:
+                server.should_exit = True
+                await serving
