@@ -33,7 +33,7 @@ class Cork:
         held, self._held = self._held, []
         try:
             self._before()
-        except BaseException:
+        except BaseException:  # whatever it was, nobody must wait for what will not come
             for transport in held:
                 transport.abort()
             raise
