@@ -37,7 +37,7 @@ class RedisRateLimiter:
 
     Entering starts giving idle leases back, leaving gives back the rest; `redis` stays open. One
     call per tenant is in flight; who comes meanwhile waits for it, and for what it brings. While
-    Redis is down or silent the lease is spent, then `local_share` of each limit (one unit at least).
+    Redis is down or silent the lease is spent, then `local_share` of each limit (or one unit).
 
     `wall` is the time since the epoch; which month it is, the server decides. `shares` say what of
     a limit is this region's; by default all of it.
