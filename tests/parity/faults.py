@@ -52,6 +52,18 @@ class LeftPadding(PoolingExecutor):
     ) -> FloatArray:
         return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
 
+    @override
+    def run_within(
+        self,
+        time_left: float,
+        *,
+        ids: IntArray,
+        mask: IntArray,
+        type_ids: IntArray,
+        output: OutputKind,
+    ) -> FloatArray:
+        return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+
 
 def _set_types(template: list[dict[str, Any]]) -> None:
     for part in template:
