@@ -104,7 +104,7 @@ bench-limits: install-dev ## Hold all windows of ten tenants against their limit
 bench-regions: install-dev ## Hold all windows over two gateway regions against limits, and lose a region
 	$(BIN)/python -m loadtests regions $(ARGS)
 
-chaos-redis: install-dev ## Measure hits and misses while the cache's Redis fails in each way it can
+chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or the state's, fails in each way it can
 	$(BIN)/python -m loadtests chaos-redis $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md

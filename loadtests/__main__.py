@@ -137,9 +137,12 @@ def regions_command(*, phase: float, lease: float, tenants: int) -> None:
 @click.option("--faulty", default=10.0, show_default=True, help="Seconds of a fault.")
 @click.option("--hits", default=300.0, show_default=True, help="Memory hits a second.")
 @click.option("--misses", default=100.0, show_default=True, help="Misses a second.")
-def chaos_redis_command(*, quiet: float, faulty: float, hits: float, misses: float) -> None:
-    """Hits and misses while the cache's Redis fails in each way it can."""
-    chaos_redis.measure(quiet=quiet, faulty=faulty, hits=hits, misses=misses)
+@click.option("--redis", type=click.Choice(["both", "cache", "state"]), default="both")
+def chaos_redis_command(
+    *, quiet: float, faulty: float, hits: float, misses: float, redis: str
+) -> None:
+    """Hits and misses while the cache's Redis, or the state's, fails in each way it can."""
+    chaos_redis.measure(redis=redis, quiet=quiet, faulty=faulty, hits=hits, misses=misses)
 
 
 @main.command("memory")

@@ -1,7 +1,9 @@
-"""What hits and misses cost while the result cache's Redis fails in each way it can.
+"""What hits and misses cost while the result cache's Redis, or the state's, fails as it can.
 
 A worker process is asked at fixed rates for what its memory has and for what nobody asked before,
-while its Redis is well, while it fails, and when it is well again.
+while its Redis is well, while it fails, and when it is well again. Requests and items are limited,
+and so are the rows of a key: what is missed is held before it starts. Even the share that a worker
+admits by itself is above the load.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from gateway.supervisor.bootstrap import bootstrap
 from loadtests.generator import Target
 from loadtests.machine import pin, this_machine
 from loadtests.open_loop import Answer, open_loop
-from tests.support.redis_faults import FAULTS, redis_that_is
+from tests.support.redis_faults import FAULTS, OPENING, STATE_FAULTS, STATE_OPENING, redis_that_is
 from tests.support.stub_process import stub_process
 from tests.support.system import free_port, until
 from tests.support.valkey import Valkey
@@ -36,6 +38,10 @@ _SERVER, _OTHERS = 0, 1
 _SERVICE_TIME = 0.005
 _POPULAR = 100
 _ALLOWED = 0.020
+_HELD_UP = 0.050
+_DURABLE = ("--appendonly", "yes")
+"""The state Redis is not to lose the epochs of the cache when it is killed."""
+_LIMIT = {"name": "rows", "unit": "rows", "capacity": 10_000_000, "window": 60.0}
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,15 +49,29 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     hits: int
     hit_p99: float
+    held_up: int
+    """Hits that took more than 50 ms."""
     misses: int
     miss_p99: float
     failed: int
 
 
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """Which Redis fails, and how."""
+
+    redis: str
+    fault: str
+
+    @property
+    def opens(self) -> bool:
+        """Whether the breaker before this Redis must open."""
+        return self.fault in (OPENING if self.redis == "cache" else STATE_OPENING)
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One fault: before, during and after it, and what the breaker did."""
 
-    fault: str
+    case: Case
     before: Phase
     during: Phase
     after: Phase
@@ -61,26 +81,34 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     is_closed: bool
 
 
-def measure(*, quiet: float, faulty: float, hits: float, misses: float) -> None:
+def measure(*, redis: str, quiet: float, faulty: float, hits: float, misses: float) -> None:
     """Run every fault and print the table; end with an error where a claim does not hold."""
+    cases = [Case(redis="cache", fault=fault) for fault in FAULTS]
+    cases += [Case(redis="state", fault=fault) for fault in STATE_FAULTS]
     lines = [
-        asyncio.run(_run(fault, quiet=quiet, faulty=faulty, hits=hits, misses=misses))
-        for fault in FAULTS
+        asyncio.run(_run(case, quiet=quiet, faulty=faulty, hits=hits, misses=misses))
+        for case in cases
+        if redis in ("both", case.redis)
     ]
     machine = this_machine()
-    print(f"\n## Faults of the cache's Redis\n\n{machine.cpu}, {machine.commit}\n")
-    print("| fault | hit p99 ms | miss p99 ms | failed | last miss that waited | breaker |")
-    print("|---|---|---|---|---|---|")
+    print(f"\n## Faults of Redis\n\n{machine.cpu}, {machine.commit}\n")
+    print(
+        "| Redis | fault | hit p99 ms | hits over 50 ms | miss p99 ms | failed"
+        " | last miss that waited | breaker |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for line in lines:
         phases = (line.before, line.during, line.after)
         print(
-            f"| {line.fault} | {' / '.join(f'{phase.hit_p99:.1f}' for phase in phases)}"
+            f"| {line.case.redis} | {line.case.fault}"
+            f" | {' / '.join(f'{phase.hit_p99:.1f}' for phase in phases)}"
+            f" | {' / '.join(str(phase.held_up) for phase in phases)}"
             f" | {' / '.join(f'{phase.miss_p99:.1f}' for phase in phases)}"
             f" | {sum(phase.failed for phase in phases)}"
             f" | {f'{line.waited:.2f} s' if line.opened else '-'}"
             f" | opened {line.opened}x, {'closed' if line.is_closed else 'OPEN'} |"
         )
-    broken = [line.fault for line in lines if not _holds(line)]
+    broken = [f"{line.case.redis}: {line.case.fault}" for line in lines if not _holds(line)]
     if broken:
         sys.exit(f"does not hold: {', '.join(broken)}")
 
@@ -88,16 +116,20 @@ def measure(*, quiet: float, faulty: float, hits: float, misses: float) -> None:
 def _holds(line: Line) -> bool:
     phases = (line.before, line.during, line.after)
     is_cheap = line.during.miss_p99 <= line.before.miss_p99 + _ALLOWED * 1000
-    return not any(phase.failed for phase in phases) and is_cheap and line.is_closed
+    is_noticed = bool(line.opened) or not line.case.opens
+    is_well = not any(phase.failed for phase in phases)
+    return is_well and is_cheap and is_noticed and line.is_closed
 
 
-async def _run(fault: str, *, quiet: float, faulty: float, hits: float, misses: float) -> Line:
+async def _run(case: Case, *, quiet: float, faulty: float, hits: float, misses: float) -> Line:
     async with AsyncExitStack() as stack:
-        redis = await stack.enter_async_context(redis_that_is(fault))
-        state = stack.enter_context(Valkey())
+        kind = _DURABLE if case.redis == "state" else ()
+        redis = await stack.enter_async_context(redis_that_is(case.fault, *kind))
+        other = stack.enter_context(Valkey())
+        cache, state = (redis.url, other.url) if case.redis == "cache" else (other.url, redis.url)
         stub = stack.enter_context(stub_process(service_time=_SERVICE_TIME))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        port = stack.enter_context(_worker(folder, redis.url, state.url, stub.url))
+        port = stack.enter_context(_worker(folder, cache, state, stub.url))
         headers = (("authorization", f"Bearer {_KEY}"),)
         target = Target(host="127.0.0.1", port=port, path="/v1/classify", headers=headers)
         fresh = map(_body, (f"never asked {number}" for number in itertools.count()))
@@ -116,15 +148,15 @@ async def _run(fault: str, *, quiet: float, faulty: float, hits: float, misses: 
         during = await phase(faulty)
         healed = asyncio.to_thread(redis.end)
         _, after = await asyncio.gather(healed, phase(quiet))
-        remote = await _remote(state.url)
+        opened, breaker = await _breaker(case, state)
         return Line(
-            fault=fault,
+            case=case,
             before=_summary(*before),
             during=_summary(*during),
             after=_summary(*after),
             waited=_last_that_waited(during[1], _summary(*before)),
-            opened=remote["breaker_opened"],
-            is_closed=remote["breaker"] == "closed",
+            opened=opened,
+            is_closed=breaker == "closed",
         )
 
 
@@ -132,6 +164,7 @@ def _summary(hits: list[Answer], misses: list[Answer]) -> Phase:
     return Phase(
         hits=len(hits),
         hit_p99=_p99(hits),
+        held_up=sum(answer.latency > _HELD_UP for answer in hits),
         misses=len(misses),
         miss_p99=_p99(misses),
         failed=sum(answer.status != httpx.codes.OK for answer in [*hits, *misses]),
@@ -156,12 +189,15 @@ def _body(text: str) -> bytes:
     return msgspec.json.encode({"model": "stub", "input": text})
 
 
-async def _remote(state_url: str) -> dict[str, Any]:
-    """Return what the worker said last of its Redis tier."""
+async def _breaker(case: Case, state_url: str) -> tuple[int, str]:
+    """Return how often the breaker opened by what the worker said last, and its state."""
     async with _client(state_url) as control:
         (report,) = (await control.reports()).values()
-    remote: dict[str, Any] = msgspec.json.decode(report)["cache"]["remote"]
-    return remote
+    figures = msgspec.json.decode(report)
+    part: dict[str, Any] = (
+        figures["cache"]["remote"] if case.redis == "cache" else figures["limits"]
+    )
+    return part["breaker_opened"], part["breaker"]
 
 
 @contextlib.asynccontextmanager
@@ -178,7 +214,8 @@ def _worker(folder: Path, cache_url: str, state_url: str, backend_url: str) -> I
     """Run one worker on a core of its own, until the context ends."""
     (folder / "config").mkdir()
     regions = [{"name": "eu", "pools": [{"backends": [{"id": "stub", "url": backend_url}]}]}]
-    document = msgspec.json.encode({"regions": regions})  # JSON is YAML
+    limits = {"key": [_LIMIT]}
+    document = msgspec.json.encode({"regions": regions, "limits": limits})  # JSON is YAML
     (folder / "config" / "gateway.yaml").write_bytes(document)
     settings = Settings(
         data_dir=folder,

@@ -1,4 +1,4 @@
-"""Fixtures every test may use: the event loop's kind and the demo models, built once."""
+"""Fixtures every test may use: the event loop's kind, the demo models built once, databases."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from backends.demo.build import build_demo_models
+from tests.support.ledgers import ledger_url
+from tests.support.postgresql import PostgreSQL, programs
 from tests.support.valkey import Valkey
 
 
@@ -41,3 +43,22 @@ def valkey(valkey_server: Valkey) -> str:
     """The URL of a real and empty Valkey."""
     valkey_server.flush()
     return valkey_server.url
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """One real PostgreSQL for the session; see `database`."""
+    folder = programs()
+    if folder is None:
+        pytest.skip("PostgreSQL is not installed (make install-system)")
+    with PostgreSQL(folder) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.system)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database for a ledger, of either kind."""
+    if request.param == "sqlite":
+        return ledger_url(tmp_path)
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.database()

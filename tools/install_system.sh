@@ -13,6 +13,10 @@ done
 for package in libnginx-mod-http-lua lua-nginx-redis lua-cjson; do
     dpkg-query --show "$package" >/dev/null 2>&1 || missing+=("$package")
 done
+# Debian keeps it out of the path, in a folder for each version.
+if ! command -v initdb >/dev/null && ! compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; then
+    missing+=(postgresql)
+fi
 if [ ${#missing[@]} -eq 0 ]; then
     echo "system programs: all present"
     exit 0

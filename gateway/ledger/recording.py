@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, delete, exc, func, select, update
 
+from gateway.errors import InvalidRequest
 from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.types import Batch, LedgerStatistics, Recorded
@@ -36,7 +37,7 @@ class Recording:
         try:
             with self._store.writing() as connection:
                 return self._record(connection, batches)
-        except (exc.DataError, exc.IntegrityError) as error:
+        except (InvalidRequest, exc.IntegrityError) as error:
             raise UnrecordableBatch(f"the database refuses it: {type(error).__name__}") from error
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:

@@ -46,6 +46,7 @@ class Store:
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
+            InvalidRequest: a value is beyond what it can hold.
         """
         with _translated():
             self._prepare()
@@ -58,6 +59,7 @@ class Store:
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
+            InvalidRequest: a value is beyond what it can hold.
         """
         with _translated():
             self._prepare()
@@ -157,11 +159,13 @@ def to_datetime(nanoseconds: int) -> datetime:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (exc.DataError, exc.IntegrityError):
+    except exc.IntegrityError:
         # About the values, not about the database.
         raise
-    except OverflowError as error:
-        raise InvalidRequest("a time or a number is beyond what the ledger can hold") from error
+    except (OverflowError, exc.DataError) as error:
+        raise InvalidRequest(
+            "a time, a number or a text is beyond what the ledger can hold"
+        ) from error
     except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
         reason = getattr(error, "orig", None) or error
         raise DependencyUnavailable(

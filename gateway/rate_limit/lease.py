@@ -1,11 +1,11 @@
 """What a worker knows and holds of one bucket, and how much of it to ask for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 import msgspec
 
-from gateway.rate_limit.base import PolicyState
+from gateway.rate_limit.base import Charge, PolicyState
 from gateway.rate_limit.bucket import policy, rate
 from gateway.types import CONCURRENT, Rule
 
@@ -15,7 +15,7 @@ _USABLE = 1.8
 """Seconds from before the asking that a worker spends it: over before Redis counts it as ended."""
 _HORIZON = 0.1
 """Seconds of spending that a lease should cover, or `_TRIPS` answers of Redis if they take more."""
-_TRIPS = 3.0
+_TRIPS = 6.0
 _LARGEST_SHARE = 0.02
 _SHORTEST = 0.001
 _LONGEST_REFUSAL = 0.1
@@ -49,6 +49,8 @@ class Lease(msgspec.Struct, gc=False):
     """Seconds that Redis took to grant the last units."""
     ends_at: float = inf
     """When a quota's period ends."""
+    owed: int = 0
+    """Units given out ahead of Redis' answer; what it grants next is first taken for them."""
 
     def __post_init__(self) -> None:
         self.refill = rate(self.rule)
@@ -103,6 +105,23 @@ class Lease(msgspec.Struct, gc=False):
             expected = self.spent / max(now - self.at, _SHORTEST) * horizon
         return min(int(expected), int(self.rule.capacity * _LARGEST_SHARE))
 
+    def may_run_ahead(self, amount: int, now: float) -> bool:
+        """Say whether `amount` may be given out before Redis answered.
+
+        As with leases, little of the limit, and of a bucket that was at least half full: Redis will
+        have as much.
+        """
+        if self.rule.unit == CONCURRENT or self.at == -inf:
+            return False
+        if 2 * self.level_at(now) < self.rule.capacity:
+            return False
+        return self.owed + amount <= int(self.rule.capacity * _LARGEST_SHARE)
+
+    def run_ahead(self, amount: int) -> None:
+        """Take note that `amount` was given out before Redis answered."""
+        self.owed += amount
+        self.spent += amount
+
     def surrender(self, now: float) -> int:
         """Stop spending and return how many units may be given back."""
         units = self.usable(now)
@@ -130,8 +149,10 @@ class Lease(msgspec.Struct, gc=False):
             self.used_at = now
 
     def granted(self, units: int, *, asked_at: float, now: float) -> None:
-        """Add `units` leased from Redis, asked for at `asked_at`."""
-        self.available = self.usable(now) + units
+        """Add `units` leased from Redis, asked for at `asked_at`, less what is owed."""
+        repaid = min(self.owed, units)
+        self.owed -= repaid
+        self.available = self.usable(now) + units - repaid
         self.usable_until = max(self.usable_until, asked_at + _USABLE)
         self.trip = now - asked_at
         # What is left must last until Redis has answered.
@@ -142,6 +163,38 @@ class Lease(msgspec.Struct, gc=False):
         wait = (amount - level) / self.refill if self.refill else _LONGEST_REFUSAL
         self.refused_amount = amount
         self.refused_until = now + min(wait, _LONGEST_REFUSAL)
+
+
+class Leases(dict[str, Lease]):
+    """The leases of a worker, by bucket."""
+
+    def of(self, charge: Charge) -> Lease:
+        """Return the lease of what `charge` is taken from; it holds nothing yet if it is new."""
+        lease = self.get(charge.bucket)
+        if lease is None:
+            lease = self[charge.bucket] = Lease(charge.rule)
+        return lease
+
+    def refuse(self, charges: Sequence[Charge], now: float) -> bool:
+        """Say whether one of `charges` is more than its limit, or Redis would refuse it again."""
+        for charge in charges:
+            if charge.rule.shadow:
+                continue
+            lease = self.get(charge.bucket)
+            if charge.amount > charge.rule.limit or (
+                lease is not None and lease.refuses(charge.amount, now)
+            ):
+                return True
+        return False
+
+    def may_run_ahead(self, charges: Sequence[Charge], now: float) -> bool:
+        """Say whether all of `charges` may be given out before Redis answered."""
+        return all(self.of(charge).may_run_ahead(charge.amount, now) for charge in charges)
+
+    def run_ahead(self, charges: Sequence[Charge]) -> None:
+        """Take note that `charges` were given out before Redis answered."""
+        for charge in charges:
+            self.of(charge).run_ahead(charge.amount)
 
 
 class LeaseHold:

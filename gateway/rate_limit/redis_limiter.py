@@ -14,10 +14,10 @@ from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
 from gateway.rate_limit.bucket import TOLERANCE, refusal
 from gateway.rate_limit.headers import lines_for
-from gateway.rate_limit.lease import Lease, LeaseHold
+from gateway.rate_limit.lease import Lease, LeaseHold, Leases
 from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.refusals import refusal_here
-from gateway.rate_limit.script import TAKE, Part, script_arguments
+from gateway.rate_limit.script import TAKE, Part, returned, script_arguments
 from gateway.rate_limit.shares import LimitShares, WholeLimits, in_region
 from gateway.rate_limit.spender import AskingSpender, LeaseSpender, Spender, is_plain
 from gateway.rate_limit.turns import Turns, Waiting, let_go, outcome, tenant_of
@@ -64,7 +64,7 @@ class RedisRateLimiter:
         self._share = MemoryRateLimiter(
             monotonic=monotonic, share=max(local_share, _LEAST_SHARE), wall=wall
         )
-        self._leases: dict[str, Lease] = {}
+        self._leases = Leases()
         self._turns = Turns()
         self._waiting = Waiting()
         self._tasks = TaskOwner(drain=_DRAIN)
@@ -124,7 +124,7 @@ class RedisRateLimiter:
             if turn is None:
                 return await self._ask_now(tenant, charges) or self._admit_by_share(charges)
             with self._waiting.counting(charges):
-                answered = await self._in_time(tenant, charges, turn)
+                answered = await self._in_time(tenant, charges, turn, owed=charges)
             if answered is None or not turn.done():
                 return answered or self._admit_by_share(charges)
         return decision
@@ -133,26 +133,43 @@ class RedisRateLimiter:
         """Ask Redis; what it grants to somebody who has gone on is given back."""
         turn = self._ask(tenant, charges)
         try:
-            return await self._in_time(tenant, charges, turn)
+            # Redis takes the charges; only what it holds is given back.
+            owed = charges if charges[0].hold else ()
+            return await self._in_time(tenant, charges, turn, owed=owed)
         finally:
             if not turn.done():
                 turn.add_done_callback(let_go)
 
     async def _in_time(
-        self, tenant: str, charges: Sequence[Charge], turn: asyncio.Future[Decision | None]
+        self,
+        tenant: str,
+        charges: Sequence[Charge],
+        turn: asyncio.Future[Decision | None],
+        *,
+        owed: Sequence[Charge],
     ) -> Decision | None:
-        """Return what `turn` brings, or what the local share allows where that takes too long."""
-        if await self._turns.is_late(tenant, self._monotonic()):
+        """Return what `turn` brings, or what the local share allows where that takes too long.
+
+        Who is far from every limit waits but a moment; what is `owed` then is asked for later.
+        """
+        in_haste = self._leases.may_run_ahead(charges, now := self._monotonic())
+        is_late = await self._turns.is_late(tenant, now, in_haste=in_haste)
+        if is_late and in_haste:
+            in_haste = self._leases.may_run_ahead(charges, now := self._monotonic())
+            # Others were quicker: there is no more to run ahead with.
+            is_late = in_haste or await self._turns.is_late(tenant, now, in_haste=False)
+        if is_late:
             decision = self._share.try_admit(in_region(charges, self._shares))
             if decision.allowed:
                 self._by_share += 1
+                self._leases.run_ahead(owed)
                 return decision
         return await outcome(turn)
 
     async def give_back(self, *, idle: float) -> None:
         """Give back what was not spent for `idle` seconds or is about to lapse."""
         now = self._monotonic()
-        returns: dict[str, list[Part]] = {}
+        returns: dict[str, list[tuple[str, Lease]]] = {}
         for bucket, lease in list(self._leases.items()):
             units = lease.usable(now)
             if not units and not lease.reserved:
@@ -160,15 +177,12 @@ class RedisRateLimiter:
             elif (units and self._is_idle(lease, now, idle)) or (
                 lease.usable_until - now < 2 * _SWEEP
             ):
-                charge = Charge(rule=lease.rule, bucket=bucket, amount=0)
-                returns.setdefault(tenant_of(bucket), []).append(Part(charge=charge, lease=lease))
-        turns = []
-        for tenant, parts in returns.items():
-            if tenant not in self._turns:
-                for part in parts:
-                    part.kept = part.lease.keep(now)
-                    part.back = part.lease.surrender(now)
-                turns.append(self._take(tenant, parts))
+                returns.setdefault(tenant_of(bucket), []).append((bucket, lease))
+        turns = [
+            self._take(tenant, [returned(bucket, lease, now) for bucket, lease in leases])
+            for tenant, leases in returns.items()
+            if tenant not in self._turns
+        ]
         if turns:
             await asyncio.wait(turns)
 
@@ -232,15 +246,7 @@ class RedisRateLimiter:
 
     def _known_refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
         """Refuse what no bucket can hold, and what Redis would only refuse again."""
-        for charge in charges:
-            if charge.rule.shadow:
-                continue
-            lease = self._leases.get(charge.bucket)
-            if charge.amount > charge.rule.limit or (
-                lease is not None and lease.refuses(charge.amount, now)
-            ):
-                break
-        else:
+        if not self._leases.refuse(charges, now):
             return None
         charges = in_region(charges, self._shares)
         self._refused += 1
@@ -273,9 +279,7 @@ class RedisRateLimiter:
         if lease.rule.unit != CONCURRENT or tenant in self._turns or self._closing.is_set():
             return  # the next turn has it, or the next sweep
         now = self._monotonic()
-        nothing = Charge(rule=lease.rule, bucket=bucket, amount=0)
-        part = Part(charge=nothing, lease=lease, kept=lease.keep(now), back=lease.surrender(now))
-        _ = self._take(tenant, [part])
+        _ = self._take(tenant, [returned(bucket, lease, now)])
 
     def _admit_by_share(self, charges: Sequence[Charge]) -> Decision:
         decision = self._share.try_admit(in_region(charges, self._shares))
@@ -290,8 +294,9 @@ class RedisRateLimiter:
         now = self._monotonic()
         parts = []
         for charge in charges:
-            lease = self._lease(charge)
+            lease = self._leases.of(charge)
             want = self._waiting.units(charge.bucket) + lease.wanted(charge.amount, now)
+            want += lease.owed
             kept = lease.keep(now)
             back = lease.surrender(now)
             parts.append(Part(charge=charge, lease=lease, want=want, kept=kept, back=back))
@@ -307,7 +312,7 @@ class RedisRateLimiter:
             lease.low = 0
             usable = lease.usable(now)
             kept = usable + lease.keep(now)
-            want = max(0, lease.wanted(0, now) - usable)
+            want = max(0, lease.wanted(0, now) - usable) + lease.owed
             nothing = Charge(rule=charge.rule, bucket=charge.bucket, amount=0)
             parts.append(Part(charge=nothing, lease=lease, want=want, kept=kept))
         _ = self._take(tenant, parts)
@@ -375,12 +380,6 @@ class RedisRateLimiter:
             shadowed=tuple(charge.rule for charge in over),
             holds=self._holds(charges, [part.lease for part in parts], over),
         )
-
-    def _lease(self, charge: Charge) -> Lease:
-        lease = self._leases.get(charge.bucket)
-        if lease is None:
-            lease = self._leases[charge.bucket] = Lease(charge.rule)
-        return lease
 
     def _forget(self, bucket: str, lease: Lease, now: float) -> None:
         self._lapsed += lease.available

@@ -1,4 +1,4 @@
-"""Whatever happens to the cache's Redis: no 5xx, memory answers as ever, misses wait 20 ms more.
+"""Whatever happens to a Redis: no 5xx, memory answers as ever, misses wait 20 ms more.
 
 `make chaos-redis` measures the same with a load; here few requests, one after the other.
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.redis_faults import FAULTS, OPENING, redis_that_is
+from gateway.types import Rule
+from tests.support.redis_faults import FAULTS, OPENING, STATE_FAULTS, STATE_OPENING, redis_that_is
 from tests.support.stub_backend import StubBackend
 from tests.support.waiting import eventually, until
 from tests.support.worker import Connection, RunningWorker, classify, post, running_worker
@@ -19,6 +20,9 @@ from tests.support.worker import Connection, RunningWorker, classify, post, runn
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"
 _ALLOWED = 0.020
+_HANDFUL = 5
+_FAR_AWAY = Rule(name="minute", unit="requests", capacity=1_000_000, window=60.0)
+_ROWS = {"name": "rows", "unit": "rows", "capacity": 1_000_000, "window": 60.0}
 _BUSY_MACHINE = 0.030
 """What other tests on the same cores may add; `make chaos-redis` allows nothing."""
 
@@ -61,9 +65,10 @@ async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
         yield running
 
 
-def counted(worker: RunningWorker, name: str) -> float:
-    """Return a figure of the remote tier, from the metrics page."""
-    figure = rf'figure="remote_{name}",part="cache"}} (\S+)$'
+def counted(worker: RunningWorker, name: str, *, part: str = "cache") -> float:
+    """Return a figure of a part, by default of the remote tier, from the metrics page."""
+    prefix = "remote_" if part == "cache" else ""
+    figure = rf'figure="{prefix}{name}",part="{part}"}} (\S+)$'
     found = re.search(figure, worker.metrics(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
@@ -99,3 +104,42 @@ async def test_a_fault_of_redis_costs_misses_little_and_hits_nothing(
     allowed = statistics.median(before) + _ALLOWED + _BUSY_MACHINE
     assert statistics.median(during) < allowed
     assert statistics.median(hits) < _BUSY_MACHINE
+
+
+@pytest.mark.parametrize("fault", STATE_FAULTS)
+async def test_a_fault_of_the_state_redis_costs_misses_little_and_hits_nothing(
+    fault: str, tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    rules, limits = (_FAR_AWAY,), {"key": [_ROWS]}
+    async with (
+        redis_that_is(fault, "--appendonly", "yes") as redis,
+        running_worker(
+            tmp_path, valkey, [stub], rules=rules, state_url=redis.url, limits=limits
+        ) as worker,
+        worker.connect() as connection,
+    ):
+        caller = Caller(connection)
+        await caller.first()
+        before = [await caller.miss() for _ in range(50)]
+        redis.begin()
+        during = [await caller.miss() for _ in range(50)]
+        hits = [await caller.hit() for _ in range(50)]
+
+        async def is_open() -> bool:
+            await caller.hit()
+            return counted(worker, "breaker_opened", part="limits") >= 1
+
+        if fault in STATE_OPENING:
+            await eventually(is_open, every=0.02)
+        redis.end()
+        asked = counted(worker, "admitted_by_redis", part="limits")
+
+        async def is_asked() -> bool:
+            await caller.miss()
+            return counted(worker, "admitted_by_redis", part="limits") > asked
+
+        await eventually(is_asked, every=0.05)  # the breaker closed
+
+    allowed = statistics.median(before) + _ALLOWED + _BUSY_MACHINE
+    assert sorted(during)[-_HANDFUL] < allowed
+    assert sorted(hits)[-_HANDFUL] < _BUSY_MACHINE

@@ -1,4 +1,4 @@
-"""A Redis for the result cache that fails, in each way that one fails."""
+"""A Redis that fails, in each way that the cache's or the state's fails."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,7 +12,11 @@ from tests.support.waiting import wait_until
 
 FAULTS = ("stopped", "slow by 200 ms", "full", "restarted", "failing over")
 OPENING = tuple(fault for fault in FAULTS if fault != "full")
-"""Those that open the breaker: a full Redis refuses writes and answers reads."""
+"""Those that open the cache's breaker: a full Redis refuses writes and answers reads."""
+STATE_FAULTS = tuple(fault for fault in FAULTS if fault != "failing over")
+"""Those of the state Redis, which is one server."""
+STATE_OPENING = tuple(fault for fault in STATE_FAULTS if fault != "slow by 200 ms")
+"""Those that open the limiter's breaker: what a late Redis says is the limit."""
 
 
 class FaultyRedis(msgspec.Struct, frozen=True):
@@ -24,8 +28,8 @@ class FaultyRedis(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def redis_that_is(fault: str) -> AsyncIterator[FaultyRedis]:
-    """Run a Redis that is well until `begin` is called."""
+async def redis_that_is(fault: str, *arguments: str) -> AsyncIterator[FaultyRedis]:
+    """Run a Redis that is well until `begin` is called, with `arguments` where it is one server."""
     async with AsyncExitStack() as stack:
         if fault == "failing over":
             watched = stack.enter_context(watched_valkey())
@@ -35,7 +39,7 @@ async def redis_that_is(fault: str) -> AsyncIterator[FaultyRedis]:
                 lambda: wait_until(watched.has_failed_over, within=20, what="a new primary"),
             )
             return
-        valkey = stack.enter_context(Valkey())
+        valkey = stack.enter_context(Valkey(*arguments))
         if fault == "slow by 200 ms":
             delay = [0.0]
             proxy = DelayingProxy(str(valkey.socket), delay=lambda: delay[0])

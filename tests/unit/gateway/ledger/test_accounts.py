@@ -10,7 +10,7 @@ from gateway.errors import Conflict, DependencyUnavailable, InvalidRequest, NotF
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_datetime
 from gateway.types import Rule
-from tests.support.ledgers import Clock, ledger_url, open_ledger
+from tests.support.ledgers import Clock, ledger_url
 
 RULE = Rule(name="minute", unit="requests", capacity=10, window=60.0)
 
@@ -21,8 +21,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
-    with open_ledger(tmp_path, clock) as opened:
+def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
+    with Ledger(database, clock=clock) as opened:
         yield opened
 
 

@@ -14,12 +14,12 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_datetime
 from gateway.ledger.types import Batch
 from tests.support.events import START, make_event, make_run, make_usage
-from tests.support.ledgers import ledger_url, open_ledger
+from tests.support.ledgers import Clock, ledger_url, open_ledger
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with open_ledger(tmp_path) as opened:
+def ledger(database: str) -> Iterator[Ledger]:
+    with Ledger(database, clock=Clock()) as opened:
         yield opened
 
 
@@ -98,9 +98,9 @@ def test_an_event_that_no_column_can_hold_is_set_aside(ledger: Ledger) -> None:
     assert ledger.high_water(["w0-1"]) == {"w0-1": 3}
 
 
-def test_nothing_is_recorded_when_the_transaction_fails(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.record_batches([batch(1, 1)])
-    ledger.close()
+def test_nothing_is_recorded_when_the_transaction_fails(tmp_path: Path) -> None:
+    with open_ledger(tmp_path) as ledger:
+        ledger.record_batches([batch(1, 1)])
     (tmp_path / "ledger.db").rename(tmp_path / "away.db")
     (tmp_path / "ledger.db").mkdir()
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import GroupBy
 from tests.support.events import make_event, make_usage
-from tests.support.ledgers import Clock, open_ledger
+from tests.support.ledgers import Clock
 
 SINCE = datetime(2026, 9, 1, tzinfo=UTC)
 UNTIL = datetime(2026, 10, 1, tzinfo=UTC)
@@ -30,8 +29,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
-    with open_ledger(tmp_path, clock) as opened:
+def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
+    with Ledger(database, clock=clock) as opened:
         opened.accounts.create_tenant("acme")
         yield opened
 

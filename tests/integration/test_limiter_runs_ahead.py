@@ -1,0 +1,66 @@
+"""A tenant far from its limits does not wait for a late Redis, and stays within them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.redis_connection import connect
+from tests.support.delaying_proxy import DelayingProxy
+from tests.support.limits import charge, rule
+from tests.support.valkey import Valkey
+
+pytestmark = pytest.mark.anyio
+_CHARGE = charge(of=rule(1_000, window=1_000_000.0))
+
+
+class Late:
+    """A limiter whose Redis answers after `delay[0]` seconds."""
+
+    def __init__(self, limiter: RedisRateLimiter, delay: list[float]) -> None:
+        self.limiter = limiter
+        self.delay = delay
+
+    async def admits(self) -> bool:
+        """Ask for one of 1,000 units."""
+        charges = [_CHARGE]
+        return (self.limiter.try_admit(charges) or await self.limiter.admit(charges)).allowed
+
+
+@pytest.fixture
+async def late(anyio_backend: str) -> AsyncIterator[Late]:
+    delay = [0.0]
+    with Valkey() as server:
+        async with DelayingProxy(str(server.socket), delay=lambda: delay[0]) as proxy:
+            redis = connect(proxy.url, timeout=5.0)
+            async with RedisRateLimiter(
+                redis=redis, holder="worker", local_share=0.5, monotonic=time.monotonic
+            ) as limiter:
+                yield Late(limiter, delay)
+            await redis.aclose()
+
+
+async def test_who_is_far_from_the_limit_does_not_wait_and_pays_afterwards(late: Late) -> None:
+    assert await late.admits()
+    late.delay[0] = 0.5
+    async with asyncio.timeout(0.4):
+        ahead = [await late.admits() for _ in range(10)]
+    late.delay[0] = 0.0
+
+    rest = [await late.admits() for _ in range(1_000)]
+
+    assert all(ahead)
+    assert late.limiter.statistics().admitted_by_share >= 10
+    assert 1 + sum(ahead) + sum(rest) == 1_000
+
+
+async def test_who_is_near_the_limit_waits_for_what_redis_says(late: Late) -> None:
+    admitted = sum([await late.admits() for _ in range(600)])
+    late.delay[0] = 0.06
+
+    admitted += sum(await asyncio.gather(*[late.admits() for _ in range(500)]))
+
+    assert admitted == 1_000
+    assert late.limiter.statistics().admitted_by_share == 0
