@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import inf
 from typing import Protocol
 
@@ -162,6 +163,8 @@ class RegionalShares:
             busiest = sorted(asked, key=lambda bucket: asked[bucket].units, reverse=True)
             asked = {bucket: asked[bucket] for bucket in busiest[:_MOST_REPORTED]}
         self._asked = {}
+        # The rest is low by the next report, too.
+        low = ((bucket, quota) for bucket, quota in self._quotas.items() if quota.is_low)
         return ShareReport(
             region=self.region,
             worker=self.worker,
@@ -171,8 +174,7 @@ class RegionalShares:
                 bucket: QuotaAsked(
                     whole=quota.whole, period=quota.period, known=quota.granted, least=quota.least
                 )
-                for bucket, quota in self._quotas.items()
-                if quota.is_low
+                for bucket, quota in islice(low, _MOST_REPORTED)
             },
         )
 
