@@ -8,8 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.patience import PatientProtocol
+
+WHOLE = "sluicegate.whole"
+"""Names the ASGI extension `Whole`."""
+
+CLOSE = b"connection: close\r\n"
 
 
 class Cork:
@@ -109,6 +115,11 @@ class CorkedProtocol(PatientProtocol):
         super().connection_made(CorkedTransport(transport, self.loop, self._cork))
 
     @override
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.scope["extensions"] = {WHOLE: Whole(self.cycle)}  # type: ignore[dict-item]
+
+    @override
     def send_400_response(self, msg: str) -> None:
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
             super().send_400_response(msg)
@@ -121,3 +132,57 @@ class CorkedProtocol(PatientProtocol):
         super().on_response_complete()
         if self._refusal and self.cycle.response_complete and not self.transport.is_closing():
             super().send_400_response(self._refusal)
+
+
+class Whole:
+    """The ASGI extension `WHOLE`: a request's body and its answer, each in one piece.
+
+    What the messages of ASGI would do in several steps, which cost a fifth of a cache hit more.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def body(self) -> bytes | None:
+        """Return the body as `receive` would, `None` where it has to be waited for."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        cycle.flow.resume_reading()
+        cycle.message_event.clear()
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
+    async def send(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send an answer as two messages to `send` would.
+
+        `lines` are its headers but for its length, each in lower case and ended by CRLF. `CLOSE`
+        may be among them, no other `connection`.
+        """
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        close = b"" if cycle.keep_alive else CLOSE
+        if CLOSE in lines:
+            cycle.keep_alive, close = False, b""
+        cycle.transport.write(
+            b"%b%b%bcontent-length: %d\r\n%b\r\n%b"
+            % (
+                STATUS_LINE[status],
+                b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers]),
+                lines,
+                len(body),
+                close,
+                b"" if cycle.scope["method"] == "HEAD" else body,
+            )
+        )
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from litestar.types import Receive, Send
+from litestar.types import HTTPScope, Receive, Send
 
+from gateway.corked import WHOLE, Whole
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
 Headers = list[tuple[bytes, bytes]]
@@ -41,7 +42,7 @@ async def read_body(receive: Receive, *, limit: int) -> bytes:
     """
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
-        return _bounded(message["body"], limit)
+        return bounded(message["body"], limit=limit)
     chunks: list[bytes] = []
     size = 0
     while message["type"] == "http.request":
@@ -63,6 +64,23 @@ class Reply(NamedTuple):
     body: bytes
 
 
+def whole(scope: HTTPScope) -> Whole | None:
+    """Return the server's extension for whole bodies and answers, where it has one."""
+    extension = (scope.get("extensions") or {}).get(WHOLE)
+    return extension if isinstance(extension, Whole) else None
+
+
+def bounded(body: bytes, *, limit: int) -> bytes:
+    """Return `body`.
+
+    Raises:
+        PayloadTooLarge: it is longer than `limit` bytes.
+    """
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
 async def respond(send: Send, reply: Reply) -> None:
     """Send one complete answer."""
     headers: Headers = []
@@ -72,12 +90,6 @@ async def respond(send: Send, reply: Reply) -> None:
     headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": False})
-
-
-def _bounded(body: bytes, limit: int) -> bytes:
-    if len(body) > limit:
-        raise _too_large(limit)
-    return body
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

@@ -9,9 +9,10 @@ from litestar.types import HTTPScope, Receive, Send
 
 from backends.protocol import Task
 from gateway.api.exchange import Exchange
-from gateway.api.http import ClientDisconnected, Reply, by_name, read_body, respond
+from gateway.api.http import ClientDisconnected, Reply, bounded, by_name, read_body, respond, whole
 from gateway.api.late_bodies import LateBodies
 from gateway.api.rules import InferenceRules
+from gateway.corked import Whole
 from gateway.telemetry.tracing import Span, Tracer
 
 BEGUN = "sluicegate_exchange"
@@ -30,9 +31,10 @@ class InferenceDoor:
         self, task: Task, model: str, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
         """Answer one request to the route of `task`; `model` is that of the path, where one is."""
+        server = whole(scope)
         begun = scope.get(BEGUN)
         if isinstance(begun, Exchange):
-            await respond(send, await self._rules.reply_later(begun))
+            await _send(server, send, await self._rules.reply_later(begun))
             return
         exchange = self._rules.exchange(task)
         headers = by_name(list(scope["headers"]))
@@ -43,11 +45,13 @@ class InferenceDoor:
         ) as span:
             exchange.traceparent = span.traceparent
             try:
-                reply = await self._reply(exchange, model, str(scope["method"]), headers, receive)
+                reply = await self._reply(
+                    exchange, model, scope["method"], headers, server, receive
+                )
             except ClientDisconnected:
                 return
             _describe(span, exchange)
-        await respond(send, reply)
+        await _send(server, send, reply)
 
     async def _reply(
         self,
@@ -55,6 +59,7 @@ class InferenceDoor:
         model: str,
         method: str,
         headers: dict[bytes, bytes],
+        server: Whole | None,
         receive: Receive,
     ) -> Reply:
         """Return the whole answer, an error's included."""
@@ -62,14 +67,22 @@ class InferenceDoor:
             self._rules.read_head(exchange, method, headers)
             exchange.body_is_read()
             limit = exchange.runtime.document.request.max_body_bytes
-            arriving = read_body(receive, limit=limit)
-            raw = await self._late_bodies.read(arriving, deadline=exchange.deadline)
+            raw = None if server is None else server.body()
+            if raw is None:
+                arriving = read_body(receive, limit=limit)
+                raw = await self._late_bodies.read(arriving, deadline=exchange.deadline)
+            else:
+                bounded(raw, limit=limit)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
             return self._rules.failed(exchange, error)
         reply = self._rules.reply_now(exchange, model, raw)
         return await self._rules.reply_later(exchange) if reply is None else reply
+
+
+async def _send(server: Whole | None, send: Send, reply: Reply) -> None:
+    await (respond(send, reply) if server is None else server.send(*reply))
 
 
 def _describe(span: Span, exchange: Exchange) -> None:

@@ -31,6 +31,7 @@ from gateway.api.problem_details import encode_problem, problem_lines
 from gateway.api.request_headers import bearer_token, read_headers
 from gateway.api.schemas import TASK_BODIES, Body, InferBody
 from gateway.auth.key_ring import KeyRing
+from gateway.corked import CLOSE
 from gateway.errors import (
     AuthenticationFailed,
     DeadlineExceeded,
@@ -59,7 +60,6 @@ from gateway.types import Answer, Caller, InferenceRequest, Principal, Source, U
 _log = logging.getLogger(__name__)
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 4096
-_CLOSE = b"connection: close\r\n"
 
 
 class Limiter(Protocol):
@@ -357,7 +357,7 @@ class InferenceRules:
             lines += rate_limit_lines(exchange.decision)
         if exchange.is_body_due and exchange.expects:
             # What comes next may be the body or another request; nobody can tell.
-            lines += _CLOSE
+            lines += CLOSE
         if exchange.wants_timing:
             lines += _server_timing(exchange, self._now())
         return Reply(exchange.status, lines, body)
