@@ -2,14 +2,18 @@
 
 import hashlib
 import http.client
+import io
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from typing_extensions import Buffer, override
 
 from backends.errors import UpstreamUnavailable
 from backends.open_inference.address import (
@@ -23,6 +27,7 @@ from backends.open_inference.address import (
 _READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0
 _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
+_MOST_DIGITS = 10
 _OK, _NOT_FOUND = 200, 404
 # A kept connection that the server closed meanwhile fails so, before anything was answered.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
@@ -111,7 +116,7 @@ class UpstreamClient:
             raise UpstreamUnavailable(f"{self._upstream.title} answers {path} with {reply.status}")
         try:
             return msgspec.json.decode(reply.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UpstreamUnavailable(
                 f"{self._upstream.title} answers {path} with what is not of the Open Inference "
                 f"Protocol: {error}"
@@ -129,8 +134,7 @@ class UpstreamClient:
         until = self._clock() + timeout
         request = (method, self._prefix + path, body, {**self._headers, **(headers or {})})
         try:
-            with self._lock:
-                kept = self._idle.pop() if self._idle else None
+            kept = self._kept()
             if kept is not None:
                 try:
                     return self._exchange(kept, request, until)
@@ -143,6 +147,17 @@ class UpstreamClient:
                 f"{self._upstream.title} does not answer: `{type(error).__name__}`"
             ) from error
 
+    def _kept(self) -> http.client.HTTPConnection | None:
+        """Return a connection that is open, and on which nothing came that nobody asked for."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if not _has_something(connection.sock):
+                return connection
+            connection.close()
+
     def _exchange(
         self,
         connection: http.client.HTTPConnection,
@@ -150,13 +165,16 @@ class UpstreamClient:
         until: float,
     ) -> Reply:
         try:
-            self._hurry(connection, until)
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(self._left(until))
+            # It is only called.
+            connection.response_class = partial(  # type: ignore[assignment]
+                _TimelyResponse, left=lambda: self._left(until)
+            )
             connection.request(*request)
-            self._hurry(connection, until)
-            # It keeps the socket for itself where the server closes it after this response.
-            wire = connection.sock
             response = connection.getresponse()
-            body = self._body(response, wire, until)
+            body = self._body(response)
             reply = Reply(
                 status=response.status,
                 body=body,
@@ -174,31 +192,63 @@ class UpstreamClient:
         connection.close()
         return reply
 
-    def _body(self, response: http.client.HTTPResponse, wire: socket.socket, until: float) -> bytes:
+    def _body(self, response: http.client.HTTPResponse) -> bytes:
         body = bytearray()
         while chunk := response.read1(_CHUNK):
             body += chunk
             if len(body) > _MOST_BYTES:
                 raise http.client.HTTPException("the response does not end")
-            if not response.isclosed():
-                wire.settimeout(self._left(until))
         if response.length:
             raise http.client.IncompleteRead(bytes(body), response.length)
         # `read1` leaves a response of known length open, and its connection unusable.
         response.close()
         return bytes(body)
 
-    def _hurry(self, connection: http.client.HTTPConnection, until: float) -> None:
-        """Bound the next wait by what is left of the call's time."""
-        if connection.sock is None:
-            connection.connect()
-        connection.sock.settimeout(self._left(until))
-
     def _left(self, until: float) -> float:
         left = until - self._clock()
         if left <= 0:
             raise TimeoutError
         return left
+
+
+class _TimelyResponse(http.client.HTTPResponse):
+    """A response of which every byte, also of its head, comes within the time that is left."""
+
+    def __init__(
+        self, sock: socket.socket, *args: Any, left: Callable[[], float], **options: Any
+    ) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_TimelyReader(sock, self.fp.detach(), left))
+
+
+class _TimelyReader(io.RawIOBase):
+    """Waits for the next bytes no longer than the time that is left by then."""
+
+    def __init__(self, wire: socket.socket, raw: io.RawIOBase, left: Callable[[], float]) -> None:
+        self._wire = wire
+        self._raw = raw
+        self._left = left
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Buffer, /) -> int | None:
+        self._wire.settimeout(self._left())
+        return self._raw.readinto(buffer)
+
+    @override
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _has_something(wire: socket.socket) -> bool:
+    """Tell whether a connection on which nothing is awaited has bytes, or its end."""
+    poll = select.poll()
+    poll.register(wire, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _connector(scheme: str, netloc: str) -> Callable[[float], http.client.HTTPConnection]:
@@ -208,7 +258,8 @@ def _connector(scheme: str, netloc: str) -> Callable[[float], http.client.HTTPCo
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdecimal() else None
+    is_number = text and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if text and is_number else None
 
 
 def fingerprint(upstream: Upstream, token: str = "") -> str:

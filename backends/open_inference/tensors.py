@@ -88,7 +88,7 @@ def decode(reply: Reply, output: str, shape: tuple[int, ...]) -> Decoded:
     head = reply.body if reply.json_bytes is None else reply.body[: reply.json_bytes]
     try:
         response = msgspec.json.decode(head, type=_Outputs)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UpstreamUnavailable("the server's response is not of the protocol") from None
     at = len(head)
     for tensor in response.outputs:
@@ -111,6 +111,6 @@ def _values(tensor: _Output, raw: bytes, shape: tuple[int, ...]) -> FloatArray:
         flat = np.frombuffer(raw, kind) if tensor.data is None else np.array(tensor.data, kind)
         with np.errstate(over="ignore"):  # what is not finite is found row by row
             values: FloatArray = flat.reshape(shape).astype(np.float32)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise UpstreamUnavailable(f"the server's output `{tensor.name}` is not whole") from None
     return values

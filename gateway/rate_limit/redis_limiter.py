@@ -20,7 +20,7 @@ from gateway.rate_limit.refusals import refusal_here
 from gateway.rate_limit.script import TAKE, Part, returned, script_arguments
 from gateway.rate_limit.shares import LimitShares, WholeLimits, in_region
 from gateway.rate_limit.spender import AskingSpender, LeaseSpender, Spender, is_plain
-from gateway.rate_limit.turns import Turns, Waiting, let_go, outcome, tenant_of
+from gateway.rate_limit.turns import Turns, Waiting, or_let_go, outcome, tenant_of
 from gateway.tasks import TaskOwner
 from gateway.types import CONCURRENT
 
@@ -132,13 +132,9 @@ class RedisRateLimiter:
     async def _ask_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
         """Ask Redis; what it grants to somebody who has gone on is given back."""
         turn = self._ask(tenant, charges)
-        try:
-            # Redis takes the charges; only what it holds is given back.
-            owed = charges if charges[0].hold else ()
-            return await self._in_time(tenant, charges, turn, owed=owed)
-        finally:
-            if not turn.done():
-                turn.add_done_callback(let_go)
+        # Redis takes the charges; only what it holds is given back.
+        owed = charges if charges[0].hold else ()
+        return await or_let_go(turn, self._in_time(tenant, charges, turn, owed=owed))
 
     async def _in_time(
         self,
@@ -354,12 +350,12 @@ class RedisRateLimiter:
         levels, all_ends, over = [], [], []
         for index, part in enumerate(parts):
             units, level, ends = map(float, answer[1 + 3 * index : 4 + 3 * index])
-            amount, lease = part.charge.amount, part.lease
+            charge, amount, lease = part.charge, part.charge.amount, part.lease
             levels.append(level)
             all_ends.append(ends)
             taken = amount if allowed and units >= 0 else 0
             wanted = lease.spent if allowed else lease.spent + amount
-            self._shares.asked(part.charge.bucket, part.charge.rule, wanted, level=level)
+            self._shares.asked(charge.bucket, charge.rule, wanted, level=level, ends=ends)
             lease.answered(level=level, amount=taken, now=now, ends=ends)
             if units < 0:
                 over.append(part.charge)

@@ -96,11 +96,12 @@ local function refill(b)
 end
 
 local function begin_period(b)
-  if now < b.period_end then return end
-  b.period_end = now < b.this_end and b.this_end or b.next_end
-  -- What a region was granted is of one period.
+  local begins = now >= b.period_end
+  if begins then b.period_end = now < b.this_end and b.this_end or b.next_end end
+  -- What a region was granted is of one period. Whoever's clock is early or late has the wrong one.
   if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
-  b.level, b.was, b.least = b.capacity - b.running, b.capacity, b.capacity
+  if not begins then return end
+  b.level, b.was, b.least, b.held = b.capacity - b.running, b.capacity, b.capacity, b.running
 end
 
 for i, key in ipairs(KEYS) do

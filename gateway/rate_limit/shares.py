@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import inf
 from typing import Protocol
 
@@ -26,6 +27,8 @@ _LOW = 2
 """A quota is asked for more when less is left than what was granted last, through this."""
 _EMPTY = 5.0
 """Seconds until a quota of which nothing was left is asked for again."""
+_OFF = 86_400.0
+"""Seconds between ends of periods that are not the same month's, at least."""
 _NOTHING = Share(used=0.0, before=0.0, raised=-inf)
 
 
@@ -36,8 +39,13 @@ class LimitShares(Protocol):
         """Return `rule` as it holds for `bucket` in this region now."""
         ...
 
-    def asked(self, bucket: str, rule: Rule, units: int, *, level: float = inf) -> None:
-        """Hear that `units` were asked for, admitted or not, and the bucket's `level` since."""
+    def asked(
+        self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
+    ) -> None:
+        """Hear that `units` were asked for, admitted or not, and the bucket's `level` since.
+
+        A quota's period `ends` in so many seconds.
+        """
         ...
 
 
@@ -48,7 +56,9 @@ class WholeLimits:
         """Return `rule`."""
         return rule
 
-    def asked(self, bucket: str, rule: Rule, units: int, *, level: float = inf) -> None:
+    def asked(
+        self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
+    ) -> None:
         """Do nothing."""
 
 
@@ -121,10 +131,14 @@ class RegionalShares:
         # What is a whole number but for rounding must not become the number below.
         return _regional(rule, int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6))
 
-    def asked(self, bucket: str, rule: Rule, units: int, *, level: float = inf) -> None:
+    def asked(
+        self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
+    ) -> None:
         """Add to the next report; see `LimitShares`."""
         if rule.period:
             quota = self._quota(bucket, rule)
+            if ends < inf and abs(self._wall() + ends - quota.period) > _OFF:
+                return  # nothing that is granted for this month is of use in that one
             lacks = units if level < units else 0
             is_low = level < max(1, lacks, quota.last // _LOW)
             if is_low and self._monotonic() >= quota.again_at:
@@ -149,6 +163,8 @@ class RegionalShares:
             busiest = sorted(asked, key=lambda bucket: asked[bucket].units, reverse=True)
             asked = {bucket: asked[bucket] for bucket in busiest[:_MOST_REPORTED]}
         self._asked = {}
+        # The rest is low by the next report, too.
+        low = ((bucket, quota) for bucket, quota in self._quotas.items() if quota.is_low)
         return ShareReport(
             region=self.region,
             worker=self.worker,
@@ -158,8 +174,7 @@ class RegionalShares:
                 bucket: QuotaAsked(
                     whole=quota.whole, period=quota.period, known=quota.granted, least=quota.least
                 )
-                for bucket, quota in self._quotas.items()
-                if quota.is_low
+                for bucket, quota in islice(low, _MOST_REPORTED)
             },
         )
 

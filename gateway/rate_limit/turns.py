@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 
 from gateway.rate_limit.base import Charge, Decision
 
@@ -104,8 +104,21 @@ async def outcome(turn: asyncio.Future[Decision | None]) -> Decision | None:
     return turn.result()
 
 
-def let_go(asked: asyncio.Future[Decision | None]) -> None:
-    """Give back what was held for somebody who did not wait for it."""
+async def or_let_go(
+    turn: asyncio.Future[Decision | None], answer: Coroutine[None, None, Decision | None]
+) -> Decision | None:
+    """Return `answer`, which waits for `turn`; what that brings is given back if it is not it."""
+    decision = None
+    try:
+        decision = await answer
+    finally:
+        # Also where the turn ended in the moment in which this was cancelled.
+        if decision is None or not turn.done():
+            turn.add_done_callback(_let_go)
+    return decision
+
+
+def _let_go(asked: asyncio.Future[Decision | None]) -> None:
     decision = asked.result()
     for hold in decision.holds if decision is not None else ():
         hold.settle(0)

@@ -99,6 +99,10 @@ def _show(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
         else:
             detail = "it holds no certificate in PEM, or its key is missing or has a password"
         raise ConfigurationError(detail, file=str(certificate)) from error
+    except OSError as error:  # it went since it was looked at, or is not for us to read
+        named = str(certificate if key is None else f"{certificate}` or `{key}")
+        detail = f"the file cannot be read: {error.strerror}"
+        raise ConfigurationError(detail, file=named) from error
 
 
 async def follow_files(tls: ClientTls, interval: float) -> None:

@@ -4,11 +4,14 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.rate_limit.base import Decision
+from gateway.rate_limit.bucket import period_ends
 from gateway.redis_connection import connect
 from gateway.types import RegionalRule, Rule
+from tests.support.clock import Clock
 from tests.support.limits import Fleet, charge
 
 pytestmark = pytest.mark.anyio
+QUOTA = Rule(name="month", unit="requests", capacity=1000, period="month")
 WHOLE = Rule(name="hour", unit="requests", capacity=1000, window=1000.0)
 
 
@@ -25,16 +28,19 @@ class Parts:
             unit=rule.unit,
             capacity=self.capacity,
             window=rule.window,
+            period=rule.period,
             whole=rule.limit,
             start=min(self.start, self.capacity),
         )
 
-    def asked(self, bucket: str, rule: Rule, units: int, *, level: float = 0.0) -> None:
+    def asked(
+        self, bucket: str, rule: Rule, units: int, *, level: float = 0.0, ends: float = 0.0
+    ) -> None:
         pass
 
 
-async def take(fleet: Fleet, amount: int) -> Decision:
-    return await fleet.workers[0].admit([charge(amount, of=WHOLE)])
+async def take(fleet: Fleet, amount: int, *, of: Rule = WHOLE) -> Decision:
+    return await fleet.workers[0].admit([charge(amount, of=of)])
 
 
 @pytest.fixture
@@ -96,3 +102,43 @@ async def test_only_more_than_the_whole_limit_is_impossible(redis: Redis) -> Non
     assert beyond_part.retry_after <= WHOLE.window
     assert beyond_all.impossible
     await redis.aclose()
+
+
+async def test_a_worker_whose_clock_is_late_spends_no_grant_of_last_month(redis: Redis) -> None:
+    fleet = at_the_end_of_a_month(redis, Parts(100), late=5.0)
+    await fleet.advance(-5.0)
+    assert (await take(fleet, 10, of=QUOTA)).allowed
+
+    await fleet.advance(6.0)
+    late = []
+    for _ in range(3):
+        late.append((await take(fleet, 30, of=QUOTA)).allowed)
+        await fleet.advance(0.5)
+
+    assert late == [False] * 3
+    await redis.aclose()
+
+
+async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(redis: Redis) -> None:
+    now, next_month = Parts(20), Parts(50)
+    fleet = at_the_end_of_a_month(redis, now, next_month, late=-30.0)
+    await fleet.advance(-10.0)
+    right, early = fleet.workers
+    right._wall = fleet.clock
+    assert (await right.admit([charge(15, of=QUOTA)])).allowed
+
+    assert not (await early.admit([charge(10, of=QUOTA)])).allowed
+    assert (await right.admit([charge(5, of=QUOTA)])).allowed
+    await fleet.advance(11.0)
+    assert (await early.admit([charge(50, of=QUOTA)])).allowed
+    await redis.aclose()
+
+
+def at_the_end_of_a_month(redis: Redis, *parts: Parts, late: float) -> Fleet:
+    """Return workers whose clocks are `late`, beside a Redis at the very end of a month."""
+    clock = Clock()
+    clock.advance(period_ends(clock())[0] - clock())
+    fleet = Fleet(redis, workers=len(parts), shares=parts, clock=clock)
+    for worker in fleet.workers:
+        worker._wall = lambda: clock() - late
+    return fleet

@@ -14,7 +14,7 @@ from gateway.circuit_breaker import CircuitBreaker
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis_connection import connect
-from gateway.types import Rule
+from gateway.types import CONCURRENT, Rule
 from tests.support.clock import Clock
 from tests.support.delaying_proxy import DelayingProxy
 from tests.support.limits import Fleet, charge, most_over_the_limit, rule
@@ -253,6 +253,22 @@ async def test_a_caller_that_is_cancelled_breaks_nothing(redis: Redis) -> None:
     assert admitted == 25
     # The charge of the one that was asking may be lost, never given twice.
     assert 74 <= rest <= 75
+
+
+@pytest.mark.anyio
+async def test_a_place_is_not_lost_to_who_is_cancelled_as_it_is_granted(redis: Redis) -> None:
+    places = Rule(name="jobs", unit=CONCURRENT, capacity=1, window=0.0)
+    limiter = make_limiter(redis, "worker")
+    async with limiter:
+        caller = asyncio.create_task(limiter.admit([charge(of=places, hold=True)]))
+        await asyncio.wait((caller,), timeout=0)
+        (turn,) = limiter._turns.under_way()
+        turn.add_done_callback(lambda _: caller.cancel())
+        await asyncio.wait((caller,))
+
+        await until(lambda: limiter.statistics().reserved == 0)
+
+    assert caller.cancelled()
 
 
 @pytest.mark.anyio

@@ -173,6 +173,20 @@ def test_a_quota_is_granted_in_steps_and_never_twice(regions: Regions) -> None:
     assert sum(used.values()) == QUOTA.capacity
 
 
+def test_a_report_asks_for_so_many_quotas_and_the_next_for_the_rest(regions: Regions) -> None:
+    worker = regions.worker("eu")
+    names = [f"rl:{{tenant {number}}}:t:month" for number in range(700)]
+    for name in names:
+        worker.capacity(name, of=QUOTA)
+
+    first = len(worker.shares.report().quotas)
+    worker.report()
+    worker.report()
+
+    assert first == 500
+    assert all(worker.capacity(name, of=QUOTA) for name in names)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_in_any_turmoil_all_together_have_at_most_the_limit(regions: Regions, seed: int) -> None:
     """Workers ask, lose the store, end and come back; what they took is spent for 2 s more."""
