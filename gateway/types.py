@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from math import inf
 from types import MappingProxyType
 from typing import NewType
 
@@ -56,6 +57,8 @@ class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
     whole: int
     start: int
     """The level of a bucket that nobody knows: less than `capacity` after a share has grown."""
+    grown: float = inf
+    """Seconds since the share grew. A bucket left alone for longer holds no more than `start`."""
 
     @property
     @override

@@ -20,7 +20,8 @@ its refill, the `amount` to take now, the units it would like on lease (`want`),
 holder keeps of what it holds (`kept`), and those it gives back (`back`), whether the amount is held
 (1) or spent (0), whether the rule is only watched (1): then it refuses nothing, and is not charged
 what it would have refused; and, where the capacity is a region's part, the level of a bucket that
-is not there (-1: the capacity is all there is).
+is not there (-1: the capacity is all there is), and the seconds since the part grew: it may have
+been smaller while others had the rest, so one that was left alone for longer is no fuller either.
 
 Answers 1 or 0 (allowed), then for each bucket the units leased (-1 where a watched rule would have
 refused), the level, and the seconds until a quota's period ends.
@@ -34,6 +35,8 @@ from gateway.rate_limit.base import Charge
 from gateway.rate_limit.bucket import period_ends
 from gateway.rate_limit.lease import LEASE, Lease
 from gateway.types import RegionalRule, Rule
+
+_FOR_EVER = 1e9
 
 TAKE = """
 local time = redis.call('TIME')
@@ -105,13 +108,13 @@ local function begin_period(b)
 end
 
 for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * 9
+  local at = 3 + (i - 1) * 10
   local b = {
     capacity = tonumber(ARGV[at]), rate = 0, lasts = lease,
     amount = tonumber(ARGV[at + 2]), want = tonumber(ARGV[at + 3]),
     kept = tonumber(ARGV[at + 4]), back = tonumber(ARGV[at + 5]),
     holds = ARGV[at + 6] == '1', watched = ARGV[at + 7] == '1',
-    start = tonumber(ARGV[at + 8]), ended = {},
+    start = tonumber(ARGV[at + 8]), grown = tonumber(ARGV[at + 9]), ended = {},
   }
   b.regional = b.start >= 0
   local kind = ARGV[at + 1]
@@ -130,6 +133,9 @@ for i, key in ipairs(KEYS) do
     else
       change(b)
       b.lasts = tonumber(kind) + lease
+    end
+    if b.regional and not cut and b.since < now - b.grown then
+      b.least = math.min(b.least, b.start)
     end
     refill(b)
   end
@@ -203,7 +209,10 @@ def script_arguments(parts: Sequence[Part], *, holder: str, wall: float) -> list
         arguments += [rule.capacity, _refill(rule, wall), part.charge.amount]
         arguments += [part.want, part.kept, part.back]
         arguments += [int(part.charge.hold), int(rule.shadow)]
-        arguments.append(rule.start if isinstance(rule, RegionalRule) else -1)
+        if isinstance(rule, RegionalRule):
+            arguments += [rule.start, min(rule.grown, _FOR_EVER)]
+        else:
+            arguments += [-1, 0]
     return arguments
 
 

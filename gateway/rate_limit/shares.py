@@ -127,9 +127,11 @@ class RegionalShares:
         used, now = share.used, self._monotonic()
         if now >= self._until:
             used = min(used or 1.0, self._alone())
-        start = min(used, share.before + (now - share.raised) * used / (rule.window or 1.0))
+        grown = now - share.raised
+        start = min(used, share.before + grown * used / (rule.window or 1.0))
         # What is a whole number but for rounding must not become the number below.
-        return _regional(rule, int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6))
+        capacity, level = int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6)
+        return _regional(rule, capacity, level, grown=grown)
 
     def asked(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
@@ -215,7 +217,7 @@ def in_region(charges: Sequence[Charge], shares: LimitShares) -> list[Charge]:
     ]
 
 
-def _regional(rule: Rule, capacity: int, start: int) -> RegionalRule:
+def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> RegionalRule:
     return RegionalRule(
         name=rule.name,
         unit=rule.unit,
@@ -226,6 +228,7 @@ def _regional(rule: Rule, capacity: int, start: int) -> RegionalRule:
         shadow=rule.shadow,
         whole=rule.limit,
         start=start,
+        grown=grown,
     )
 
 

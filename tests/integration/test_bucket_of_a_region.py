@@ -1,5 +1,7 @@
 """A bucket whose capacity is a region's part of a limit: another part fills it no faster."""
 
+from math import inf
+
 import pytest
 from redis.asyncio import Redis
 
@@ -21,6 +23,7 @@ class Parts:
     def __init__(self, capacity: int, *, start: int | None = None) -> None:
         self.capacity = capacity
         self.start = capacity if start is None else start
+        self.grown = inf
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
         return RegionalRule(
@@ -31,6 +34,7 @@ class Parts:
             period=rule.period,
             whole=rule.limit,
             start=min(self.start, self.capacity),
+            grown=self.grown,
         )
 
     def asked(
@@ -63,6 +67,27 @@ async def test_what_refilled_before_a_larger_part_refilled_at_the_smaller_ones_r
     assert (await take(fleet, 10)).allowed
     await fleet.advance(100.0)
     assert (await take(fleet, 90)).allowed
+    await redis.aclose()
+
+
+async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_no_fuller(
+    redis: Redis,
+) -> None:
+    parts = Parts(900)
+    fleet = Fleet(redis, workers=1, shares=[parts])
+    await fleet.tell_time()
+    assert (await take(fleet, 100)).allowed
+    await fleet.advance(900.0)
+
+    # It had 100 meanwhile, and 900 again 50 seconds ago: others have had the rest.
+    parts.start, parts.grown = 100 + 45, 50.0
+
+    assert not (await take(fleet, 146)).allowed
+    assert (await take(fleet, 145)).allowed
+    parts.start, parts.grown = 100 + 90, 100.0
+    await fleet.advance(50.0)
+    assert not (await take(fleet, 46)).allowed
+    assert (await take(fleet, 45)).allowed  # known since the part grew: it goes on as it was
     await redis.aclose()
 
 
