@@ -1,11 +1,16 @@
 """Answers leave at the end of a turn, and none whose event could not be kept."""
 
 import asyncio
+import gc
+import logging
+import weakref
 
 import pytest
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.corked import Cork, CorkedTransport
+from gateway.corked import WHOLE, Cork, CorkedTransport, Whole
 
 pytestmark = pytest.mark.anyio
 
@@ -66,3 +71,35 @@ async def test_answers_whose_events_cannot_be_kept_end_their_connections_and_no_
     assert [type(error) for error in told] == [ValueError]
     assert (lost.written, lost.is_aborted) == ([], True)
     assert later.written == [b"answer"]
+
+
+async def test_a_request_is_no_garbage_when_it_was_answered() -> None:
+    wire = Wire()
+    scope = {"method": "POST"}
+    cycle = RequestResponseCycle(
+        scope=scope,  # type: ignore[arg-type]  # what is needed of it
+        transport=wire,
+        flow=FlowControl(wire),
+        logger=logging.getLogger("test"),
+        access_logger=logging.getLogger("test"),
+        access_log=False,
+        default_headers=[(b"date", b"today")],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=True,
+        on_response=lambda: None,
+    )
+    whole = Whole(cycle)
+    scope["extensions"] = {WHOLE: whole}  # type: ignore[assignment]
+    await whole.send(200, b"x: y\r\n", b"body")
+    left = weakref.ref(cycle)
+
+    gc.disable()
+    try:
+        del cycle, scope
+        assert left() is None
+    finally:
+        gc.enable()
+    assert wire.written == [
+        b"HTTP/1.1 200 OK\r\ndate: today\r\nx: y\r\ncontent-length: 4\r\n\r\nbody"
+    ]
