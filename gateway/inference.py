@@ -1,8 +1,9 @@
 """The use case: answer the items of a request from the cache, from work in flight, or by work.
 
-`Inference.prepare` decides what a request needs, `from_memory` answers what takes no waiting, and
-`infer` all the rest. Each miss is computed by a task that belongs to the gateway
-and not to the request, so that a caller who leaves harms nobody who joined.
+`Inference.prepare` decides what a request needs, `from_memory` answers what takes no waiting,
+`seek` asks the cache for those who wait without a task, and `infer` answers all the rest. Each miss
+is computed by a task that belongs to the gateway and not to the request, so that a caller who
+leaves harms nobody who joined.
 """
 
 import asyncio
@@ -59,6 +60,10 @@ class ResultStore(Protocol):
 
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         """Return what any tier holds."""
+        ...
+
+    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+        """Call `told` with what any tier holds, in a later turn."""
         ...
 
 
@@ -165,13 +170,34 @@ class Inference:
             outcomes.append(hit)
         return Answer(model=job.plan.model, outcomes=outcomes)
 
-    async def infer(self, job: Job, caller: Caller) -> Answer:
+    def seek(
+        self,
+        job: Job,
+        directives: CacheDirectives,
+        told: Callable[[list[ItemOutcome | None]], object],
+    ) -> None:
+        """Call `told`, in a later turn, with what the cache has for the items of a job.
+
+        The job's caller must be one that may read it: see `Job.may_read`.
+        """
+
+        def found(entries: list[Found | None]) -> None:
+            told(self._hits(entries, directives))
+
+        self._cache.seek(job.keys, found)
+
+    async def infer(
+        self, job: Job, caller: Caller, outcomes: list[ItemOutcome | None] | None = None
+    ) -> Answer:
         """Answer every item, as a result or a failure of its own, by the caller's deadline.
+
+        The cache is not asked again where `outcomes` hold what `seek` told.
 
         Raises:
             NotCached: the caller wanted cached answers only and one is missing.
         """
-        outcomes = await self._look_up(job, caller)
+        if outcomes is None:
+            outcomes = await self._look_up(job, caller)
         missing = _without(outcomes)
         old: OldAnswers = {}
         if missing and job.plan.unrevised is not None:
@@ -248,15 +274,19 @@ class Inference:
         directives = caller.directives
         if not job.may_read(directives):
             return [None] * len(job.keys)
-        now = self._wall()
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            found = await self._cache.lookup(job.keys)
-            outcomes = [
-                hit_outcome(f.entry, f.tier, now, directives.max_age) if f is not None else None
-                for f in found
-            ]
+            outcomes = self._hits(await self._cache.lookup(job.keys), directives)
             _note_lookup(span, outcomes)
         return outcomes
+
+    def _hits(
+        self, found: Sequence[Found | None], directives: CacheDirectives
+    ) -> list[ItemOutcome | None]:
+        now = self._wall()
+        return [
+            hit_outcome(f.entry, f.tier, now, directives.max_age) if f is not None else None
+            for f in found
+        ]
 
     def _landed(self, job: Job, caller: Caller, key: CacheKey) -> ItemOutcome | None:
         if not job.may_read(caller.directives):

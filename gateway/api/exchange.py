@@ -14,7 +14,14 @@ from gateway.events.run import ID_DIGITS, Run
 from gateway.job import Job
 from gateway.rate_limit.base import Charge, Decision
 from gateway.runtime.runtime import Runtime
-from gateway.types import InferenceRequest, Principal, RequestEvent, RequestId, Usage
+from gateway.types import (
+    InferenceRequest,
+    ItemOutcome,
+    Principal,
+    RequestEvent,
+    RequestId,
+    Usage,
+)
 
 _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
 
@@ -89,6 +96,10 @@ class Exchange:
     traceparent = ""
     reading: Reading | None = None
     decision: Decision | None = None
+    job: Job | None = None
+    """What the request needs, once it is within its limits and its key's rights."""
+    outcomes: list[ItemOutcome | None] | None = None
+    """What the cache had for its items, once it was asked."""
     model = ""
     revision = ""
     status = 200

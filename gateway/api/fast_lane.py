@@ -1,10 +1,12 @@
 """The fast lane: requests that need not wait for anybody are answered as their bytes arrive.
 
 No task, no ASGI messages: a whole request in, a whole answer out, by the same rules as the
-application's. What is of another kind goes on to the application, its bytes untouched; what must
-wait for Redis or a backend goes on with what was decided so far.
+application's; one that must wait for Redis or a backend is answered when they have. What is of
+another kind goes on to the application, its bytes untouched.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from typing_extensions import override
@@ -13,11 +15,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway.api.answers import HIT, PRIVATE
 from gateway.api.exchange import Exchange, RequestIds
 from gateway.api.http import Reply
-from gateway.api.inference import BEGUN
 from gateway.api.known_heads import KnownHead, KnownHeads, KnownRequest
 from gateway.api.rules import InferenceRules, Limiter
 from gateway.api.turn import Turn
-from gateway.corked import Cork, CorkedProtocol
+from gateway.corked import CLOSE, Cork, CorkedProtocol
 from gateway.inference import Inference
 from gateway.runtime.store import RuntimeStore
 
@@ -109,15 +110,29 @@ class FastLane:
             self.heads.remember(request, KnownRequest(reading=reading, spender=spender))
         return reply or exchange
 
-    def render(self, reply: Reply, server_headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's."""
+    def seek(self, exchange: Exchange, told: Callable[[Reply | None], object]) -> bool:
+        """Ask the cache for an exchange that has to be waited for; see `InferenceRules.seek`."""
+        return self._rules.seek(exchange, told)
+
+    async def later(self, exchange: Exchange) -> Reply:
+        """Return the answer to an exchange that had to be waited for."""
+        return await self._rules.reply_later(exchange)
+
+    def render(
+        self, reply: Reply, server_headers: list[tuple[bytes, bytes]], *, is_last: bool = False
+    ) -> bytes:
+        """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
+
+        The peer is told of an answer that `is_last` on its connection.
+        """
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
-        return b"%b%b%bcontent-length: %d\r\n\r\n%b" % (
+        return b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
             STATUS_LINE[reply.status],
             self._server_lines,
             reply.lines,
             len(reply.body),
+            CLOSE if is_last else b"",
             reply.body,
         )
 
@@ -132,18 +147,23 @@ class FastLaneProtocol(CorkedProtocol):
     """uvicorn's protocol with a fast lane before it.
 
     The lane is open between two requests when nothing of the application's is under way, so that
-    answers keep their order. While the peer does not read, nothing is answered and nothing read.
+    answers keep their order. While the peer does not read, nothing is answered and nothing read;
+    nor while an answer of the lane is waited for.
     """
 
     def __init__(self, *args: Any, lane: FastLane, **kwargs: Any) -> None:
         super().__init__(*args, cork=lane.cork, **kwargs)
         self._lane = lane
         self._is_between = True
+        self._is_waiting = False
+        self._is_last = False
         self._held = b""
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._is_between and (self.cycle is None or self.cycle.response_complete):
+        if self._is_waiting:
+            data = self._hold(data)
+        elif self._is_between and (self.cycle is None or self.cycle.response_complete):
             if self.flow.write_paused:
                 data = self._hold(data)
             else:
@@ -180,10 +200,24 @@ class FastLaneProtocol(CorkedProtocol):
     @override
     def timeout_keep_alive_handler(self) -> None:
         left = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if self._is_waiting:
+            left = self.timeout_keep_alive
         if left > 0 and not self.transport.is_closing():
             self._wait_for_requests(left)
         else:
             super().timeout_keep_alive_handler()
+
+    @override
+    def end_if_late(self, now: float) -> None:
+        if not self._is_waiting:
+            super().end_if_late(now)
+
+    @override
+    def shutdown(self) -> None:
+        if self._is_waiting:
+            self._is_last = True
+        else:
+            super().shutdown()
 
     def _answer(self, data: bytes) -> bytes:
         """Answer what can be answered, and return what is left for the application."""
@@ -197,8 +231,8 @@ class FastLaneProtocol(CorkedProtocol):
             reply = lane.reply(head, data[end:stop], request=data[start:stop])
             if isinstance(reply, Exchange):
                 self._send(b"".join(answers), len(answers))
-                self._hand_over(data[start:stop], reply)
-                return data[stop:]
+                self._begin(reply)
+                return self._hold(data[stop:])
             answers.append(lane.render(reply, self.server_state.default_headers))
             start = stop
             size += len(answers[-1])
@@ -213,9 +247,10 @@ class FastLaneProtocol(CorkedProtocol):
         return self._hold(rest) if rest and self.flow.write_paused else rest
 
     def _hold(self, data: bytes) -> bytes:
-        """Keep `data` until the peer reads, and read no more meanwhile: no more than one read."""
-        self._held += data
-        self.flow.pause_reading()
+        """Keep `data` until it can be answered, and read no more meanwhile than one read."""
+        if data:
+            self._held += data
+            self.flow.pause_reading()
         return b""
 
     def _send(self, answers: bytes, count: int) -> None:
@@ -227,14 +262,49 @@ class FastLaneProtocol(CorkedProtocol):
         if self.timeout_keep_alive_task is None:
             self._wait_for_requests(self.timeout_keep_alive)
 
-    def _hand_over(self, request: bytes, exchange: Exchange) -> None:
-        """Let the application end what the lane began."""
-        super().data_received(request)
-        self.scope[BEGUN] = exchange  # type: ignore[literal-required]  # an entry of our own
+    def _begin(self, exchange: Exchange) -> None:
+        """See to it that `exchange` is answered; until then nothing else is."""
+        self._is_waiting = True
+        if not self._lane.seek(exchange, partial(self._sought, exchange)):
+            self._start(exchange)
+
+    def _sought(self, exchange: Exchange, reply: Reply | None) -> None:
+        if reply is None or self.flow.write_paused:
+            self._start(exchange, reply)
+        else:
+            self._end(reply)
+
+    def _start(self, exchange: Exchange, reply: Reply | None = None) -> None:
+        """Answer `exchange` by a task that the server waits for when it stops."""
+        task = self.loop.create_task(self._answer_later(exchange, reply))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer_later(self, exchange: Exchange, reply: Reply | None) -> None:
+        try:
+            if reply is None:
+                reply = await self._lane.later(exchange)
+            if self.flow.write_paused:
+                await self.flow.drain()
+            self._end(reply)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            self.transport.abort()
+            raise
+
+    def _end(self, reply: Reply) -> None:
+        self._is_waiting = False
+        if self.transport.is_closing():
+            return
+        headers = self.server_state.default_headers
+        self._send(self._lane.render(reply, headers, is_last=self._is_last), 1)
+        if self._is_last:
+            self.transport.close()
+        elif self._held:
+            self._go_on()
 
     def _go_on(self) -> None:
-        """Answer what was held back while the peer did not read."""
-        if self.flow.write_paused or self.transport.is_closing():
+        """Answer what was held back."""
+        if self._is_waiting or self.flow.write_paused or self.transport.is_closing():
             return
         data, self._held = self._held, b""
         self.flow.resume_reading()

@@ -15,9 +15,6 @@ from gateway.api.rules import InferenceRules
 from gateway.corked import Whole
 from gateway.telemetry.tracing import Span, Tracer
 
-BEGUN = "sluicegate_exchange"
-"""Where a scope holds the exchange that the fast lane began and could not end."""
-
 
 class InferenceDoor:
     """The inference routes of a worker's application."""
@@ -32,10 +29,6 @@ class InferenceDoor:
     ) -> None:
         """Answer one request to the route of `task`; `model` is that of the path, where one is."""
         server = whole(scope)
-        begun = scope.get(BEGUN)
-        if isinstance(begun, Exchange):
-            await _send(server, send, await self._rules.reply_later(begun))
-            return
         exchange = self._rules.exchange(task)
         headers = by_name(list(scope["headers"]))
         incoming = headers.get(b"traceparent", b"").decode("latin-1")

@@ -1,8 +1,9 @@
 """What becomes of a request to an inference route, whichever door it came through.
 
 A door reads bytes and sends bytes. In between it asks the rules: `read_head`, then `reply_now` with
-the body, and `reply_later` where that has to wait for somebody. What is decided, charged, counted,
-kept as an event and said in headers is decided here, once for all doors.
+the body, and where that has to wait for somebody `reply_later`, or first `seek`, which needs no
+task. What is decided, charged, counted, kept as an event and said in headers is decided here, once
+for all doors.
 """
 
 import asyncio
@@ -10,8 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
-
-import msgspec
 
 from backends.protocol import Task
 from gateway.api.answers import (
@@ -25,11 +24,11 @@ from gateway.api.answers import (
     first_failure,
     row_lines,
 )
-from gateway.api.exchange import Exchange, Reading, Repeat, RequestIds
+from gateway.api.bodies import BodyReader
+from gateway.api.exchange import Exchange, Repeat, RequestIds
 from gateway.api.http import Reply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
 from gateway.api.request_headers import bearer_token, read_headers
-from gateway.api.schemas import TASK_BODIES, Body, InferBody
 from gateway.auth.key_ring import KeyRing
 from gateway.corked import CLOSE
 from gateway.errors import (
@@ -37,9 +36,7 @@ from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
-    InvalidRequest,
     MethodNotAllowed,
-    PayloadTooLarge,
     PermissionDenied,
     UpstreamUnavailable,
 )
@@ -48,17 +45,21 @@ from gateway.events.run import Run
 from gateway.inference import Inference
 from gateway.job import Job
 from gateway.rate_limit.base import Charge, Decision
-from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
 from gateway.rate_limit.spender import Spender
-from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import Answer, Caller, InferenceRequest, Principal, Source, Usage
+from gateway.types import (
+    Answer,
+    Caller,
+    ItemOutcome,
+    Principal,
+    Source,
+    Usage,
+)
 
 _log = logging.getLogger(__name__)
-_LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 4096
 
 
@@ -105,10 +106,7 @@ class InferenceRules:
         self._ids = ids
         self._now = loop_time
         self._wall = wall
-        self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
-        self._infer_decoder = msgspec.json.Decoder(InferBody)
-        self._runtime: Runtime | None = None
-        self._readings: dict[tuple[Principal | None, Task, str, bytes], Reading] = {}
+        self._bodies = BodyReader()
         self._runs: dict[tuple[Principal, Task, str, str], Run] = {}
 
     def exchange(self, task: Task) -> Exchange:
@@ -143,12 +141,12 @@ class InferenceRules:
         `model` is that of the path, where one is; `raw` the request's body.
         """
         try:
-            reading = exchange.reading = self._read(exchange, model, raw)
+            reading = exchange.reading = self._bodies.read(exchange, model, raw)
             exchange.usage = reading.failed
             decision = exchange.decision = self._limiter.try_admit(reading.charges)
             if decision is None:
                 return None
-            job = self._admitted(exchange, decision)
+            job = exchange.job = self._admitted(exchange, decision)
             directives = exchange.asked.directives
             if reading.repeat is not None:
                 entry, age = self._inference.peek(job, directives)
@@ -159,12 +157,29 @@ class InferenceRules:
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(exchange, error)
 
+    def seek(self, exchange: Exchange, told: Callable[[Reply | None], object]) -> bool:
+        """Ask the cache for an exchange that `reply_now` could not answer.
+
+        `told` is called in a later turn with the whole answer, or `None` where `reply_later` has
+        to go on. Return `False` where that has to at once: the limits, or the caller, say so.
+        """
+        job, directives = exchange.job, exchange.asked.directives
+        if job is None or not job.may_read(directives):
+            return False
+
+        def found(outcomes: list[ItemOutcome | None]) -> None:
+            told(self._found(exchange, job, outcomes))
+
+        self._inference.seek(job, directives, found)
+        return True
+
     async def reply_later(self, exchange: Exchange) -> Reply:
         """Return the whole answer to an exchange that `reply_now` could not answer."""
         try:
-            if exchange.decision is None:
+            job = exchange.job
+            if job is None:
                 exchange.decision = await self._ask_limiter(exchange)
-            job = self._admitted(exchange, exchange.decision)
+                job = exchange.job = self._admitted(exchange, exchange.decision)
             principal, _ = exchange.known()
             caller = Caller(
                 principal=principal,
@@ -173,7 +188,8 @@ class InferenceRules:
                 traceparent=exchange.traceparent,
                 criticality=exchange.asked.criticality,
             )
-            return self._answered(exchange, await self._inference.infer(job, caller))
+            answer = await self._inference.infer(job, caller, exchange.outcomes)
+            return self._answered(exchange, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(exchange, error)
 
@@ -189,56 +205,6 @@ class InferenceRules:
             self._metrics.request(exchange.task, exchange.status, self._now() - exchange.started)
         exchange.lines = problem_lines(known)
         return self._reply(exchange, encode_problem(known, exchange.id))
-
-    def _read(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
-        """Return what a body says; the same bytes of the same caller are read once."""
-        if exchange.runtime is not self._runtime:
-            self._runtime = exchange.runtime
-            self._readings.clear()
-            self._runs.clear()
-        name = (exchange.principal, exchange.task, model, raw)
-        reading = self._readings.get(name)
-        if reading is None:
-            reading = self._decode(exchange, model, raw)
-            if len(raw) <= _LONGEST_REMEMBERED:
-                if len(self._readings) >= _MOST_REMEMBERED:
-                    self._readings.clear()
-                self._readings[name] = reading
-        return reading
-
-    def _decode(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
-        body: Body
-        try:
-            if exchange.task is Task.INFER:
-                body = infer = self._infer_decoder.decode(raw)
-                request = infer.request_for(model)
-            else:
-                body = routed = self._decoders[exchange.task].decode(raw)
-                request = routed.request()
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"The body does not fit the route: {error}.") from error
-        except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
-            raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
-        _check_items(request, exchange.runtime.document.request.max_items)
-        return Reading(
-            body=body,
-            request=request,
-            charges=self._charges(exchange, request),
-            failed=failed_usage(len(request.items)),
-        )
-
-    def _charges(self, exchange: Exchange, request: InferenceRequest) -> tuple[Charge, ...]:
-        if exchange.principal is None:
-            return ()
-        limits = exchange.runtime.document.limits
-        return charges_for(
-            exchange.principal,
-            requests=1,
-            items=len(request.items),
-            model=request.model,
-            default_tenant_rules=limits.tenant,
-            default_key_rules=limits.key,
-        )
 
     async def _ask_limiter(self, exchange: Exchange) -> Decision:
         _, reading = exchange.known()
@@ -279,6 +245,19 @@ class InferenceRules:
         self._publish(exchange)
         exchange.lines = JSON + cache_lines(answer, exchange.asked.directives) + row_lines(answer)
         return self._reply(exchange, encode_answer(reading.body, answer, exchange.usage))
+
+    def _found(
+        self, exchange: Exchange, job: Job, outcomes: list[ItemOutcome | None]
+    ) -> Reply | None:
+        """Return the whole answer, `None` where some item is not in the cache."""
+        exchange.outcomes = outcomes
+        hits = [outcome for outcome in outcomes if outcome is not None]
+        if len(hits) < len(outcomes):
+            return None
+        try:
+            return self._answered(exchange, Answer(model=job.model, outcomes=hits))
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
+            return self.failed(exchange, error)
 
     def _hit(self, exchange: Exchange, job: Job, answer: Answer) -> Reply:
         """Answer, and let the next request that says the same and finds the same repeat it."""
@@ -372,15 +351,6 @@ def _known(exchange: Exchange, error: BaseException) -> GatewayError:
         return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
     _log.error("unexpected failure", exc_info=error, extra={"request_id": exchange.id})
     return InternalError("This is our fault; report it with the `request_id`.")
-
-
-def _check_items(request: InferenceRequest, maximum: int) -> None:
-    if not request.items:
-        raise InvalidRequest("The input is empty; send at least one item.")
-    if len(request.items) > maximum:
-        raise PayloadTooLarge(
-            f"{len(request.items)} items are more than {maximum}; send them in several requests."
-        )
 
 
 def _server_timing(exchange: Exchange, now: float) -> bytes:

@@ -1,6 +1,6 @@
 """What the rest of the gateway may ask of a result cache, and what a remote tier promises it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import msgspec
@@ -53,6 +53,10 @@ class RemoteTier(Protocol):
         """Return what is known of each key, within the tier's timeout; may be out of date."""
         ...
 
+    def ask(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> None:
+        """Call `told` with what `fetch` would return: once, and not before a later turn."""
+        ...
+
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Write `entry` soon, or drop it; tells nobody."""
         ...
@@ -85,6 +89,13 @@ class Cache(Protocol):
 
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         """Return what memory, then Redis, have of `keys`. May be cancelled at any time."""
+        ...
+
+    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+        """Call `told` with what `lookup` would return: once, and not before a later turn.
+
+        For callers without a task, which costs more than a hit in Redis does otherwise.
+        """
         ...
 
     def store(self, key: CacheKey, entry: Entry) -> None:

@@ -1,6 +1,7 @@
 """Caches that are switched off: they keep nothing, and cost next to nothing."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from gateway.cache.base import CacheStatistics, RemoteStatistics
@@ -21,6 +22,11 @@ class NullTier:
     async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
         """Return a miss for each key."""
         return [None] * len(keys)
+
+    def ask(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> None:
+        """Tell of a miss for each key."""
+        misses: list[Entry | None] = [None] * len(keys)
+        asyncio.get_running_loop().call_soon(told, misses)
 
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Keep nothing."""
@@ -50,6 +56,11 @@ class NullCache:
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         """Return a miss for each key."""
         return [None] * len(keys)
+
+    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+        """Tell of a miss for each key."""
+        misses: list[Found | None] = [None] * len(keys)
+        asyncio.get_running_loop().call_soon(told, misses)
 
     def store(self, key: CacheKey, entry: Entry) -> None:
         """Keep nothing."""

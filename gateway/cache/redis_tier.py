@@ -5,7 +5,8 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -17,10 +18,10 @@ from gateway.cache.entry import (
     encode_entry,
     pack,
     read_claim,
-    unpack,
 )
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_pipes import Pipe
+from gateway.cache.redis_values import each, read_values, unpacked
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.tasks import TaskOwner
 
@@ -41,20 +42,27 @@ _MOST_KEYS = 2048
 _MOST_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
-_MUCH = 64 * 1024
-"""Bytes from which values are packed and unpacked in a thread: about a millisecond of work."""
 _MOST_CLAIMS = 4096
 """Claims of others that are remembered."""
-_KINDS = frozenset({bytes, type(None)})
-"""What values are, and keys without one."""
-_Value = TypeVar("_Value", bytes, bytes | None)
 
 
-class _Ask(NamedTuple):
-    """A caller's keys, and the future it waits for; cancelled when the caller has gone."""
+class _Ask:
+    """A caller's keys, and who is told; nobody any more when it was, or has gone."""
 
-    keys: Sequence[CacheKey]
-    future: asyncio.Future[list[Entry | None]]
+    __slots__ = ("keys", "timer", "told")
+
+    def __init__(
+        self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]
+    ) -> None:
+        self.keys = keys
+        self.told: Callable[[list[Entry | None]], object] | None = told
+        self.timer: asyncio.TimerHandle | None = None
+
+    def forget(self) -> None:
+        """Tell nobody."""
+        self.told = None
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class _Write(NamedTuple):
@@ -66,11 +74,11 @@ class _Write(NamedTuple):
 class RedisTier:
     """A `RemoteTier` over two connections, which it closes: reads do not wait behind writes.
 
-    Callers wait for futures of their own, tasks do the talking. A look-up is told `miss` after
-    `timeout` even where Redis has not answered; a call that takes longer is a bad one, and after
-    five in a row nothing is asked until Redis has answered a `PING` in time. No request waits for
-    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under
-    the address of the answer to come, for `lease` seconds.
+    Callers are called back, tasks do the talking. A look-up is told `miss` after `timeout` even
+    where Redis has not answered; a call that takes longer is a bad one, and after five in a row
+    nothing is asked until Redis has answered a `PING` in time. No request waits for that. `random`
+    (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under the address of the answer
+    to come, for `lease` seconds.
     """
 
     def __init__(
@@ -109,6 +117,8 @@ class RedisTier:
         self._written = self._write_errors = self._dropped = 0
 
     async def __aenter__(self) -> Self:
+        # Kept: to ask for it is a system call in Python 3.11, a twentieth of a hit in Redis.
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -123,16 +133,21 @@ class RedisTier:
         if not self._is_usable():
             self._skipped += len(keys)
             return [None] * len(keys)
-        loop = asyncio.get_running_loop()
-        ask = _Ask(keys, loop.create_future())
-        self._asks.append(ask)
-        self._schedule(loop)
-        late = self._timeout + _PER_KEY * len(keys)
-        timer = loop.call_later(late, loop.call_later, _GRACE, self._give_up, ask)
+        future: asyncio.Future[list[Entry | None]] = self._loop.create_future()
+        ask = self._queue(keys, partial(_resolve, future))
         try:
-            return await ask.future
+            return await future
         finally:
-            timer.cancel()
+            ask.forget()
+
+    def ask(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> None:
+        """Call `told` with what `fetch` would return: once, and not before a later turn."""
+        if self._is_usable():
+            self._queue(keys, told)
+        else:
+            self._skipped += len(keys)
+            misses: list[Entry | None] = [None] * len(keys)
+            self._loop.call_soon(told, misses)
 
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Queue `entry` to be written with what is left of its life, shortened by the jitter."""
@@ -157,7 +172,7 @@ class RedisTier:
         since = self._monotonic() - self._lease
         elsewhere = [self._claimed.pop(key, since) > since for key in keys]
         if not self._claims:
-            asyncio.get_running_loop().call_soon(self._send_claims)
+            self._loop.call_soon(self._send_claims)
         self._claims += [key for key, other in zip(keys, elsewhere, strict=True) if not other]
         return elsewhere
 
@@ -205,15 +220,28 @@ class RedisTier:
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _queue(
+        self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]
+    ) -> _Ask:
+        ask = _Ask(keys, told)
+        loop = self._loop
+        late = self._timeout + _PER_KEY * len(keys)
+        ask.timer = loop.call_later(late, loop.call_later, _GRACE, self._give_up, ask)
+        self._asks.append(ask)
+        self._schedule()
+        return ask
+
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._send)
+            self._loop.call_soon(self._send)
 
     def _give_up(self, ask: _Ask) -> None:
-        if not ask.future.done():
+        told = ask.told
+        if told is not None:
             self._timeouts += 1
-            ask.future.set_result([None] * len(ask.keys))
+            ask.forget()
+            told([None] * len(ask.keys))
 
     def _send(self) -> None:
         """Start reading what was asked for in this tick, and what waited for a free round trip."""
@@ -223,7 +251,7 @@ class RedisTier:
             size = 0
             while self._asks and size < _MOST_KEYS:
                 ask = self._asks.popleft()
-                if not ask.future.done():
+                if ask.told is not None:
                     batch.append(ask)
                     size += len(ask.keys)
             if batch:
@@ -237,9 +265,9 @@ class RedisTier:
             names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
             self._reads += 1
             (reply,) = await self._read_pipe.execute([(b"MGET", *names)])
-            read = _values(reply, len(names))
+            read = read_values(reply, len(names))
             self._note_call(started, commands=len(names))
-            values = await _each(_unpacked, read)
+            values = await each(unpacked, read)
         except OSError:
             self._read_errors += 1
             self._breaker.failed(now=self._monotonic())
@@ -247,18 +275,22 @@ class RedisTier:
             self._reading -= 1
             self._settle(batch, values)
             if self._asks:
-                self._schedule(asyncio.get_running_loop())
+                self._schedule()
 
     def _settle(self, batch: list[_Ask], values: list[Any] | None) -> None:
         place = 0
+        loop = self._loop
         for ask in batch:
             end = place + len(ask.keys)
-            if not ask.future.done():
+            told = ask.told
+            if told is not None:
                 entries: list[Entry | None] = [None] * len(ask.keys)
                 if values is not None:
                     mine = zip(ask.keys, values[place:end], strict=True)
                     entries = [self._entry(key, value) for key, value in mine]
-                ask.future.set_result(entries)
+                ask.forget()
+                # Not from here: what one of them raises must not keep the others waiting.
+                loop.call_soon(told, entries)
             place = end
 
     def _entry(self, key: CacheKey, value: bytes | None) -> Entry | None:
@@ -321,7 +353,7 @@ class RedisTier:
             self._writing = False
 
     async def _write_batch(self, batch: list[_Write]) -> None:
-        values = await _each(pack, [write.value for write in batch])
+        values = await each(pack, [write.value for write in batch])
         started = self._monotonic()
         try:
             replies = await self._write_pipe.execute(
@@ -340,23 +372,6 @@ class RedisTier:
         self._written += len(batch) - refused
 
 
-def _values(reply: object, count: int) -> list[bytes | None]:
-    """Return the values that `MGET` of so many keys replied with.
-
-    Raises:
-        ConnectionError: it is an error, or no reply to that.
-    """
-    if isinstance(reply, list) and len(reply) == count and _KINDS.issuperset(map(type, reply)):
-        return reply
-    raise ConnectionError("Redis refused, or replied with something else")
-
-
-async def _each(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
-    """Return `values`, each changed; in a thread where there is much to do."""
-    if sum(len(value) for value in values if value) < _MUCH:
-        return list(map(change, values))
-    return await asyncio.to_thread(lambda: list(map(change, values)))
-
-
-def _unpacked(value: bytes | None) -> bytes | None:
-    return None if value is None else unpack(value)
+def _resolve(future: asyncio.Future[list[Entry | None]], entries: list[Entry | None]) -> None:
+    if not future.done():
+        future.set_result(entries)

@@ -1,5 +1,6 @@
 """The result cache: this worker's memory, then the Redis that workers share."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
@@ -38,25 +39,24 @@ class ResultCache:
 
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         """Return what memory and, for the rest, Redis have of `keys`."""
-        now = self._clock()
-        found: list[Found | None] = []
-        missing: list[int] = []
-        for index, key in enumerate(keys):
-            entry = self._memory.peek(key, now)
-            if entry is None:
-                missing.append(index)
-                found.append(None)
-            else:
-                found.append(Found(entry=entry, tier="memory"))
-        if not missing:
-            return found
-        fetched = await self._remote.fetch([keys[index] for index in missing])
-        now = self._clock()
-        for index, entry in zip(missing, fetched, strict=True):
-            if entry is not None and entry.expires_at > now:
-                self._memory.put(keys[index], entry, now)
-                found[index] = Found(entry=entry, tier="redis")
+        found, missing = self._in_memory(keys)
+        if missing:
+            fetched = await self._remote.fetch([keys[index] for index in missing])
+            self._add(keys, found, missing, fetched)
         return found
+
+    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+        """Call `told` later with what memory and, for the rest, Redis have of `keys`."""
+        found, missing = self._in_memory(keys)
+        if not missing:
+            asyncio.get_running_loop().call_soon(told, found)
+            return
+
+        def fetched(entries: list[Entry | None]) -> None:
+            self._add(keys, found, missing, entries)
+            told(found)
+
+        self._remote.ask([keys[index] for index in missing], fetched)
 
     def store(self, key: CacheKey, entry: Entry) -> None:
         """Keep `entry` in memory now, and in Redis soon."""
@@ -73,3 +73,31 @@ class ResultCache:
     def statistics(self) -> CacheStatistics:
         """Return the counts of both tiers."""
         return CacheStatistics(memory=self._memory.statistics(), remote=self._remote.statistics())
+
+    def _in_memory(self, keys: Sequence[CacheKey]) -> tuple[list[Found | None], list[int]]:
+        """Return what memory has of `keys`, and the places of the rest."""
+        now = self._clock()
+        found: list[Found | None] = []
+        missing: list[int] = []
+        for index, key in enumerate(keys):
+            entry = self._memory.peek(key, now)
+            if entry is None:
+                missing.append(index)
+                found.append(None)
+            else:
+                found.append(Found(entry=entry, tier="memory"))
+        return found, missing
+
+    def _add(
+        self,
+        keys: Sequence[CacheKey],
+        found: list[Found | None],
+        missing: Sequence[int],
+        fetched: Sequence[Entry | None],
+    ) -> None:
+        """Put what was fetched for the `missing` places into `found`, and into memory."""
+        now = self._clock()
+        for index, entry in zip(missing, fetched, strict=True):
+            if entry is not None and entry.expires_at > now:
+                self._memory.put(keys[index], entry, now)
+                found[index] = Found(entry=entry, tier="redis")

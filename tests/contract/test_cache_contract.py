@@ -1,11 +1,12 @@
 """What every result cache promises, whichever tiers it has."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
 from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
+from gateway.cache.entry import Found
 from gateway.cache.key import CacheKey
 from gateway.config.document import CacheEntry
 from tests.support.caching import cache_key, entry
@@ -18,6 +19,8 @@ TIERS = {
     "redis": (False, True),
     "none": (False, False),
 }
+
+LookUp = Callable[[Sequence[CacheKey]], Awaitable[list[Found | None]]]
 
 
 @pytest.fixture
@@ -48,6 +51,21 @@ def writes(request: pytest.FixtureRequest) -> int:
     return int(any(name in request.node.name for name in ("both", "redis")))
 
 
+@pytest.fixture(params=["awaited", "called back"])
+def look_up(request: pytest.FixtureRequest, cache: Cache) -> LookUp:
+    """Both ways to ask the cache under test."""
+
+    async def called_back(keys: Sequence[CacheKey]) -> list[Found | None]:
+        told: list[list[Found | None]] = []
+        cache.seek(keys, told.append)
+        assert told == []
+        await until(lambda: bool(told), what="told")
+        (found,) = told
+        return found
+
+    return cache.lookup if request.param == "awaited" else called_back
+
+
 async def written(cache: Cache, count: int) -> None:
     """Wait until Redis has `count` entries: they are written off the path."""
     await until(lambda: cache.statistics().remote.written == count, what="entries are written")
@@ -56,6 +74,7 @@ async def written(cache: Cache, count: int) -> None:
 @pytest.mark.anyio
 async def test_what_was_stored_is_found_by_its_key(
     cache: Cache,
+    look_up: LookUp,
     keeps: bool,  # noqa: FBT001 - a fixture
     writes: int,
 ) -> None:
@@ -63,51 +82,51 @@ async def test_what_was_stored_is_found_by_its_key(
     cache.store(cache_key("b"), entry("B"))
     await written(cache, 2 * writes)
 
-    found = await cache.lookup([cache_key("b"), cache_key("c"), cache_key("a")])
+    found = await look_up([cache_key("b"), cache_key("c"), cache_key("a")])
 
     payloads = [one.entry.payload if one is not None else None for one in found]
     assert payloads == ([b"B", None, b"A"] if keeps else [None] * 3)
 
 
 @pytest.mark.anyio
-async def test_nothing_is_found_that_was_not_stored(cache: Cache) -> None:
-    assert await cache.lookup([cache_key(name) for name in range(100)]) == [None] * 100
+async def test_nothing_is_found_that_was_not_stored(cache: Cache, look_up: LookUp) -> None:
+    assert await look_up([cache_key(name) for name in range(100)]) == [None] * 100
     assert cache.peek(cache_key(1), 1_000.0) is None
 
 
 @pytest.mark.anyio
-async def test_no_keys_are_no_answers(cache: Cache) -> None:
-    assert await cache.lookup([]) == []
+async def test_no_keys_are_no_answers(cache: Cache, look_up: LookUp) -> None:
+    assert await look_up([]) == []
 
 
 @pytest.mark.anyio
-async def test_a_forced_collision_of_addresses_is_a_miss(cache: Cache) -> None:
+async def test_a_forced_collision_of_addresses_is_a_miss(cache: Cache, look_up: LookUp) -> None:
     key = cache_key("a")
     colliding = CacheKey(key.address, bytes(16))
     cache.store(key, entry("mine"))
 
-    assert await cache.lookup([colliding]) == [None]
+    assert await look_up([colliding]) == [None]
     assert cache.peek(colliding, 1_000.0) is None
 
 
 @pytest.mark.anyio
-async def test_an_expired_answer_is_not_found(cache: Cache, clock: Clock) -> None:
+async def test_an_expired_answer_is_not_found(cache: Cache, look_up: LookUp, clock: Clock) -> None:
     cache.store(cache_key("a"), entry(ttl=10.0))
     clock.advance(10.0)
     cache.store(cache_key("b"), entry(at=900.0, ttl=50.0))
 
-    assert await cache.lookup([cache_key("a"), cache_key("b")]) == [None, None]
+    assert await look_up([cache_key("a"), cache_key("b")]) == [None, None]
     assert cache.peek(cache_key("a"), clock()) is None
 
 
 @pytest.mark.anyio
 async def test_peek_finds_what_lookup_found_if_there_is_memory(
-    cache: Cache, clock: Clock, writes: int, request: pytest.FixtureRequest
+    cache: Cache, look_up: LookUp, clock: Clock, writes: int, request: pytest.FixtureRequest
 ) -> None:
     cache.store(cache_key("a"), entry("A"))
     await written(cache, writes)
 
-    await cache.lookup([cache_key("a")])
+    await look_up([cache_key("a")])
 
     has_memory = cache.statistics().memory.capacity_bytes > 0
     assert (cache.peek(cache_key("a"), clock()) is not None) == has_memory

@@ -89,9 +89,16 @@ class DictCache:
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         """Return the entries that are there, as if from Redis."""
         await asyncio.sleep(0)
+        return self._found(keys)
+
+    def _found(self, keys: Sequence[CacheKey]) -> list[Found | None]:
         entries = [self.entries.get(key) for key in keys]
         self.before_lookup()
         return [Found(entry=entry, tier="redis") if entry else None for entry in entries]
+
+    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+        """Tell of the entries that are there then, as if from Redis."""
+        asyncio.get_running_loop().call_soon(lambda: told(self._found(keys)))
 
     def store(self, key: CacheKey, entry: Entry) -> None:
         """Keep the entry."""

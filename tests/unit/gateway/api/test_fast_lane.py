@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gateway.events.run import ids_of
+from gateway.types import Rule
 from tests.support.api import KEY
 from tests.support.doors import Door
 from tests.support.waiting import until
@@ -62,6 +63,76 @@ async def test_a_hit_does_not_overtake_a_miss_on_its_connection(door: Door) -> N
 
     assert early == []
     assert answers(door) == [b"fwd=uri-miss; stored", b"hit; detail=memory"]
+
+
+async def test_a_miss_is_waited_for_without_the_application(door: Door) -> None:
+    await door.send(ask("new"))
+
+    assert door.protocol.cycle is None
+    assert door.state.total_requests == 1
+
+
+async def test_little_is_read_while_an_answer_is_waited_for(door: Door) -> None:
+    door.api.scene.runner.gate.clear()
+    door.protocol.data_received(ask("new") + ask("newer"))
+    held = door.transport.reads
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+    assert not held
+    assert door.transport.reads
+    assert answers(door) == [b"fwd=uri-miss; stored"] * 2
+
+
+async def test_a_caller_that_left_is_not_answered(door: Door) -> None:
+    door.api.scene.runner.gate.clear()
+    door.protocol.data_received(ask("new") + ask("newer"))
+    door.transport.close()
+    door.leave()
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+    assert door.transport.written == b""
+    assert len(door.events()) == 1
+
+
+async def test_what_is_waited_for_when_the_server_stops_is_answered_last(door: Door) -> None:
+    door.api.scene.runner.gate.clear()
+    door.protocol.data_received(ask("new"))
+    door.protocol.shutdown()
+    closed_early = door.transport.is_closing()
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+    assert not closed_early
+    assert answers(door) == [b"fwd=uri-miss; stored"]
+    assert b"\r\nconnection: close\r\n" in door.transport.written
+    assert door.transport.is_closing()
+
+
+async def test_a_wait_is_no_silence(door: Door) -> None:
+    door.protocol.timeout_keep_alive = 0.01
+    await door.send(ask("known"))
+    door.api.scene.runner.gate.clear()
+    door.protocol.data_received(ask("new"))
+    door.protocol.timeout_keep_alive_handler()
+    door.protocol.end_if_late(door.protocol.loop.time() + 3600)
+
+    assert not door.transport.is_closing()
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+
+async def test_a_limit_on_trial_counts_a_miss_once(door: Door) -> None:
+    door.api.limit(Rule(name="trial", unit="requests", capacity=1, window=60.0, shadow=True))
+
+    await door.send(ask("new"))
+    await door.send(ask("newer"))
+
+    door.api.metrics.flush()
+    labels = {"policy": "trial"}
+    counted = door.api.registry.get_sample_value("sluicegate_rate_limit_shadowed_total", labels)
+    assert counted == 1
 
 
 async def test_nothing_is_answered_or_read_while_the_peer_does_not_read(door: Door) -> None:
