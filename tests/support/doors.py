@@ -118,11 +118,12 @@ class Door:
 
     async def rest(self) -> None:
         """Let everything that can go on go on."""
-        quiet = 0
+        quiet = written = 0
         for _ in range(200):
             await asyncio.sleep(0)
             waiting = [t for t in self.state.tasks if not t.done()]
-            quiet = 0 if waiting else quiet + 1
+            quiet = 0 if waiting or len(self.transport.written) > written else quiet + 1
+            written = len(self.transport.written)
             if quiet > 2:
                 return
 

@@ -75,15 +75,16 @@ class Models:
 
 
 class DictCache:
-    """A result cache of one tier that `peek` and `lookup` both see."""
+    """A result cache of one tier that `peek` and `lookup` both see, or `peek` does not."""
 
     def __init__(self) -> None:
+        self.has_memory = True
         self.entries: dict[CacheKey, Entry] = {}
         self.before_lookup: Callable[[], None] = lambda: None
 
     def peek(self, key: CacheKey, now: float) -> Entry | None:
         """Return the entry unless it is too old."""
-        entry = self.entries.get(key)
+        entry = self.entries.get(key) if self.has_memory else None
         return entry if entry is not None and entry.expires_at > now else None
 
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:

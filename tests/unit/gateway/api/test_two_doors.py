@@ -16,6 +16,7 @@ pytestmark = pytest.mark.anyio
 _SEED = 20261121
 _REVISIONS = [msgspec.structs.replace(INFO, revision=letter * 12) for letter in "abc"]
 _AWAY = ItemFailure(status=503, code="upstream_unavailable", detail="Away.", retryable=True)
+_TIERS = re.compile(rb"hit; detail=([a-z]+)")
 _KINDS = re.compile(rb"detail=(stale[a-z-]*)")
 
 
@@ -53,18 +54,23 @@ async def test_both_doors_answer_alike_from_before(anyio_backend: str) -> None:
 
 
 @pytest.mark.timeout(1800)
-async def test_both_doors_answer_alike(requests: int) -> None:
+@pytest.mark.parametrize("tier", ["memory", "redis"])
+async def test_both_doors_answer_alike(requests: int, tier: str) -> None:
     """Status, headers and bodies are equal but for ids and times; so are the events."""
     logging.disable(logging.ERROR)
     application, lane = Door(fast=False), Door(fast=True)
+    for door in (application, lane):
+        door.api.scene.cache.has_memory = tier == "memory"
     traffic = Traffic(_SEED)
     statuses: Counter[bytes] = Counter()
+    tiers: Counter[bytes] = Counter()
     for number in range(requests):
         parts = traffic.next()
         expected, found = await application.send(*parts), await lane.send(*parts)
         assert found == expected, (number, parts)
         assert lane.events() == application.events(), (number, parts)
         statuses.update(line[9:12] for line in expected.split(b"\r\n") if line[:5] == b"HTTP/")
+        tiers.update(_TIERS.findall(expected))
         seconds = traffic.advance()
         for door in (application, lane):
             door.api.clock.advance(seconds)
@@ -73,3 +79,4 @@ async def test_both_doors_answer_alike(requests: int) -> None:
 
     wanted = {b"200", b"400", b"401", b"403", b"404", b"405", b"413", b"429", b"504", b"100"}
     assert wanted <= set(statuses), statuses
+    assert tiers[tier.encode()] > requests / 10, tiers
