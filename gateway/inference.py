@@ -170,28 +170,29 @@ class Inference:
             outcomes.append(hit)
         return Answer(model=job.plan.model, outcomes=outcomes)
 
-    def seek(
-        self,
-        job: Job,
-        directives: CacheDirectives,
-        told: Callable[[list[ItemOutcome | None]], object],
-    ) -> None:
+    def seek(self, job: Job, told: Callable[[list[Found | None]], object]) -> None:
         """Call `told`, in a later turn, with what the cache has for the items of a job.
 
         The job's caller must be one that may read it: see `Job.may_read`.
         """
+        self._cache.seek(job.keys, told)
 
-        def found(entries: list[Found | None]) -> None:
-            told(self._hits(entries, directives))
-
-        self._cache.seek(job.keys, found)
+    def hits(
+        self, found: Sequence[Found | None], directives: CacheDirectives
+    ) -> list[ItemOutcome | None]:
+        """Return what was found as outcomes, without those that are too old for the caller."""
+        now = self._wall()
+        return [
+            hit_outcome(f.entry, f.tier, now, directives.max_age) if f is not None else None
+            for f in found
+        ]
 
     async def infer(
         self, job: Job, caller: Caller, outcomes: list[ItemOutcome | None] | None = None
     ) -> Answer:
         """Answer every item, as a result or a failure of its own, by the caller's deadline.
 
-        The cache is not asked again where `outcomes` hold what `seek` told.
+        The cache is not asked again where `outcomes` are the `hits` that `seek` told of.
 
         Raises:
             NotCached: the caller wanted cached answers only and one is missing.
@@ -275,18 +276,9 @@ class Inference:
         if not job.may_read(directives):
             return [None] * len(job.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            outcomes = self._hits(await self._cache.lookup(job.keys), directives)
+            outcomes = self.hits(await self._cache.lookup(job.keys), directives)
             _note_lookup(span, outcomes)
         return outcomes
-
-    def _hits(
-        self, found: Sequence[Found | None], directives: CacheDirectives
-    ) -> list[ItemOutcome | None]:
-        now = self._wall()
-        return [
-            hit_outcome(f.entry, f.tier, now, directives.max_age) if f is not None else None
-            for f in found
-        ]
 
     def _landed(self, job: Job, caller: Caller, key: CacheKey) -> ItemOutcome | None:
         if not job.may_read(caller.directives):

@@ -16,6 +16,8 @@ from redis.asyncio.connection import SSLConnection, parse_url
 from typing_extensions import override
 
 Command = tuple[bytes | str | int, ...]
+Replies = list[Any] | OSError
+"""A reply to each command, or why there are none."""
 _NOTHING: Final = object()
 # Its annotation says that a tuple has one member.
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]
@@ -52,6 +54,18 @@ class RedisPipe:
         if connection is None or connection.is_closed:
             connection = await self._connected()
         return await connection.ask(commands)
+
+    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
+        """Call `told` with what `execute` would return or raise: once, and not before a later turn.
+
+        For callers without a task. Return `False`, and do nothing, where there is no connection
+        at present. What `told` raises ends the connection.
+        """
+        connection = self._connection
+        if connection is None or connection.is_closed:
+            return False
+        connection.send(commands, told)
+        return True
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -98,14 +112,22 @@ class RedisPipe:
 
 
 class _Batch:
-    """Commands sent together, and the replies that have come."""
+    """Commands sent together, the replies that have come, and until when they must."""
 
-    __slots__ = ("missing", "outcome", "replies")
+    __slots__ = ("missing", "replies", "timer", "told")
 
-    def __init__(self, count: int, outcome: "asyncio.Future[list[Any]]") -> None:
+    def __init__(
+        self, count: int, told: Callable[[Replies], object], timer: asyncio.TimerHandle
+    ) -> None:
         self.missing = count
-        self.outcome = outcome
+        self.told = told
+        self.timer = timer
         self.replies: list[Any] = []
+
+    def end(self, outcome: Replies) -> None:
+        """Tell what became of it."""
+        self.timer.cancel()
+        self.told(outcome)
 
 
 class _Connection(asyncio.Protocol):
@@ -119,16 +141,19 @@ class _Connection(asyncio.Protocol):
         self.is_closed = False
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands and return their replies; without them in time the connection is lost."""
+        """Send commands and return their replies."""
         if self.is_closed:
             raise ConnectionError("Redis closed the connection")
-        batch = _Batch(len(commands), self._loop.create_future())
-        self._waiting.append(batch)
-        self._transport.write(b"".join(map(_pack, commands)))
-        late = TimeoutError("Redis did not answer in time")
-        timer = self._loop.call_later(self._timeout, self.close, late)
-        batch.outcome.add_done_callback(lambda _: timer.cancel())
-        return await batch.outcome
+        outcome: asyncio.Future[list[Any]] = self._loop.create_future()
+        self.send(commands, partial(_resolve, outcome))
+        return await outcome
+
+    def send(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> None:
+        """Send commands; without their replies in time the connection is lost."""
+        packed = b"".join(map(_pack, commands))
+        timer = self._loop.call_later(self._timeout, self._end_late)
+        self._waiting.append(_Batch(len(commands), told, timer))
+        self._transport.write(packed)
 
     async def introduce(self, commands: Sequence[Command]) -> None:
         """Say who we are and what we want to see."""
@@ -144,8 +169,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
         waiting, self._waiting = self._waiting, deque()
         for batch in waiting:
-            if not batch.outcome.done():
-                batch.outcome.set_exception(error)
+            batch.end(error)
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -165,11 +189,22 @@ class _Connection(asyncio.Protocol):
         if not self.is_closed:
             self.close(ConnectionError("Redis closed the connection"))
 
+    def _end_late(self) -> None:
+        self.close(TimeoutError("Redis did not answer in time"))
+
     def _take(self, reply: Any) -> None:
         batch = self._waiting[0]
         batch.replies.append(reply)
         batch.missing -= 1
         if not batch.missing:
             self._waiting.popleft()
-            if not batch.outcome.done():
-                batch.outcome.set_result(batch.replies)
+            batch.end(batch.replies)
+
+
+def _resolve(outcome: asyncio.Future[list[Any]], replies: Replies) -> None:
+    if outcome.done():
+        return  # whoever waited has gone
+    if isinstance(replies, OSError):
+        outcome.set_exception(replies)
+    else:
+        outcome.set_result(replies)

@@ -156,12 +156,13 @@ class FastLaneProtocol(CorkedProtocol):
         self._lane = lane
         self._is_between = True
         self._is_waiting = False
+        self._waits_until = 0.0
         self._is_last = False
         self._held = b""
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._is_waiting:
+        if self._is_waiting or self._held:
             data = self._hold(data)
         elif self._is_between and (self.cycle is None or self.cycle.response_complete):
             if self.flow.write_paused:
@@ -211,10 +212,12 @@ class FastLaneProtocol(CorkedProtocol):
     def end_if_late(self, now: float) -> None:
         if not self._is_waiting:
             super().end_if_late(now)
+        elif now > self._waits_until:  # most likely a peer that does not read
+            self.transport.abort()
 
     @override
     def shutdown(self) -> None:
-        if self._is_waiting:
+        if self._is_waiting or (self._held and not self.flow.write_paused):
             self._is_last = True
         else:
             super().shutdown()
@@ -265,6 +268,7 @@ class FastLaneProtocol(CorkedProtocol):
     def _begin(self, exchange: Exchange) -> None:
         """See to it that `exchange` is answered; until then nothing else is."""
         self._is_waiting = True
+        self._waits_until = exchange.deadline + self._patience.idle
         if not self._lane.seek(exchange, partial(self._sought, exchange)):
             self._start(exchange)
 
@@ -295,21 +299,30 @@ class FastLaneProtocol(CorkedProtocol):
         self._is_waiting = False
         if self.transport.is_closing():
             return
+        is_last = self._is_last and not self._held
         headers = self.server_state.default_headers
-        self._send(self._lane.render(reply, headers, is_last=self._is_last), 1)
-        if self._is_last:
+        self._send(self._lane.render(reply, headers, is_last=is_last), 1)
+        if is_last:
             self.transport.close()
         elif self._held:
-            self._go_on()
+            # Not from here: what goes wrong with the next must not take this answer along.
+            self.loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """Answer what was held back."""
-        if self._is_waiting or self.flow.write_paused or self.transport.is_closing():
+        if not self._held or self._is_waiting:
+            return
+        if self.flow.write_paused or self.transport.is_closing():
             return
         data, self._held = self._held, b""
         self.flow.resume_reading()
-        if data:
+        try:
             self.data_received(data)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            self.transport.abort()
+            raise
+        if self._is_last and not self._is_waiting:
+            super().shutdown()
 
     def _wait_for_requests(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(

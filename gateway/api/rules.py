@@ -30,6 +30,7 @@ from gateway.api.http import Reply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
 from gateway.api.request_headers import bearer_token, read_headers
 from gateway.auth.key_ring import KeyRing
+from gateway.cache.entry import Found
 from gateway.corked import CLOSE
 from gateway.errors import (
     AuthenticationFailed,
@@ -48,12 +49,12 @@ from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
 from gateway.rate_limit.spender import Spender
+from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import (
     Answer,
     Caller,
-    ItemOutcome,
     Principal,
     Source,
     Usage,
@@ -107,6 +108,7 @@ class InferenceRules:
         self._now = loop_time
         self._wall = wall
         self._bodies = BodyReader()
+        self._runtime: Runtime | None = None
         self._runs: dict[tuple[Principal, Task, str, str], Run] = {}
 
     def exchange(self, task: Task) -> Exchange:
@@ -161,16 +163,17 @@ class InferenceRules:
         """Ask the cache for an exchange that `reply_now` could not answer.
 
         `told` is called in a later turn with the whole answer, or `None` where `reply_later` has
-        to go on. Return `False` where that has to at once: the limits, or the caller, say so.
+        to go on. Return `False` where that has to at once: the limits have to be asked, or caller
+        or document want nothing from the cache.
         """
         job, directives = exchange.job, exchange.asked.directives
         if job is None or not job.may_read(directives):
             return False
 
-        def found(outcomes: list[ItemOutcome | None]) -> None:
-            told(self._found(exchange, job, outcomes))
+        def found(entries: list[Found | None]) -> None:
+            told(self._found(exchange, job, entries))
 
-        self._inference.seek(job, directives, found)
+        self._inference.seek(job, found)
         return True
 
     async def reply_later(self, exchange: Exchange) -> Reply:
@@ -242,19 +245,20 @@ class InferenceRules:
         if failure is not None:
             raise failure
         exchange.usage = count_usage(answer.outcomes)
+        lines = JSON + cache_lines(answer, exchange.asked.directives) + row_lines(answer)
+        body = encode_answer(reading.body, answer, exchange.usage)
+        # Last: what fails before has an event of its own.
         self._publish(exchange)
-        exchange.lines = JSON + cache_lines(answer, exchange.asked.directives) + row_lines(answer)
-        return self._reply(exchange, encode_answer(reading.body, answer, exchange.usage))
+        exchange.lines = lines
+        return self._reply(exchange, body)
 
-    def _found(
-        self, exchange: Exchange, job: Job, outcomes: list[ItemOutcome | None]
-    ) -> Reply | None:
+    def _found(self, exchange: Exchange, job: Job, found: list[Found | None]) -> Reply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
-        exchange.outcomes = outcomes
-        hits = [outcome for outcome in outcomes if outcome is not None]
-        if len(hits) < len(outcomes):
-            return None
         try:
+            outcomes = exchange.outcomes = self._inference.hits(found, exchange.asked.directives)
+            hits = [outcome for outcome in outcomes if outcome is not None]
+            if len(hits) < len(outcomes):
+                return None
             return self._answered(exchange, Answer(model=job.model, outcomes=hits))
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(exchange, error)
@@ -284,6 +288,9 @@ class InferenceRules:
         """Return the run of all memory hits like this one."""
         principal, _ = exchange.known()
         name = (principal, exchange.task, exchange.model, exchange.revision)
+        if exchange.runtime is not self._runtime:
+            self._runtime = exchange.runtime
+            self._runs.clear()
         run = self._runs.get(name)
         if run is None:
             event = exchange.event(wall=self._wall, now=self._now(), region=self._region)

@@ -90,7 +90,7 @@ def decode_entry(key: CacheKey, value: bytes) -> Entry | None:
     `None`: it is another's, or of another format.
 
     Raises:
-        msgspec.DecodeError: the tag is `key`'s and what follows is no entry.
+        msgspec.DecodeError, UnicodeDecodeError: the tag is `key`'s, what follows is no entry.
     """
     if value[1:_BODY] != key.tag or value[:1] not in (_PLAIN, _PACKED):
         return None

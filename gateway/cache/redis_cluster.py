@@ -1,13 +1,13 @@
 """Commands for a Redis Cluster, each sent to the node that has its key."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
 from gateway.circuit_breaker import CircuitBreaker
-from gateway.redis_pipe import Command, RedisPipe
+from gateway.redis_pipe import Command, RedisPipe, Replies
 from gateway.redis_servers import Servers
 
 _LOOK_AGAIN = 1.0
@@ -57,6 +57,10 @@ class ClusterPipe:
             [_value(next(replies)) for _ in command[1:]] if command[0] == b"MGET" else next(replies)
             for command in commands
         ]
+
+    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
+        """Return `False`: several nodes are waited for."""
+        return False
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -1,13 +1,13 @@
 """Opens a connection to whatever Redis a URL names: one server, Sentinel's primary, a cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from typing_extensions import override
 
 from gateway.cache.redis_cluster import ClusterPipe
 from gateway.cache.redis_sentinel import Sentinels
-from gateway.redis_pipe import Command, RedisPipe
+from gateway.redis_pipe import Command, RedisPipe, Replies
 from gateway.redis_servers import Servers, read_servers
 
 
@@ -16,6 +16,10 @@ class Pipe(Protocol):
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command."""
+        ...
+
+    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
+        """Call `told` in a later turn with the replies; `False` where only `execute` can."""
         ...
 
     async def aclose(self) -> None:

@@ -6,10 +6,11 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
+from gateway.cache.ask import Ask, resolve
 from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import (
     Entry,
@@ -21,8 +22,9 @@ from gateway.cache.entry import (
 )
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_pipes import Pipe
-from gateway.cache.redis_values import each, read_values, unpacked
+from gateway.cache.redis_values import each, is_much, read_values, unpacked
 from gateway.circuit_breaker import BreakerState, CircuitBreaker
+from gateway.redis_pipe import Command, Replies
 from gateway.tasks import TaskOwner
 
 KEY_PREFIX = b"sg:r:"
@@ -46,25 +48,6 @@ _MOST_CLAIMS = 4096
 """Claims of others that are remembered."""
 
 
-class _Ask:
-    """A caller's keys, and who is told; nobody any more when it was, or has gone."""
-
-    __slots__ = ("keys", "timer", "told")
-
-    def __init__(
-        self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]
-    ) -> None:
-        self.keys = keys
-        self.told: Callable[[list[Entry | None]], object] | None = told
-        self.timer: asyncio.TimerHandle | None = None
-
-    def forget(self) -> None:
-        """Tell nobody."""
-        self.told = None
-        if self.timer is not None:
-            self.timer.cancel()
-
-
 class _Write(NamedTuple):
     name: bytes
     value: bytes
@@ -74,11 +57,11 @@ class _Write(NamedTuple):
 class RedisTier:
     """A `RemoteTier` over two connections, which it closes: reads do not wait behind writes.
 
-    Callers are called back, tasks do the talking. A look-up is told `miss` after `timeout` even
-    where Redis has not answered; a call that takes longer is a bad one, and after five in a row
-    nothing is asked until Redis has answered a `PING` in time. No request waits for that. `random`
-    (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under the address of the answer
-    to come, for `lease` seconds.
+    Callers are called back; tasks connect, write, and ask clusters. A look-up is told `miss` after
+    `timeout` even where Redis has not answered; a call that takes longer is a bad one, and after
+    five in a row nothing is asked until Redis has answered a `PING` in time. No request waits for
+    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under the address
+    of the answer to come, for `lease` seconds.
     """
 
     def __init__(
@@ -105,7 +88,7 @@ class RedisTier:
         self._monotonic = monotonic
         self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
-        self._asks: deque[_Ask] = deque()
+        self._asks: deque[Ask] = deque()
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
         self._tasks = TaskOwner(drain=_DRAIN)
@@ -125,6 +108,9 @@ class RedisTier:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
+            asks, self._asks = self._asks, deque()
+            for ask in asks:
+                self._give_up(ask)
             await self._read_pipe.aclose()
             await self._write_pipe.aclose()
 
@@ -134,7 +120,7 @@ class RedisTier:
             self._skipped += len(keys)
             return [None] * len(keys)
         future: asyncio.Future[list[Entry | None]] = self._loop.create_future()
-        ask = self._queue(keys, partial(_resolve, future))
+        ask = self._queue(keys, partial(resolve, future))
         try:
             return await future
         finally:
@@ -220,10 +206,8 @@ class RedisTier:
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
 
-    def _queue(
-        self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]
-    ) -> _Ask:
-        ask = _Ask(keys, told)
+    def _queue(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> Ask:
+        ask = Ask(keys, told)
         loop = self._loop
         late = self._timeout + _PER_KEY * len(keys)
         ask.timer = loop.call_later(late, loop.call_later, _GRACE, self._give_up, ask)
@@ -236,7 +220,7 @@ class RedisTier:
             self._scheduled = True
             self._loop.call_soon(self._send)
 
-    def _give_up(self, ask: _Ask) -> None:
+    def _give_up(self, ask: Ask) -> None:
         told = ask.told
         if told is not None:
             self._timeouts += 1
@@ -247,7 +231,7 @@ class RedisTier:
         """Start reading what was asked for in this tick, and what waited for a free round trip."""
         self._scheduled = False
         while self._asks and self._reading < _MOST_READS:
-            batch: list[_Ask] = []
+            batch: list[Ask] = []
             size = 0
             while self._asks and size < _MOST_KEYS:
                 ask = self._asks.popleft()
@@ -255,29 +239,57 @@ class RedisTier:
                     batch.append(ask)
                     size += len(ask.keys)
             if batch:
-                self._reading += 1
-                self._tasks.start(self._read(batch))
+                self._read(batch)
 
-    async def _read(self, batch: list[_Ask]) -> None:
-        started = self._monotonic()
-        values: list[Any] | None = None
+    def _read(self, batch: list[Ask]) -> None:
+        self._reading += 1
+        self._reads += 1
+        names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
+        command = (b"MGET", *names)
+        told = partial(self._replied, batch, len(names), self._monotonic())
         try:
-            names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
-            self._reads += 1
-            (reply,) = await self._read_pipe.execute([(b"MGET", *names)])
-            read = read_values(reply, len(names))
-            self._note_call(started, commands=len(names))
-            values = await each(unpacked, read)
-        except OSError:
+            if not self._read_pipe.ask([command], told):
+                self._tasks.start(self._execute(command, told))
+        except BaseException:  # whatever it was, the next read must not wait for this one
+            self._settle(batch, None)
+            raise
+
+    async def _execute(self, command: Command, told: Callable[[Replies], None]) -> None:
+        replies: Replies = ConnectionError("cancelled")
+        try:
+            replies = await self._read_pipe.execute([command])
+        except OSError as error:
+            replies = error.with_traceback(None)  # which would hold this frame, and it the error
+        finally:
+            told(replies)
+
+    def _replied(self, batch: list[Ask], count: int, started: float, replies: Replies) -> None:
+        read = None if isinstance(replies, OSError) else read_values(replies[0], count)
+        values: list[bytes | None] | None = None
+        if read is None:
             self._read_errors += 1
             self._breaker.failed(now=self._monotonic())
+        else:
+            self._note_call(started, commands=count)
+            if is_much(read):
+                self._tasks.start(self._unpack(batch, read))
+                return
+        try:
+            values = read and list(map(unpacked, read))
         finally:
-            self._reading -= 1
             self._settle(batch, values)
-            if self._asks:
-                self._schedule()
 
-    def _settle(self, batch: list[_Ask], values: list[Any] | None) -> None:
+    async def _unpack(self, batch: list[Ask], read: list[bytes | None]) -> None:
+        values: list[bytes | None] | None = None
+        try:
+            values = await each(unpacked, read)
+        finally:
+            self._settle(batch, values)
+
+    def _settle(self, batch: list[Ask], values: list[bytes | None] | None) -> None:
+        self._reading -= 1
+        if self._asks:
+            self._schedule()
         place = 0
         loop = self._loop
         for ask in batch:
@@ -305,7 +317,7 @@ class RedisTier:
             return None
         try:
             entry = decode_entry(key, value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             self._corrupt += 1
             return None
         if entry is None:
@@ -370,8 +382,3 @@ class RedisTier:
         refused = sum(isinstance(reply, Exception) for reply in replies)
         self._write_errors += refused
         self._written += len(batch) - refused
-
-
-def _resolve(future: asyncio.Future[list[Entry | None]], entries: list[Entry | None]) -> None:
-    if not future.done():
-        future.set_result(entries)

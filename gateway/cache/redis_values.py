@@ -13,20 +13,21 @@ _KINDS = frozenset({bytes, type(None)})
 _Value = TypeVar("_Value", bytes, bytes | None)
 
 
-def read_values(reply: object, count: int) -> list[bytes | None]:
-    """Return the values that `MGET` of so many keys replied with.
-
-    Raises:
-        ConnectionError: it is an error, or no reply to that.
-    """
+def read_values(reply: object, count: int) -> list[bytes | None] | None:
+    """Return the values that `MGET` of so many keys replied with; `None` for any other reply."""
     if isinstance(reply, list) and len(reply) == count and _KINDS.issuperset(map(type, reply)):
         return reply
-    raise ConnectionError("Redis refused, or replied with something else")
+    return None
+
+
+def is_much(values: Sequence[bytes | None]) -> bool:
+    """Tell whether to change `values` is too much for the event loop."""
+    return sum(len(value) for value in values if value) >= _MUCH
 
 
 async def each(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
     """Return `values`, each changed; in a thread where there is much to do."""
-    if sum(len(value) for value in values if value) < _MUCH:
+    if not is_much(values):
         return list(map(change, values))
     return await asyncio.to_thread(lambda: list(map(change, values)))
 

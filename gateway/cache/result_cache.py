@@ -53,8 +53,10 @@ class ResultCache:
             return
 
         def fetched(entries: list[Entry | None]) -> None:
-            self._add(keys, found, missing, entries)
-            told(found)
+            try:
+                self._add(keys, found, missing, entries)
+            finally:
+                told(found)
 
         self._remote.ask([keys[index] for index in missing], fetched)
 

@@ -3,9 +3,12 @@
 import asyncio
 import random
 from collections.abc import Iterator
+from functools import partial
 
+import msgspec
 import pytest
 
+from gateway.cache.entry import Entry, Found, encode_entry
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
@@ -146,6 +149,88 @@ async def test_a_value_that_is_no_entry_is_a_miss_and_counted(valkey: str) -> No
         assert (tier.statistics().corrupt, tier.statistics().mismatches) == (1, 1)
 
 
+async def test_a_damaged_value_costs_its_neighbours_nothing(valkey: str) -> None:
+    async with make_tier(valkey) as tier:
+        tier.store(cache_key("b"), entry("B"), NOW)
+        await written(tier, 1)
+        refusal = msgspec.structs.replace(entry("A"), code="\x7f" * 4)
+        damaged = encode_entry(cache_key("a"), refusal)
+        redis = connect(valkey, timeout=5.0)
+        await redis.set(KEY_PREFIX + cache_key("a").address, damaged.replace(b"\x7f", b"\xff"))
+        await redis.aclose()
+
+        asked = [tier.fetch([cache_key(name)]) for name in "abab"]
+        assert await asyncio.gather(*asked) == [[None], [entry("B")]] * 2
+        told = tier.statistics()
+        assert (told.corrupt, told.reads, told.read_errors, told.timeouts) == (2, 1, 0, 0)
+
+
+async def test_whoever_is_called_back_is_told_once_in_time_whatever_redis_does(
+    own_valkey: Valkey,
+) -> None:
+    loop = asyncio.get_running_loop()
+    told: list[list[Entry | None]] = []
+    breaker = CircuitBreaker(failures=3)
+    async with make_tier(own_valkey.url, timeout=0.05, breaker=breaker) as tier:
+        tier.store(cache_key("a"), entry("A"), NOW)
+        await written(tier, 1)
+        tier.ask([cache_key("a")], told.append)  # there is no connection for reads yet
+        await until(lambda: len(told) == 1, what="told")
+        own_valkey.pause()
+        started = loop.time()
+        while len(told) < 6:
+            before = len(told)
+            tier.ask([cache_key("a")], told.append)
+            await until(lambda before=before: len(told) > before, what="told")  # type: ignore[misc]
+        took = loop.time() - started
+        await until(lambda: tier.statistics().breaker == "open")
+        tier.ask([cache_key("a")], told.append)
+        at_once = len(told)
+        await until(lambda: len(told) == 7, what="told")
+        own_valkey.resume()
+
+    assert told == [[entry("A")]] + [[None]] * 6
+    assert at_once == 6
+    assert took < 2.0
+
+
+async def test_one_that_fails_when_it_is_called_back_harms_no_other(valkey: str) -> None:
+    told: list[list[Entry | None]] = []
+    faults: list[str] = []
+    loop = asyncio.get_running_loop()
+    usual = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, fault: faults.append(str(fault.get("exception"))))
+
+    def fail(entries: list[Entry | None]) -> None:
+        raise RuntimeError("a bug")
+
+    async with make_tier(valkey) as tier:
+        tier.store(cache_key("a"), entry("A"), NOW)
+        await written(tier, 1)
+        for caller in (told.append, fail, told.append):
+            tier.ask([cache_key("a")], caller)
+        await until(lambda: len(told) == 2, what="told")
+        assert await tier.fetch([cache_key("a")]) == [entry("A")]
+    loop.set_exception_handler(usual)
+
+    assert told == [[entry("A")]] * 2
+    assert faults == ["a bug"]
+
+
+async def test_whoever_waits_when_the_tier_is_left_is_told_once(own_valkey: Valkey) -> None:
+    told: list[list[Entry | None]] = []
+    async with make_tier(own_valkey.url, timeout=5.0) as tier:
+        await tier.fetch([cache_key("a")])
+        own_valkey.pause()
+        tier.ask([cache_key("a")], told.append)
+        await until(lambda: tier.statistics().reads == 2, what="it is asked")
+        tier.ask([cache_key("a")], told.append)  # waits for its turn
+
+    await until(lambda: len(told) == 2, what="told")
+    own_valkey.resume()
+    assert told == [[None]] * 2
+
+
 async def test_a_dead_redis_is_a_miss_then_not_asked_then_asked_again(own_valkey: Valkey) -> None:
     clock = Clock()
     breaker = CircuitBreaker(failures=3, open_for=1.0)
@@ -259,9 +344,21 @@ async def test_lookups_cancelled_at_random_never_answer_for_another_key(
     assert proxy.connections <= 16
 
 
+def resolve(future: asyncio.Future[list[Found | None]], found: list[Found | None]) -> None:
+    """Tell whoever waits, unless it was cancelled."""
+    if not future.done():
+        future.set_result(found)
+
+
 async def ask(cache: ResultCache, numbers: list[int]) -> bool:
     """Say whether each found answer is its number's, and each stored one was found."""
-    found = await cache.lookup([cache_key(number) for number in numbers])
+    keys = [cache_key(number) for number in numbers]
+    if len(numbers) % 2:
+        found = await cache.lookup(keys)
+    else:
+        told: asyncio.Future[list[Found | None]] = asyncio.get_running_loop().create_future()
+        cache.seek(keys, partial(resolve, told))
+        found = await told
     expected = [b"%d" % number if number % 2 == 0 else None for number in numbers]
     return [one.entry.payload if one else None for one in found] == expected
 

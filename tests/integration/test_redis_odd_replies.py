@@ -12,7 +12,7 @@ from gateway.cache.redis_cluster import ClusterPipe
 from gateway.cache.redis_pipes import open_pipe
 from gateway.cache.redis_sentinel import Sentinels
 from gateway.cache.redis_tier import RedisTier
-from gateway.redis_pipe import Command
+from gateway.redis_pipe import Command, Replies
 from gateway.redis_servers import read_servers
 from tests.support.caching import cache_key
 from tests.support.clock import Clock
@@ -44,23 +44,35 @@ async def redis_that_says(answer: Answer) -> AsyncIterator[int]:
 
 
 class OddPipe:
-    """Replies to every command with the same."""
+    """Replies to every command with the same, to callers without a task where it `is_ready`."""
 
-    def __init__(self, reply: object) -> None:
+    def __init__(self, reply: object, *, is_ready: bool = True) -> None:
         self._reply = reply
+        self._is_ready = is_ready
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """See `Pipe.execute`."""
         return [self._reply] * len(commands)
+
+    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
+        """See `Pipe.ask`."""
+        if self._is_ready:
+            replies = [self._reply] * len(commands)
+            asyncio.get_running_loop().call_soon(told, replies)
+        return self._is_ready
 
     async def aclose(self) -> None:
         """See `Pipe.aclose`."""
 
 
 @pytest.mark.parametrize("reply", [5, b"OK", None, [], [None], [b"a"] * 3, [None, 5], [[], None]])
-async def test_a_look_up_that_is_answered_oddly_is_a_miss_at_once(reply: object) -> None:
+@pytest.mark.parametrize("is_ready", [True, False], ids=["connected", "not yet"])
+async def test_a_look_up_that_is_answered_oddly_is_a_miss_at_once(
+    reply: object,
+    is_ready: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
     tier = RedisTier(
-        reads=OddPipe(reply),
+        reads=OddPipe(reply, is_ready=is_ready),
         writes=OddPipe(b"OK"),
         timeout=60.0,
         ttl_jitter=0.0,

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.redis_pipe import RedisPipe
+from gateway.redis_pipe import RedisPipe, Replies
 from tests.support.system import free_port
 from tests.support.valkey import Valkey
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -50,6 +51,42 @@ async def test_a_cancelled_wait_costs_nobody_his_reply(valkey: str) -> None:
 
     assert await stays == [b"mine"]
     await pipe.aclose()
+
+
+async def test_callers_without_a_task_are_called_back_once_it_is_connected(valkey: str) -> None:
+    pipe = RedisPipe(valkey, timeout=5.0)
+    told: list[Replies] = []
+    before = pipe.ask([("PING",)], told.append)
+    await pipe.execute([("SET", b"a", b"mine")])
+
+    after = pipe.ask([("GET", b"a"), ("NONSENSE",)], told.append)
+    at_once = list(told)
+    (awaited,) = await pipe.execute([("GET", b"a")])
+    await pipe.aclose()
+
+    assert (before, after, at_once, awaited) == (False, True, [], b"mine")
+    ((value, error),) = [replies for replies in told if isinstance(replies, list)]
+    assert value == b"mine"
+    assert isinstance(error, Exception)
+    assert not pipe.ask([("PING",)], told.append)
+
+
+async def test_those_called_back_are_told_when_redis_is_silent_or_goes(own: Valkey) -> None:
+    pipe = RedisPipe(own.url, timeout=0.1)
+    told: list[Replies] = []
+    await pipe.execute([("PING",)])
+    own.pause()
+    pipe.ask([("PING",)], told.append)
+    await until(lambda: len(told) == 1, what="told of the silence")
+    own.resume()
+    await pipe.execute([("PING",)])
+    own.pause()
+    pipe.ask([("PING",)], told.append)
+    own.kill()
+    await until(lambda: len(told) == 2, what="told of the end")
+    await pipe.aclose()
+
+    assert [type(error) for error in told] == [TimeoutError, ConnectionError]
 
 
 async def test_after_a_restart_it_connects_anew(own: Valkey) -> None:

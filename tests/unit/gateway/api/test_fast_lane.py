@@ -116,11 +116,69 @@ async def test_a_wait_is_no_silence(door: Door) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new"))
     door.protocol.timeout_keep_alive_handler()
-    door.protocol.end_if_late(door.protocol.loop.time() + 3600)
+    door.protocol.end_if_late(door.protocol.loop.time() + 60)
 
     assert not door.transport.is_closing()
     door.api.scene.runner.gate.set()
     await door.rest()
+
+
+async def test_a_peer_that_never_reads_what_it_waited_for_is_left(door: Door) -> None:
+    door.protocol.data_received(ask("new"))
+    door.protocol.pause_writing()
+    await door.rest()
+    assert not door.transport.written
+
+    door.protocol.end_if_late(door.protocol.loop.time() + 3600)
+    assert door.transport.is_closing()
+    door.leave()
+    await door.rest()
+
+
+async def test_a_peer_that_reads_again_gets_what_it_waited_for(door: Door) -> None:
+    await door.send(ask("known"))
+    door.api.scene.cache.has_memory = False
+    for text in ("known", "new"):
+        door.protocol.data_received(ask(text) + ask(text))
+        door.protocol.pause_writing()
+        await door.rest()
+        assert answers(door) == []
+        door.protocol.resume_writing()
+        await door.rest()
+        found = answers(door)
+        door.transport.written.clear()
+
+        assert found[1:] == [b"hit; detail=redis"]
+        assert found[0] == (b"hit; detail=redis" if text == "known" else b"fwd=uri-miss; stored")
+
+
+async def test_what_was_read_before_the_server_stops_is_answered(door: Door) -> None:
+    door.api.scene.runner.gate.clear()
+    door.protocol.data_received(ask("new") + ask("newer") + ask("newest"))
+    door.protocol.shutdown()
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+    assert answers(door) == [b"fwd=uri-miss; stored"] * 3
+    heads = bytes(door.transport.written).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert [b"connection: close" in head for head in heads] == [False, False, True]
+    assert door.transport.is_closing()
+
+
+async def test_a_fault_after_the_cache_was_asked_is_an_answer_and_an_event(door: Door) -> None:
+    await door.send(ask("known"))
+    door.events()
+    door.api.scene.cache.has_memory = False
+    (key,) = door.api.scene.cache.entries
+    entry = door.api.scene.cache.entries[key]
+    door.api.scene.cache.entries[key] = msgspec.structs.replace(entry, stored_at=float("-inf"))
+
+    answer = await door.send(ask("known"))
+
+    assert answer.startswith(b"HTTP/1.1 500")
+    assert [event[4] for event in door.events()] == [500]
+    door.api.scene.cache.entries[key] = entry
+    assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_limit_on_trial_counts_a_miss_once(door: Door) -> None:
