@@ -59,7 +59,7 @@ class RedisPipe:
         """Call `told` with what `execute` would return or raise: once, and not before a later turn.
 
         For callers without a task. Return `False`, and do nothing, where there is no connection
-        at present. What `told` raises ends the connection.
+        at present. `told` must not raise.
         """
         connection = self._connection
         if connection is None or connection.is_closed:
@@ -150,10 +150,10 @@ class _Connection(asyncio.Protocol):
 
     def send(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> None:
         """Send commands; without their replies in time the connection is lost."""
-        packed = b"".join(map(_pack, commands))
+        # First: what cannot be sent must not wait for replies.
+        self._transport.write(b"".join(map(_pack, commands)))
         timer = self._loop.call_later(self._timeout, self._end_late)
         self._waiting.append(_Batch(len(commands), told, timer))
-        self._transport.write(packed)
 
     async def introduce(self, commands: Sequence[Command]) -> None:
         """Say who we are and what we want to see."""

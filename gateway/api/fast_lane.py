@@ -1,4 +1,4 @@
-"""The fast lane: requests that need not wait for anybody are answered as their bytes arrive.
+"""The fast lane: requests are answered as their bytes arrive, or by callback, where that is plain.
 
 No task, no ASGI messages: a whole request in, a whole answer out, by the same rules as the
 application's; one that must wait for Redis or a backend is answered when they have. What is of
@@ -157,7 +157,7 @@ class FastLaneProtocol(CorkedProtocol):
         self._is_between = True
         self._is_waiting = False
         self._waits_until = 0.0
-        self._is_last = False
+        self._is_ending = False
         self._held = b""
 
     @override
@@ -217,8 +217,10 @@ class FastLaneProtocol(CorkedProtocol):
 
     @override
     def shutdown(self) -> None:
-        if self._is_waiting or (self._held and not self.flow.write_paused):
-            self._is_last = True
+        if self._is_waiting or self._held:
+            # What was read is answered, and no more is read.
+            self._is_ending = True
+            self.flow.pause_reading()
         else:
             super().shutdown()
 
@@ -273,10 +275,14 @@ class FastLaneProtocol(CorkedProtocol):
             self._start(exchange)
 
     def _sought(self, exchange: Exchange, reply: Reply | None) -> None:
-        if reply is None or self.flow.write_paused:
-            self._start(exchange, reply)
-        else:
-            self._end(reply)
+        try:
+            if reply is None or self.flow.write_paused:
+                self._start(exchange, reply)
+            else:
+                self._end(reply)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            self.transport.abort()
+            raise
 
     def _start(self, exchange: Exchange, reply: Reply | None = None) -> None:
         """Answer `exchange` by a task that the server waits for when it stops."""
@@ -299,7 +305,7 @@ class FastLaneProtocol(CorkedProtocol):
         self._is_waiting = False
         if self.transport.is_closing():
             return
-        is_last = self._is_last and not self._held
+        is_last = self._is_ending and not self._held
         headers = self.server_state.default_headers
         self._send(self._lane.render(reply, headers, is_last=is_last), 1)
         if is_last:
@@ -310,19 +316,19 @@ class FastLaneProtocol(CorkedProtocol):
 
     def _go_on(self) -> None:
         """Answer what was held back."""
-        if not self._held or self._is_waiting:
-            return
-        if self.flow.write_paused or self.transport.is_closing():
+        is_closing = self.transport.is_closing()
+        if not self._held or self._is_waiting or self.flow.write_paused or is_closing:
             return
         data, self._held = self._held, b""
-        self.flow.resume_reading()
+        if not self._is_ending:
+            self.flow.resume_reading()
         try:
             self.data_received(data)
         except BaseException:  # whatever it was, nobody must wait for what will not come
             self.transport.abort()
             raise
-        if self._is_last and not self._is_waiting:
-            super().shutdown()
+        if self._is_ending and not self._is_waiting and not self._held:
+            super().shutdown()  # of uvicorn's: the rest, if any, is the application's
 
     def _wait_for_requests(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(

@@ -171,7 +171,11 @@ class InferenceRules:
             return False
 
         def found(entries: list[Found | None]) -> None:
-            told(self._found(exchange, job, entries))
+            reply = None
+            try:
+                reply = self._found(exchange, job, entries)
+            finally:
+                told(reply)
 
         self._inference.seek(job, found)
         return True

@@ -90,7 +90,7 @@ def decode_entry(key: CacheKey, value: bytes) -> Entry | None:
     `None`: it is another's, or of another format.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError: the tag is `key`'s, what follows is no entry.
+        Exception: the tag is `key`'s and what follows is no entry; `msgspec` raises several kinds.
     """
     if value[1:_BODY] != key.tag or value[:1] not in (_PLAIN, _PACKED):
         return None

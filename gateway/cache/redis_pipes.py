@@ -19,7 +19,7 @@ class Pipe(Protocol):
         ...
 
     def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
-        """Call `told` in a later turn with the replies; `False` where only `execute` can."""
+        """Call `told` once, in a later turn, with the replies; `False` where only `execute` can."""
         ...
 
     async def aclose(self) -> None:

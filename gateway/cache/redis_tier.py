@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-import msgspec
-
 from gateway.cache.ask import Ask, resolve
 from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import (
@@ -110,7 +108,7 @@ class RedisTier:
         finally:
             asks, self._asks = self._asks, deque()
             for ask in asks:
-                self._give_up(ask)
+                self._loop.call_soon(self._give_up, ask)
             await self._read_pipe.aclose()
             await self._write_pipe.aclose()
 
@@ -255,7 +253,7 @@ class RedisTier:
             raise
 
     async def _execute(self, command: Command, told: Callable[[Replies], None]) -> None:
-        replies: Replies = ConnectionError("cancelled")
+        replies: Replies = ConnectionError("given up")
         try:
             replies = await self._read_pipe.execute([command])
         except OSError as error:
@@ -275,7 +273,8 @@ class RedisTier:
                 self._tasks.start(self._unpack(batch, read))
                 return
         try:
-            values = read and list(map(unpacked, read))
+            if read is not None:
+                values = list(map(unpacked, read))
         finally:
             self._settle(batch, values)
 
@@ -317,7 +316,7 @@ class RedisTier:
             return None
         try:
             entry = decode_entry(key, value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except Exception:  # noqa: BLE001 - one damaged value must not cost the others of its read
             self._corrupt += 1
             return None
         if entry is None:

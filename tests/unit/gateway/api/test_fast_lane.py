@@ -165,6 +165,21 @@ async def test_what_was_read_before_the_server_stops_is_answered(door: Door) -> 
     assert door.transport.is_closing()
 
 
+async def test_a_server_that_stops_reads_no_more_from_those_who_keep_asking(door: Door) -> None:
+    door.api.scene.runner.gate.clear()
+    door.protocol.data_received(ask("new"))
+    before = door.transport.reads
+    door.protocol.shutdown()
+    after = door.transport.reads
+    door.protocol.data_received(ask("newer"))  # was under way already
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+    assert (before, after, door.transport.reads) == (True, False, False)
+    assert answers(door) == [b"fwd=uri-miss; stored"] * 2
+    assert door.transport.is_closing()
+
+
 async def test_a_fault_after_the_cache_was_asked_is_an_answer_and_an_event(door: Door) -> None:
     await door.send(ask("known"))
     door.events()
