@@ -162,7 +162,7 @@ async def test_what_goes_wrong_leaves_the_next_item_alone(backend: Backend, do: 
 
 async def test_a_loop_without_end_holds_up_nobody_else(backend: Backend) -> None:
     stuck = asyncio.create_task(ask(backend, "spin"))
-    await asyncio.sleep(0)
+    await asyncio.wait({stuck}, timeout=0)  # it begins
 
     started = time.monotonic()
     answers = [await backend.answer("mood", Task.CLASSIFY, f"film {n}") for n in range(10)]
@@ -177,7 +177,7 @@ async def test_a_loop_without_end_ends_after_its_caller_has_gone(backend: Backen
     call = backend.call("own", Task.INFER, [{"do": "spin"}])
     exchange = backend.exchange(call)
     answering = asyncio.create_task(exchange.run())
-    await asyncio.sleep(0)
+    await asyncio.wait({answering}, timeout=0)  # it begins
 
     exchange.leave()
     await answering

@@ -115,7 +115,7 @@ async def test_a_directory_that_is_gone_leaves_everything_as_it_was(models: Path
 async def test_who_asks_during_a_reload_gets_one_that_began_later(models: Path) -> None:
     async with running_backend(models, executor()) as backend:
         first = asyncio.create_task(backend.reload())
-        await asyncio.sleep(0)
+        await asyncio.wait({first}, timeout=0)  # it begins
         add_mood(models)
 
         await asyncio.gather(first, *(backend.reload() for _ in range(5)))
