@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from gateway.types import Rule
-from tests.support.redis_faults import FAULTS, OPENING, STATE_FAULTS, STATE_OPENING, redis_that_is
+from tests.support.redis_faults import (
+    FAULTS,
+    OPENING,
+    STATE_FAULTS,
+    STATE_OPENING,
+    FaultyRedis,
+    redis_that_is,
+)
 from tests.support.stub_backend import StubBackend
 from tests.support.waiting import eventually, until
 from tests.support.worker import Connection, RunningWorker, classify, post, running_worker
@@ -46,9 +53,15 @@ class Caller:
         assert "uri-miss" in cache
         return took
 
-    async def first(self) -> None:
-        """Ask for what will be in memory."""
+    async def lives_through(
+        self, redis: FaultyRedis
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Begin the fault; return what misses before it, misses and hits during it took."""
         await self._ask("popular")
+        before = [await self.miss() for _ in range(50)]
+        redis.begin()
+        during = [await self.miss() for _ in range(50)]
+        return before, during, [await self.hit() for _ in range(50)]
 
     async def _ask(self, text: str) -> tuple[float, str]:
         loop = asyncio.get_running_loop()
@@ -83,11 +96,7 @@ async def test_a_fault_of_redis_costs_misses_little_and_hits_nothing(
         worker.connect() as connection,
     ):
         caller = Caller(connection)
-        await caller.first()
-        before = [await caller.miss() for _ in range(50)]
-        redis.begin()
-        during = [await caller.miss() for _ in range(50)]
-        hits = [await caller.hit() for _ in range(50)]
+        before, during, hits = await caller.lives_through(redis)
         if fault in OPENING:
             await until(lambda: counted(worker, "breaker_opened") >= 1, what="the breaker opens")
         else:
@@ -119,11 +128,7 @@ async def test_a_fault_of_the_state_redis_costs_misses_little_and_hits_nothing(
         worker.connect() as connection,
     ):
         caller = Caller(connection)
-        await caller.first()
-        before = [await caller.miss() for _ in range(50)]
-        redis.begin()
-        during = [await caller.miss() for _ in range(50)]
-        hits = [await caller.hit() for _ in range(50)]
+        before, during, hits = await caller.lives_through(redis)
 
         async def is_open() -> bool:
             await caller.hit()

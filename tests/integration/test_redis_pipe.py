@@ -46,7 +46,7 @@ async def test_a_cancelled_wait_costs_nobody_his_reply(valkey: str) -> None:
     await pipe.execute([("SET", b"a", b"mine")])
     gone = asyncio.create_task(pipe.execute([("ECHO", b"his")]))
     stays = asyncio.create_task(pipe.execute([("GET", b"a")]))
-    await asyncio.sleep(0)
+    await asyncio.wait({gone, stays}, timeout=0)  # they begin
     gone.cancel()
 
     assert await stays == [b"mine"]

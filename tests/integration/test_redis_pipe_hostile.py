@@ -50,7 +50,7 @@ class Mischief:
         writer.write(sound[:at])
         if what < 0.3:
             await writer.drain()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the client reads the first part by itself
         writer.write(sound[at:])
         return True
 
@@ -69,7 +69,7 @@ async def test_no_reply_is_lost_or_crossed(seed: int) -> None:
             tokens = [b"%d-%d-%d" % (name, number, n) for n in range(random.randrange(1, 4))]
             asked = asyncio.create_task(pipe.execute([("ECHO", token) for token in tokens]))
             if random.random() < 0.1:
-                await asyncio.sleep(0)
+                await asyncio.wait({asked}, timeout=0)  # it begins
                 asked.cancel()
             try:
                 assert await asked == tokens

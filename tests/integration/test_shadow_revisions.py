@@ -184,7 +184,7 @@ async def test_a_shadow_that_hangs_delays_nobody_and_is_bounded() -> None:
 
     async with asyncio.timeout(1.0):
         answers = [await model.run(text, None, ask()) for text in TEXTS]
-    await asyncio.sleep(0)
+    await until(lambda: len(shadow.items) >= 8, what="mirrored")
 
     assert answers == ["yes"] * len(TEXTS)
     assert len(shadow.items) == 8
