@@ -18,8 +18,11 @@ from gateway.admin.accounts import AccountChanges, KeyController, TenantControll
 from gateway.admin.active import ActiveDocument
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
+from gateway.admin.openapi import operators_document
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
+from gateway.api.application import Application
+from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.cache.redis_pipes import Pipe
 from gateway.errors import (
@@ -37,10 +40,14 @@ from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
 _REQUEST_ID = "request_id"
+HANDLERS = (
+    *(ConfigController, TenantController, KeyController, BillingController, OperationsController),
+    *(metrics, live, ready),
+)
 
 
 class AdminAccess(ASGIMiddleware):
-    """Names every request, and lets only those with the admin key through; health is public."""
+    """Names every request, and lets only those with the admin key through; but health and docs."""
 
     scopes = (ScopeType.HTTP,)
 
@@ -87,18 +94,11 @@ def build_admin(
         "active": ActiveDocument(control=control, settings=settings),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
-    return Litestar(
-        route_handlers=[
-            ConfigController,
-            TenantController,
-            KeyController,
-            BillingController,
-            OperationsController,
-            metrics,
-            live,
-            ready,
-        ],
-        dependencies={name: _provide(value) for name, value in objects.items()},
+    dependencies = {name: _provide(value) for name, value in objects.items()}
+    document = operators_document(HANDLERS, dependencies)
+    return Application(
+        route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script],
+        dependencies=dependencies | {"openapi": _provide(document)},
         middleware=[AdminAccess(settings.admin_key)],
         exception_handlers={Exception: _problem, HTTPException: _problem},
         openapi_config=None,
