@@ -50,10 +50,19 @@ _MONTH: Json = {
 _CSV = Content(media="text/csv", schema={"type": "string"})
 _DONE, _PENDING = "Done, and every worker knows", "Done; not every worker knows yet"
 _SOON = {200: (Content(summary=_DONE),), 202: (Content(summary=_PENDING),)}
+_BACKENDS = [{"id": "eu-1", "url": "http://10.0.0.7:8100"}]
+_DOCUMENT = {
+    "regions": [{"name": "eu", "pools": [{"backends": _BACKENDS}]}],
+    "models": {"sentiment": {"cache_ttl": 3600.0}},
+}
 _YAML = """\
+regions:
+- name: eu
+  pools:
+  - backends:
+    - {id: eu-1, url: "http://10.0.0.7:8100"}
 models:
-  sentiment:
-    cache_ttl: 3600
+  sentiment: {cache_ttl: 3600}
 """
 
 
@@ -139,7 +148,7 @@ _CONFIGURATION: dict[tuple[str, str], Operation] = {
             *(Conflict, DependencyUnavailable),
         ),
         body=(
-            Content(type=Document, example={"models": {"sentiment": {"cache_ttl": 3600.0}}}),
+            Content(type=Document, example=_DOCUMENT),
             Content(schema={"type": "string"}, media="application/yaml", example=_YAML),
         ),
         answers=_change(Change | Checked),

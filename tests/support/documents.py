@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from jsonschema import Draft202012Validator
 from litestar.di import Provide
 
 from gateway.admin.app import HANDLERS
@@ -46,3 +47,9 @@ def operations(document: Document) -> list[tuple[str, str, dict[str, Any]]]:
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
+
+
+def conforms(document: Document, schema: Any, value: object) -> None:
+    """Fail unless `value` is what `schema`, a part of the document, says."""
+    whole = {"allOf": [schema], "components": document["components"]}
+    Draft202012Validator(whole).validate(value)
