@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.settings import Settings, environment, process_environment
 from loadtests.generator import Target
-from tests.support.system import free_port, until
+from tests.support.system import Process, free_port, until
 
 
 class Gateway:
@@ -67,6 +67,16 @@ class Gateway:
             os.kill(self._child.pid, signal.SIGKILL)
             self._child.wait()
             self._child = None
+
+    def log(self) -> str:
+        """Return what its processes have written."""
+        return self._log.read_text(errors="replace")
+
+    def processes(self) -> dict[str, int]:
+        """Return the id of each process, by its role and number."""
+        text = (self.settings.data_dir / "processes.json").read_bytes()
+        found = msgspec.json.decode(text, type=list[Process])
+        return {f"{process.role} {process.index}": process.pid for process in found}
 
     def target(self, key: str) -> Target:
         """Return where the owner of `key` sends requests."""
