@@ -95,7 +95,7 @@ class Wellformed:
     def spelled(self) -> Request:
         """Return the same in another spelling."""
         caller, sent = self.caller(), self.body()
-        lines = self.lines(caller) + [b"Content-Length: %d" % len(sent.content)]
+        lines = [*self.lines(caller), b"Content-Length: %d" % len(sent.content)]
         lines += self._chance.sample(_BENIGN, k=self._chance.randint(0, 5))
         head = self.head(b"POST", _CLASSIFY, lines)
         if self._chance.random() < 0.1:
