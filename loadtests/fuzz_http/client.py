@@ -174,7 +174,7 @@ class _Connection(asyncio.Protocol):
             kind = expect.name, response.status
             self._answers[kind] = self._answers.get(kind, 0) + 1
             is_over = response.headers.get(b"connection", b"").lower() == b"close"
-            if is_over and not (expect.may_close or expect.must_close or expect is self._tail):
+            if is_over and not self._may_close(expect):
                 raise Wrong(f"{expect.name}: the connection is to be closed")
             if self.open:
                 self._next += 1
@@ -187,6 +187,11 @@ class _Connection(asyncio.Protocol):
         if last is None:
             return False
         return last.resets or (last.expect is not None and last.expect.must_close)
+
+    def _may_close(self, expect: Expect) -> bool:
+        # After the last whole request the server may know already that the sender has finished.
+        is_last = self._tail is not None and self.open <= 1
+        return is_last or expect.may_close or expect.must_close
 
     def _may_end_before(self, left: list[Expect]) -> bool:
         return all(expect.may_be_silent for expect in left)
