@@ -130,15 +130,22 @@ class Hostile:
                 b"X(Y): 1",
                 b"\x80: 1",
                 b"X-Bell: \x07",
+                b"X-Tab: a\r\nContent-Length: %d\t" % len(sent.content),
             ]
         )
         content = (
             b"POST /v1/classify HTTP/1.1\r\nHost: fuzz\r\nAuthorization: Bearer %b\r\n%b\r\n"
-            b"Content-Length: %d\r\n\r\n%b"
-            % (caller.key.encode(), line, len(sent.content), sent.content)
+            b"%b\r\n%b"
+            % (
+                caller.key.encode(),
+                line,
+                b"" if b"X-Tab" in line else b"Content-Length: %d\r\n" % len(sent.content),
+                sent.content,
+            )
         )
-        # A folded line may be read as one, and control characters kept (RFC 9112, 5.2; 9110, 5.5).
-        is_kept = b"Folded" in line or b"Bell" in line
+        # A folded line may be read as one, control characters kept (RFC 9112, 5.2; 9110, 5.5). The
+        # parser keeps a tab at the end of a value, and what it is then is refused.
+        is_kept = any(name in line for name in (b"Folded", b"Bell", b"X-Tab"))
         if is_kept:
             expect = msgspec.structs.replace(
                 answered("field", caller, sent), statuses=frozenset({200, 400}), may_close=True

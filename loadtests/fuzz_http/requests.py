@@ -222,7 +222,7 @@ class Wellformed:
         elif chance < 0.4:
             name = name.lower()
         if chance < 0.1:
-            value = b"\t" + value.strip() + b" \t"
+            value = b"\t " + value.strip() + b"  "
         elif chance < 0.2:
             value = value.strip()
         return name + b":" + value
