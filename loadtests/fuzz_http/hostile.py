@@ -1,6 +1,5 @@
 """Requests that end a connection: wrong, ambiguous, too large, cut short, or no HTTP at all."""
 
-import json
 import random
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ import msgspec
 
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS
 from loadtests.fuzz_http.expect import LENIENT, Expect
+from loadtests.fuzz_http.mutations import is_json, mutated, mutated_json
 from loadtests.fuzz_http.requests import OK, Wellformed, answered, ends
 
 HEAD_BYTES, HEAD_FIELDS = 64 * 1024, 100
@@ -218,15 +218,15 @@ class Hostile:
         caller, sent = self._right.caller(), self._right.body()
         lines = [*self._right.lines(caller), b"Content-Length: %d" % len(sent.content)]
         content = self._right.head(b"POST", b"/v1/classify", lines) + sent.content
-        return _anything("mutated", self._mutated(content), caller.scope)
+        return _anything("mutated", mutated(self._chance, content), caller.scope)
 
     def mutated_json(self) -> Last:
         """Return a request whose body is JSON no more, or another."""
         caller, sent = self._right.caller(), self._right.body()
-        content = self._mutated_json(sent.content)
+        content = mutated_json(self._chance, sent.content)
         lines = [*self._right.lines(caller), b"Content-Length: %d" % len(content)]
         head = self._right.head(b"POST", b"/v1/classify", lines)
-        statuses = OK | {400, 403, 404, 413, 422} if _is_json(content) else frozenset({400, 413})
+        statuses = OK | {400, 403, 404, 413, 422} if is_json(content) else frozenset({400, 413})
         expect = Expect(name="JSON", statuses=statuses, scope=caller.scope)
         return Last(name="JSON", content=head + content, expect=expect)
 
@@ -260,9 +260,11 @@ class Hostile:
 
     def reset(self) -> Last:
         """Return a request, whole or cut, after which the connection is reset."""
-        whole = self._right.plain().content
-        size = self._chance.choice([len(whole), self._chance.randrange(1, len(whole))])
-        return Last(name="reset", content=whole[:size], resets=True)
+        request = self._right.plain()
+        size = len(request.content)
+        size = self._chance.choice([size, self._chance.randrange(1, size)])
+        scope = request.expect.scope
+        return Last(name="reset", content=request.content[:size], scope=scope, resets=True)
 
     def expecting(self) -> Last:
         """Return a request that waits to be asked for its body, which comes all the same."""
@@ -306,7 +308,11 @@ class Hostile:
     def trickled(self) -> Last:
         """Return a right request that comes some bytes at a time."""
         request = self._right.spelled()
-        expect = msgspec.structs.replace(request.expect, name="trickled")
+        # On a slow machine the head may take longer than a head may.
+        statuses = OK | {408}
+        expect = msgspec.structs.replace(
+            request.expect, name="trickled", statuses=statuses, may_close=True
+        )
         pace = (self._chance.randint(1, 9), self._chance.choice([0.0, 0.001, 0.01]))
         return Last(name="trickled", content=request.content, expect=expect, pace=pace)
 
@@ -323,59 +329,6 @@ class Hostile:
         )
         return Last(name="never ending", content=content, expect=expect, is_left_open=True)
 
-    def _mutated(self, content: bytes) -> bytes:
-        chance = self._chance
-        changed = bytearray(content)
-        for _ in range(chance.choice([1, 1, 1, 2, 5])):
-            at = chance.randrange(len(changed))
-            match chance.randrange(4):
-                case 0:
-                    changed[at] = chance.randrange(256)
-                case 1:
-                    del changed[at : at + chance.randint(1, 8)]
-                case 2:
-                    changed[at:at] = chance.choice(_SPLICES)
-                case _:
-                    changed[at:at] = changed[at : at + chance.randint(1, 40)]
-            changed = changed or bytearray(b"\r")
-        return bytes(changed)
-
-    def _mutated_json(self, content: bytes) -> bytes:
-        chance = self._chance
-        if chance.random() < 0.5:
-            return self._mutated(content)
-        return chance.choice(
-            [
-                content[: chance.randrange(len(content))],
-                content + chance.choice([b" ", b"\n", b"x", b"\x00", b"{}"]),
-                b"\xef\xbb\xbf" + content,
-                content.decode().encode("utf-16"),
-                b"[" * chance.randint(1, 5000),
-                b'{"model":"stub","input":' + b"[" * 500 + b"]" * 500 + b"}",
-                b'{"model":"stub","input":["a", "\\ud800"]}',
-                b'{"model":"stub","input":["a", "\\u0000"]}',
-                b'{"model":"stub","input":"a","top_k":%d}' % 10 ** chance.randint(1, 400),
-                b'{"model":"stub","input":"a","top_k":1e999}',
-                b'{"model":"stub","input":"a","top_k":-1}',
-                b'{"model":"stub","input":"a","input":"b"}',
-                b'{"model":"stub","input":NaN}',
-                b'{"model":{"stub":1},"input":"a"}',
-                b'{"model":"stub","input":"\xc3\x28"}',
-                b'{"model":"stub","input":[]}',
-                b'{"model":"","input":"a"}',
-                b'{"model":"stub","input":[["a","b"],["a"]]}',
-                b"null",
-                b"",
-            ]
-        )
-
-
-_SPLICES = (
-    *(b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b":", b"\r\n\r\n", b"\xff", b"%00", b"{", b'"'),
-    *(b"Transfer-Encoding: chunked\r\n", b"Content-Length: 1\r\n", b"Connection: close\r\n"),
-    *(b"Upgrade: h2c\r\n", b"Expect: 100-continue\r\n", b"A" * 300),
-)
-
 
 def _refused(name: str, content: bytes, expect: Expect) -> Last:
     """Return what is refused, after which the connection ends: nobody knows what would follow."""
@@ -384,18 +337,6 @@ def _refused(name: str, content: bytes, expect: Expect) -> Last:
 
 def _anything(name: str, content: bytes, scope: str) -> Last:
     return Last(name=name, content=content, scope=scope, half_closes=True)
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        json.loads(content.decode(), parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(name)
 
 
 def anything_of(scope: str, name: str) -> Expect:
