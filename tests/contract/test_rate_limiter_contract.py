@@ -26,7 +26,7 @@ async def limiter(
     if request.param == "memory":
         yield MemoryRateLimiter(monotonic=time.monotonic)
         return
-    redis = connect(valkey, timeout=5.0)
+    redis = connect(valkey, timeout=60.0)
     async with RedisRateLimiter(
         redis=redis, holder="worker", local_share=0.1, monotonic=time.monotonic
     ) as limiter:
