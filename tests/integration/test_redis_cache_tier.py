@@ -267,7 +267,7 @@ async def test_a_redis_that_hangs_costs_the_timeout_and_opens_the_breaker(
 
         own_valkey.resume()
     assert tier.statistics().timeouts <= 2
-    assert tier.statistics().skipped == 1
+    assert tier.statistics().skipped >= 1
 
 
 async def test_a_full_redis_refuses_writes_and_they_are_counted() -> None:
