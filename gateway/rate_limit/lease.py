@@ -188,9 +188,7 @@ class Leases(dict[str, Lease]):
                 continue
             lease = self.get(charge.bucket)
             if charge.amount > charge.rule.limit or (
-                lease is not None
-                and lease.is_of(charge.rule)
-                and lease.refuses(charge.amount, now)
+                lease is not None and lease.is_of(charge.rule) and lease.refuses(charge.amount, now)
             ):
                 return True
         return False
