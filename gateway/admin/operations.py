@@ -106,9 +106,10 @@ class OperationsController(Controller):
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
+        # First: what is not in the audit does not happen.
+        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         version = await control.raise_epoch(name)
         workers = await control.settled(Topic.EPOCHS, version, within=_PATIENCE)
-        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         live = all(outcome == "ok" for outcome in workers.values())
         purged = Purged(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
@@ -121,9 +122,9 @@ class OperationsController(Controller):
 
         From then on no request is answered by a revision that was replaced; 202: not yet by all.
         """
+        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         version = await control.touch(Topic.MODELS)
         workers = await control.settled(Topic.MODELS, version, within=_RELOAD_PATIENCE)
-        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         live = all(outcome == "ok" for outcome in workers.values())
         reloaded = Reloaded(live=live, workers=workers)
         return Response(reloaded, status_code=200 if live else 202)
