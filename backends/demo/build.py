@@ -110,7 +110,7 @@ def _publish(staging: Path, target: Path, name: str) -> bool:
         if not is_own(version, built):
             return False
         version.rename(staging / f"replaced-{name}")
-    elif version.parent.exists() and any(version.parent.iterdir()):
+    elif any(not path.name.startswith(".") for path in version.parent.glob("*")):
         return False
     version.parent.mkdir(exist_ok=True)
     built.rename(version)

@@ -60,7 +60,7 @@ def import_model(folder: Path, settings: BackendSettings, wish: Wish, *, say: Sa
                 here = msgspec.structs.replace(settings, models=staging)
                 made = make_variant(here, name, wish.variant, dry_run=False, say=say)
                 accepted = made is not None
-            for revision in sorted((staging / name).iterdir()):
+            for revision in sorted((staging / name).glob("[0-9]*")):
                 if not wish.dry_run:
                     say(f"written to             {publish_revision(revision, root / name)}")
             return accepted
@@ -78,4 +78,3 @@ async def _try(staging: Path, name: str) -> ModelInfo:
             raise StartProblem(f"`{name}` cannot be served: {problems[name]}")
         (info,) = repository.engine.state().models
         return info
-
