@@ -41,13 +41,13 @@ def _is_equal(revision: Path, built: Path) -> bool:
 
 
 def _digests(revision: Path) -> dict[str, str]:
-    """Return the digest of each file; hidden ones are what backends measured."""
+    """Return the digest of each file; hidden ones are what backends measured and prepared."""
     found = {}
     for path in sorted(revision.rglob("*")):
-        if path.is_file() and not path.name.startswith("."):
+        parts = path.relative_to(revision).parts
+        if path.is_file() and not any(part.startswith(".") for part in parts):
             with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(revision).as_posix()] = digest
+                found["/".join(parts)] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 
