@@ -62,7 +62,7 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
 
     results = [reloaded, shown, created, listed, revoked, usage, models]
     assert [result.exit_code for result in results] == [0] * 7, [r.output for r in results]
-    assert msgspec.json.decode(models.stdout) == {"live": True, "workers": {}}
+    assert msgspec.json.decode(models.stdout) == {"live": True, "workers": {}, "backends": {}}
     assert reloaded.output.startswith("generation 1, digest ")
     assert "cache_ttl: 1.0" in shown.output
     assert listed.output.split("\t")[:3] == [key["id"], "acme", "active"]
