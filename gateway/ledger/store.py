@@ -13,10 +13,9 @@ from typing import Any, Final
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event, exc, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from gateway.errors import DependencyUnavailable, InvalidRequest
-from gateway.ledger import schema
+from gateway.ledger import migrations, schema
 
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
@@ -112,8 +111,12 @@ class Store:
         with self._preparing:
             if self._lite and self._url.database:
                 Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
-            with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
-                self._create(connection)
+            # Read first: where a disk is full, or a server takes no writes, keys are still read.
+            with self._engine.begin() as connection:
+                is_current = migrations.is_current(connection)
+            if not is_current:
+                with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+                    self._create(connection)
             self._ready.set()
 
     def _create(self, connection: Connection) -> None:
@@ -121,20 +124,7 @@ class Store:
             # "if not exists" does not keep two that start at once from making the same table.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
             connection.execute(sqlalchemy.select(lock))
-        for table in schema.metadata.sorted_tables:
-            connection.execute(CreateTable(table, if_not_exists=True))
-            for index in table.indexes:
-                connection.execute(CreateIndex(index, if_not_exists=True))
-        versions = schema.schema_version
-        newest = connection.scalar(sqlalchemy.select(sqlalchemy.func.max(versions.c.version)))
-        while newest in schema.UPGRADES:
-            connection.exec_driver_sql(schema.UPGRADES[newest])
-            newest += 1
-        self.insert_new(connection, versions, [{"version": newest or schema.VERSION}])
-        if newest not in (None, schema.VERSION):
-            raise DependencyUnavailable(
-                f"the ledger has schema {newest}, this program knows {schema.VERSION}: update it"
-            )
+        migrations.migrate(connection, insert_new=self.insert_new, now=self.clock())
 
 
 def to_nanoseconds(moment: datetime) -> int:
