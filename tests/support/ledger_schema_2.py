@@ -10,8 +10,8 @@ _NUMBERS: Final = ["items", "hit", "collapsed", "computed", "failed", "rows", "t
 _TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL PRIMARY KEY)",
     (
-        "CREATE TABLE IF NOT EXISTS tenants (id VARCHAR(64) NOT NULL PRIMARY KEY, name TEXT NOT NULL,"
-        " rules TEXT NOT NULL, created BIGINT NOT NULL)"
+        "CREATE TABLE IF NOT EXISTS tenants (id VARCHAR(64) NOT NULL PRIMARY KEY,"
+        " name TEXT NOT NULL, rules TEXT NOT NULL, created BIGINT NOT NULL)"
     ),
     "CREATE TABLE IF NOT EXISTS usage_events (id VARCHAR(128) NOT NULL PRIMARY KEY,"
     " time BIGINT NOT NULL, tenant VARCHAR(64) NOT NULL, key VARCHAR(64) NOT NULL,"
@@ -25,10 +25,10 @@ _TABLES: Final = (
         " sequence BIGINT NOT NULL)"
     ),
     (
-        "CREATE TABLE IF NOT EXISTS prices (model VARCHAR(255) NOT NULL, since VARCHAR(64) NOT NULL,"
-        " recorded BIGINT NOT NULL, currency VARCHAR(8) NOT NULL, hit BIGINT NOT NULL,"
-        " computed BIGINT NOT NULL, row BIGINT NOT NULL, token BIGINT NOT NULL,"
-        " PRIMARY KEY (model, since, recorded))"
+        "CREATE TABLE IF NOT EXISTS prices (model VARCHAR(255) NOT NULL,"
+        " since VARCHAR(64) NOT NULL, recorded BIGINT NOT NULL, currency VARCHAR(8) NOT NULL,"
+        " hit BIGINT NOT NULL, computed BIGINT NOT NULL, row BIGINT NOT NULL,"
+        " token BIGINT NOT NULL, PRIMARY KEY (model, since, recorded))"
     ),
 )
 
