@@ -25,11 +25,14 @@ class Ledger:
     """The SQL database at `url`; several processes may use it at once, and threads one object.
 
     Every call raises `DependencyUnavailable` when the database cannot be reached, and may be
-    tried again. The tables are made by the first call.
+    tried again. The tables are made by the first call. `patience` is the seconds that a statement
+    may take.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], int] = time.time_ns) -> None:
-        self._store = Store(url, clock=clock)
+    def __init__(
+        self, url: str, *, clock: Callable[[], int] = time.time_ns, patience: float = 10.0
+    ) -> None:
+        self._store = Store(url, clock=clock, patience=patience)
         self._recording = Recording(self._store)
         self._usage = UsageQueries(self._store)
         self.audit = Audit(self._store)

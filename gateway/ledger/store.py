@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
+from gateway.ledger.postgresql import lift_limits, make_engine
 
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
@@ -36,7 +37,9 @@ class Store:
         self._lite = self._url.get_backend_name() == "sqlite"
         self._ready = threading.Event()
         self._preparing = threading.Lock()
-        self._engine = self._lite_engine(patience) if self._lite else self._engine_with(patience)
+        self._engine = (
+            self._lite_engine(patience) if self._lite else make_engine(self._url, patience=patience)
+        )
         self.clock = clock
 
     @contextlib.contextmanager
@@ -94,9 +97,6 @@ class Store:
         """Close the connections."""
         self._engine.dispose()
 
-    def _engine_with(self, patience: float) -> Engine:
-        return sqlalchemy.create_engine(self._url, pool_pre_ping=True, pool_timeout=patience)
-
     def _lite_engine(self, patience: float) -> Engine:
         engine = sqlalchemy.create_engine(
             self._url, connect_args={"timeout": patience}, pool_timeout=patience
@@ -123,6 +123,7 @@ class Store:
         if not self._lite:
             # "if not exists" does not keep two that start at once from making the same table.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
+            lift_limits(connection)
             connection.execute(sqlalchemy.select(lock))
         migrations.migrate(connection, insert_new=self.insert_new, now=self.clock())
 
@@ -158,9 +159,14 @@ def _translated() -> Iterator[None]:
         ) from error
     except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
         reason = getattr(error, "orig", None) or error
-        raise DependencyUnavailable(
-            f"the ledger cannot be reached: {type(reason).__name__}", retry_after=1.0
-        ) from error
+        raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
+
+
+def _unavailable(reason: BaseException) -> str:
+    """Say why the ledger cannot be used, in words of this program's own."""
+    if getattr(reason, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return "the ledger cannot be written: free space on its disk"
+    return f"the ledger cannot be reached: {type(reason).__name__}"
 
 
 def _connected(connection: sqlite3.Connection, _: object, *, patience: float) -> None:
