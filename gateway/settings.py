@@ -14,6 +14,7 @@ import msgspec
 from gateway.errors import ConfigurationError
 
 PREFIX = "SLUICEGATE_"
+_KEPT = ("usage_events_keep",)
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -66,6 +67,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a connection may be idle between two requests."""
     max_connections: int = 4096
     """Connections that a worker has at a time; more are told to come back."""
+    usage_events_keep: float = 3 * 86_400.0
+    """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
+    alike are added up to one row."""
     log_level: str = "INFO"
 
     @property
@@ -108,6 +112,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the environment does not fit the settings: {error}") from error
+    for name in _KEPT:
+        if not getattr(settings, name) >= 0:
+            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be 0 or more")
     if settings.region and not _REGION.fullmatch(settings.region):
         raise ConfigurationError(
             f"`{PREFIX}REGION` must be 1 to 32 letters, digits, `.`, `_` or `-`, the first a letter"

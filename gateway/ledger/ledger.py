@@ -14,6 +14,7 @@ from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
 from gateway.ledger.recording import Recording
+from gateway.ledger.rollup import Rollup
 from gateway.ledger.shares import RegionShares
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.types import Batch, GroupBy, LedgerStatistics, Recorded, UsageRow
@@ -39,6 +40,7 @@ class Ledger:
         self.accounts = Accounts(self._store, self.audit)
         self.shares = RegionShares(self._store)
         self.prices = PublishedPrices(self._store)
+        self.rollup = Rollup(self._store)
 
     def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
         """Take in the events of a log of which the last has the sequence number `high_water`."""
