@@ -14,7 +14,7 @@ import msgspec
 from gateway.errors import ConfigurationError
 
 PREFIX = "SLUICEGATE_"
-_KEPT = ("usage_events_keep",)
+_KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -67,6 +67,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a connection may be idle between two requests."""
     max_connections: int = 4096
     """Connections that a worker has at a time; more are told to come back."""
+    events_keep: float = 2 * 86_400.0
+    """Seconds that segments of event logs are kept once the ledger has them, so that a ledger that
+    is restored from a backup gets them again."""
+    events_keep_bytes: int = 4 << 30
+    """What those may take at most."""
     usage_events_keep: float = 3 * 86_400.0
     """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
     alike are added up to one row."""
