@@ -4,6 +4,7 @@ The reloadable document is `gateway.config.document`; these are the settings tha
 Every variable is `SLUICEGATE_` and the field's name in capitals.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -150,5 +151,6 @@ def export_metrics_dir(settings: Settings) -> None:
 
     The library decides when it is imported, so this comes before.
     """
-    settings.metrics_dir.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # on a full disk metrics stay in memory until there is room
+        settings.metrics_dir.mkdir(parents=True, exist_ok=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_dir)
