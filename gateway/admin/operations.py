@@ -20,6 +20,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
+from gateway.telemetry.metric_files import files_held
 
 _PATIENCE = 5.0
 _REDIS_FIGURES = (
@@ -258,8 +259,10 @@ async def _drained(
 
 def _collect(folder: Path) -> bytes:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    with files_held(folder, exclusive=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
 
 async def _reports(control: Control, part: str) -> Json:

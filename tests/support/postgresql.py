@@ -86,6 +86,18 @@ class PostgreSQL:
         self._run(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"
 
+    def ascii_database(self) -> str:
+        """Return the URL of an empty database that does not keep text as text."""
+        self._run(
+            "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+            " TEMPLATE template0"
+        )
+        return self._url.replace("/postgres?", "/ascii?")
+
+    def socket(self) -> str:
+        """Return the path of its Unix socket."""
+        return str(self._directory / ".s.PGSQL.5432")
+
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self._directory / "log").read_text()

@@ -118,12 +118,13 @@ async def running_worker(
     state_url: str = "",
     upstream_ca: Path | None = None,
     resolver: Resolver | None = None,
+    ledger_url: str = "",
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
-    `document` holds sections of the configuration.
+    `document` holds sections of the configuration. A ledger at `ledger_url` is the test's to fill.
     """
     settings = Settings(
         data_dir=folder,
@@ -132,12 +133,14 @@ async def running_worker(
         state_url=state_url or url,
         secret="shared by the workers of a test",
         upstream_ca=upstream_ca,
+        ledger_url=ledger_url,
         drain=2.0,
     )
     _configure(settings, stubs, document)
-    with Ledger(settings.ledger) as ledger:
-        ledger.accounts.create_tenant("acme", rules=rules)
-        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    if not ledger_url:
+        with Ledger(settings.ledger) as ledger:
+            ledger.accounts.create_tenant("acme", rules=rules)
+            ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     registry = CollectorRegistry()
     stop = asyncio.Event()
     building = build_worker(settings, registry=registry, resolver=resolver)
