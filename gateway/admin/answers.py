@@ -2,11 +2,21 @@
 
 import msgspec
 
+from gateway.admin.models import BackendModels
+from gateway.api.problem_details import Problem
 from gateway.cache.base import CacheStatistics
 from gateway.ledger.types import Units
 from gateway.routing.statistics import EndpointStatistics
 
 _RENAMED = {"since": "from", "until": "to"}
+
+
+class BrokenModels(Problem, frozen=True, kw_only=True, omit_defaults=True):
+    """The problem of a reload that found broken models, with what became of all models."""
+
+    live: bool
+    workers: dict[str, str]
+    backends: dict[str, BackendModels]
 
 
 class UsageOfGroup(Units, frozen=True, kw_only=True, omit_defaults=True):

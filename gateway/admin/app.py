@@ -5,7 +5,7 @@ import logging
 import secrets
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Request, Response
 from litestar.datastructures import MutableScopeHeaders
 from litestar.di import Provide
 from litestar.enums import ScopeType
@@ -18,6 +18,7 @@ from gateway.admin.accounts import AccountChanges, KeyController, TenantControll
 from gateway.admin.active import ActiveDocument
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
+from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
@@ -41,9 +42,10 @@ from gateway.settings import Settings
 _log = logging.getLogger(__name__)
 _REQUEST_ID = "request_id"
 HANDLERS = (
-    *(ConfigController, TenantController, KeyController, BillingController, OperationsController),
-    *(metrics, live, ready),
+    *(ConfigController, TenantController, KeyController, BillingController),
+    *(ModelsController, OperationsController, metrics, live, ready),
 )
+_IS_ADMIN = "is_admin"
 
 
 class AdminAccess(ASGIMiddleware):
@@ -67,7 +69,8 @@ class AdminAccess(ASGIMiddleware):
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        if not (scope["route_handler"].opt.get("public") or self._is_admin(scope)):
+        scope["state"][_IS_ADMIN] = is_admin = self._is_admin(scope)
+        if not (scope["route_handler"].opt.get("public") or is_admin):
             raise AuthenticationFailed("send `Authorization: Bearer` with the admin key")
         await next_app(scope, receive, answer)
 
@@ -83,7 +86,7 @@ def build_admin(
     cache_redis: Pipe,
     ledger: Ledger,
     publisher: Publisher,
-) -> Litestar:
+) -> Application:
     """Return the application; objects are made and owned by the caller."""
     objects: dict[str, object] = {
         "settings": settings,

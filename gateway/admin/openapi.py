@@ -6,18 +6,20 @@ from importlib.metadata import version
 from litestar.di import Provide
 from litestar.types import ControllerRouterHandler
 
-from gateway.admin.answers import CacheFigures, InvoiceDocument, Regions, UsagePage
+from gateway.admin.answers import BrokenModels, CacheFigures, InvoiceDocument, Regions, UsagePage
 from gateway.admin.configuration import ActiveConfig, Rollback
+from gateway.admin.models import Reloaded
 from gateway.admin.operations import Readiness
 from gateway.admin.publishing import Change, Checked
 from gateway.api.customer_operations import MOMENT
 from gateway.api.openapi import Described, build_document, described_by_litestar
-from gateway.api.openapi_parts import Content, Json, Operation
+from gateway.api.openapi_parts import PROBLEM_JSON, Content, Json, Operation
 from gateway.config.document import Document
 from gateway.errors import (
     ConfigurationError,
     Conflict,
     DependencyUnavailable,
+    ModelsBroken,
     NotFound,
     PayloadTooLarge,
     PreconditionFailed,
@@ -236,8 +238,12 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         id="reload_models",
         summary="Have backends read their repositories",
         tag="operations",
-        errors=(DependencyUnavailable,),
-        answers=_SOON,
+        errors=(ModelsBroken, DependencyUnavailable),
+        answers={
+            200: (Content(type=Reloaded, summary=_DONE),),
+            202: (Content(type=Reloaded, summary=_PENDING),),
+            422: (Content(type=BrokenModels, media=PROBLEM_JSON, summary="A model is broken"),),
+        },
     ),
     ("get", "/admin/regions"): Operation(
         id="list_regions",

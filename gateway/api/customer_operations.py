@@ -226,6 +226,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         tag="metadata",
         kind=Kind.LIMITED,
         errors=_READING_ERRORS,
+        parameters=_INFERENCE_HEADERS[:1],
         about={
             "from": MOMENT,
             "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},

@@ -21,6 +21,7 @@ from gateway.api.application import Application
 from gateway.api.openapi_parts import (
     ON_EVERY_ROUTE,
     PROBLEM,
+    PROBLEM_JSON,
     Content,
     Json,
     Operation,
@@ -30,7 +31,7 @@ from gateway.api.openapi_parts import (
     problem_responses,
 )
 from gateway.api.openapi_schemas import BOUNDS, Schemas
-from gateway.api.problem_details import MEDIA_TYPE, Problem
+from gateway.api.problem_details import Problem
 from gateway.errors import AuthenticationFailed
 
 SECURITY = "key"
@@ -237,7 +238,7 @@ def _answer(
     }
     content = {one.media: _media(one, schemas) for one in contents if one.media}
     if problem is not None:
-        content[MEDIA_TYPE.decode()] = {"schema": PROBLEM}
+        content.setdefault(PROBLEM_JSON, {"schema": PROBLEM})
     return found | {"content": content} if content else found
 
 

@@ -3,7 +3,7 @@
 An `Operation` says of a route what its handler's types do not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -23,18 +23,15 @@ from gateway.errors import (
 )
 
 Json = dict[str, Any]  # an OpenAPI document is free-form JSON
+PROBLEM_JSON = MEDIA_TYPE.decode()
 PROBLEM: Json = {"$ref": "#/components/schemas/Problem"}
 _OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
 _EXAMPLE_ID = "req_1f0c5a9e7d3b2c4800000000a7"
 _UNITS = ("requests", "items", "rows", "tokens")
 
-ON_EVERY_ROUTE: tuple[type[GatewayError], ...] = (
-    InvalidRequest,
-    RequestTimeout,
-    InternalError,
-    Overloaded,
-)
-"""What the server itself answers: no HTTP, too slow, a fault of ours, too many connections."""
+# A head that is too large, a transfer coding or a version of HTTP that is not spoken.
+_OF_HTTP = (431, 501, 505)
+
 NOWHERE: tuple[type[GatewayError], ...] = (MethodNotAllowed,)
 """What no operation that is described can end with."""
 
@@ -119,9 +116,23 @@ def problem_responses(
     return references, responses
 
 
-def codes(kind: type[GatewayError] = GatewayError) -> set[str]:
+def all_errors(kind: type[GatewayError] = GatewayError) -> Iterator[type[GatewayError]]:
+    """Yield every class of error."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from all_errors(below)
+
+
+ON_EVERY_ROUTE: tuple[type[GatewayError], ...] = (
+    *(InvalidRequest, RequestTimeout, InternalError, Overloaded),
+    *(error for error in all_errors() if error.status in _OF_HTTP),
+)
+"""What the server itself answers: no HTTP, too slow, a fault of ours, too many connections."""
+
+
+def codes() -> set[str]:
     """Return the codes of all errors."""
-    return {kind.code}.union(*(codes(below) for below in kind.__subclasses__()))
+    return {error.code for error in all_errors()}
 
 
 def problem_example(error: type[GatewayError]) -> Json:
@@ -142,7 +153,7 @@ def _response(status: int, errors: list[type[GatewayError]], kind: Kind) -> Json
     examples = {
         error.code: {"summary": error.title, "value": problem_example(error)} for error in errors
     }
-    content = {MEDIA_TYPE.decode(): {"schema": PROBLEM, "examples": examples}}
+    content = {PROBLEM_JSON: {"schema": PROBLEM, "examples": examples}}
     return {
         "description": " ".join(f"`{error.code}`: {_first_line(error)}" for error in errors),
         "headers": header_references(status, kind),

@@ -1,4 +1,4 @@
-"""Requests that are right, odd and wrong, by chance, for some seconds; `make fuzz-http` for long."""
+"""Requests that are right, odd and wrong, for some seconds; `make fuzz-http` is longer."""
 
 from pathlib import Path
 
