@@ -129,6 +129,8 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(_LATE, self._read_on)
         content = b"".join(script.parts)
         for start, end in pairwise((0, *script.cuts, len(content))):
+            if self._transport.is_closing():
+                return
             self._transport.write(content[start:end])
             if script.cuts:
                 await asyncio.sleep(0)
@@ -152,6 +154,7 @@ class _Connection(asyncio.Protocol):
 
     def leave(self) -> None:
         """Close the connection, if it is open."""
+        self.done.cancel()
         self._transport.abort()
 
     def finding(self, what: str) -> Finding:

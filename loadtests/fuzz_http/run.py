@@ -122,7 +122,12 @@ class _Run:
 
     async def _play(self, played: Script) -> None:
         player = self._players[played.number % len(self._players)]
-        finding = await player.play(played)
+        try:
+            finding = await player.play(played)
+        except OSError as error:
+            finding = Finding(
+                number=played.number, what=f"no connection: {error}", sent=b"", received=b""
+            )
         if finding is not None:
             self._findings.append(finding)
 
