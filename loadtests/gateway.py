@@ -21,7 +21,13 @@ class Gateway:
     """A gateway of `workers`, while it is entered; it can be killed with all its processes."""
 
     def __init__(
-        self, folder: Path, document: Mapping[str, Any], *, workers: int, **settings: Any
+        self,
+        folder: Path,
+        document: Mapping[str, Any],
+        *,
+        workers: int,
+        admin: bool = False,
+        **settings: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.port = free_port()
@@ -37,6 +43,7 @@ class Gateway:
         # JSON is YAML.
         (self.settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
         self._workers = workers
+        self._admin = admin
         self._log = folder / "log"
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -51,7 +58,8 @@ class Gateway:
 
     def start(self) -> None:
         """Start it, and return when all workers know the backends."""
-        command = [sys.executable, "-m", "gateway", "gateway", "--no-admin"]
+        command = [sys.executable, "-m", "gateway", "gateway"]
+        command += [] if self._admin else ["--no-admin"]
         with self._log.open("wb") as log:
             self._child = subprocess.Popen(
                 [*command, "--workers", str(self._workers)],

@@ -8,9 +8,10 @@ from typing import Any
 from litestar import Request, Response
 from litestar.datastructures import MutableScopeHeaders
 from litestar.di import Provide
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.middleware import ASGIMiddleware
+from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
@@ -67,6 +68,8 @@ class AdminAccess(ASGIMiddleware):
                 headers = MutableScopeHeaders.from_message(message)
                 headers["x-request-id"] = request_id
                 headers.setdefault("cache-control", "no-store")
+                if scope.get("method") == HttpMethod.OPTIONS:
+                    headers["allow"] = ", ".join(_methods(scope))
             await send(message)
 
         scope["state"][_IS_ADMIN] = is_admin = self._is_admin(scope)
@@ -109,6 +112,15 @@ def build_admin(
     )
 
 
+def _methods(scope: Scope) -> list[str]:
+    """Return the methods of the route; Litestar says those of the handler registered last."""
+    template = scope["path_template"]
+    routes = (route for route in scope["litestar_app"].routes if isinstance(route, HTTPRoute))
+    return sorted(
+        {method for route in routes if route.path == template for method in route.methods}
+    )
+
+
 def _new_id() -> str:
     return f"adm_{secrets.token_hex(12)}"
 
@@ -123,6 +135,8 @@ def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[byte
     known = _known(error, request_id)
     headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
     headers |= {"x-request-id": request_id}
+    if isinstance(error, HTTPException):
+        headers |= error.headers or {}  # `Allow`
     return Response(
         encode_problem(known, request_id),
         status_code=known.status,

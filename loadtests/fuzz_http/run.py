@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import uvloop
 
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
+from loadtests.fuzz_http.backend import backend
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
 from loadtests.fuzz_http.client import Finding, Player
 from loadtests.fuzz_http.script import Script, script
@@ -23,7 +22,6 @@ from tests.support.valkey import Valkey
 MEMORY_BOUND = 256 * 1024 * 1024
 """Bytes that a process may have resident, whatever was sent to it."""
 _CONNECTIONS = 48
-_HEAD_TIMEOUT = 2.0
 _ENOUGH = 10
 _LOOK = 1.0
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
@@ -55,9 +53,9 @@ def fuzz(
     """Send so many requests, or the connection `only`, and return what came of it."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
-        backend = stack.enter_context(_backend())
+        url = stack.enter_context(backend("fuzz-1"))
         gateways = [
-            stack.enter_context(_gateway(folder / kind, backend, people, fast_lane=fast))
+            stack.enter_context(_gateway(folder / kind, url, people, fast_lane=fast))
             for kind, fast in (("fast", True), ("application", False))
         ]
         run = _Run(seed, people, gateways, bound=bound, without=without)
@@ -193,23 +191,10 @@ _ALL = _AllButPlain()
 
 
 @contextlib.contextmanager
-def _backend() -> Iterator[str]:
-    """Run the backend, and give its URL."""
-    command = [sys.executable, "-m", "loadtests.fuzz_http.backend", "fuzz-1", "eu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process.stdout.readline().strip() if process.stdout else ""
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
-def _gateway(
-    folder: Path, backend: str, people: list[Caller], *, fast_lane: bool
-) -> Iterator[Gateway]:
+def _gateway(folder: Path, url: str, people: list[Caller], *, fast_lane: bool) -> Iterator[Gateway]:
     """Run a gateway with two workers that knows the callers."""
     document = {
-        "regions": [{"name": "eu", "pools": [{"backends": [{"id": "fuzz-1", "url": backend}]}]}],
+        "regions": [{"name": "eu", "pools": [{"backends": [{"id": "fuzz-1", "url": url}]}]}],
         "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
         "limits": {"tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60}]},
     }
@@ -222,7 +207,6 @@ def _gateway(
             cache_url=cache.url,
             state_url=state.url,
             fast_lane=fast_lane,
-            head_timeout=_HEAD_TIMEOUT,
         )
         with Ledger(gateway.settings.ledger) as ledger:
             for caller in people:
