@@ -35,9 +35,10 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
-        state = connect(settings.state_url, timeout=_TIMEOUT)
+        keepalive = settings.tcp_keepalive
+        state = connect(settings.state_url, timeout=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(state.aclose)
-        cache = open_pipe(settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT)
+        cache = open_pipe(settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(cache.aclose)
         ledger = stack.enter_context(Ledger(settings.ledger))
         control = Control(state)

@@ -124,7 +124,9 @@ async def build_worker(
     Names are looked up by `resolver`, by default as the operating system does.
     """
     async with AsyncExitStack() as stack:
-        state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
+        state = connect(
+            settings.state_url, timeout=_STATE_TIMEOUT, keepalive=settings.tcp_keepalive
+        )
         stack.push_async_callback(state.aclose)
         runtimes = RuntimeStore(await first_runtime(state, settings))
         own = resolver or SystemResolver()
@@ -165,6 +167,7 @@ class _Worker:
             clock=time.time,  # noqa: TID251 - entries travel between machines
             monotonic=self.loop_time,
             random=random.random,
+            keepalive=self.settings.tcp_keepalive,
         )
         self.flights = Flights()
         self.limits = limits_of_region(
@@ -188,7 +191,9 @@ class _Worker:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self.fleet = Fleet(clock=self.loop_time, random=chooser)
         self.client = HttpBackendClient(
-            token=self.settings.backend_token, tls=client_tls(self.settings)
+            token=self.settings.backend_token,
+            tls=client_tls(self.settings),
+            tcp_keepalive=self.settings.tcp_keepalive,
         )
         self.discovery = Discovery(
             resolver=self.resolver, random=chooser, changed=self._place_backends

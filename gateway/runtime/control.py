@@ -242,11 +242,17 @@ class Control:
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
         """Give a function that waits a moment for news and says whether there was some."""
+        loop = asyncio.get_running_loop()
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
             await self._ask(pubsub.subscribe(_CHANGED))
 
             async def heard() -> bool:
-                return await self._ask(pubsub.get_message(timeout=_LISTEN)) is not None
+                until = loop.time() + _LISTEN
+                message = await self._ask(pubsub.get_message(timeout=_LISTEN))
+                if message is None and (left := until - loop.time()) > 0:
+                    # Whatever returns at once and with nothing must not make the caller spin.
+                    await asyncio.sleep(left)
+                return message is not None
 
             yield heard
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -73,6 +74,7 @@ class RuntimeFollower:
         models_changed: Callable[[int], None] = lambda _: None,
         drains_changed: Callable[[frozenset[str]], None] = lambda _: None,
         poll: float = 1.0,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._control = Control(redis)
@@ -83,6 +85,7 @@ class RuntimeFollower:
         self._models_changed = models_changed
         self._drains_changed = drains_changed
         self._poll = poll
+        self._chance = chance
         self._seen = _NEVER
         self._news = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -124,8 +127,9 @@ class RuntimeFollower:
                         if await heard():
                             self._news.set()
             except DependencyUnavailable:
+                pause = self._poll * (1.5 - self._chance())
                 with contextlib.suppress(TimeoutError):  # meanwhile the poll finds out
-                    await asyncio.wait_for(self._stopping.wait(), self._poll)
+                    await asyncio.wait_for(self._stopping.wait(), pause)
 
     async def _step(self) -> None:
         try:

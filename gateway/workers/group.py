@@ -1,5 +1,6 @@
 """The consumers' side of the stream: every entry is read until somebody acknowledged it."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,16 @@ class GroupReader:
 
     async def read(self, *, wait: float) -> list[Entry]:
         """Return entries to process, none if there are none within `wait` seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait
+        entries = await self._read_group(wait)
+        if not entries and (left := until - loop.time()) > 0:
+            # Whatever replies at once and with nothing must not make the caller spin.
+            await asyncio.sleep(left)
+        return entries
+
+    async def _read_group(self, wait: float) -> list[Entry]:
+        """Read, and make the group where there is none."""
         try:
             return await self._read(wait)
         except ResponseError as error:

@@ -124,7 +124,7 @@ def request_lines(event: RequestEvent) -> bytes:
 async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:
     """Write `requests.log` in the data directory until `stop`."""
     metrics = GatewayMetrics(CollectorRegistry())
-    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
     path = settings.data_dir / "requests.log"
     try:
         await RequestLog(
