@@ -13,11 +13,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.admin.active import ActiveDocument
 from gateway.cache.redis_pipes import Pipe
+from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 
 _PATIENCE = 5.0
@@ -76,10 +78,11 @@ class RegionShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Ready when nothing is `missing`."""
+    """Ready when nothing is `missing`; `degraded` names what is away and not needed for changes."""
 
     ready: bool
     missing: list[str]
+    degraded: list[str] = []
 
 
 class OperationsController(Controller):
@@ -175,13 +178,16 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a backend no more work; what it has is finished. 200 when every worker knows.
 
         The id of an entry with a DNS name is that of all its backends.
         """
         await _find(active, control, region, backend)
+        await recovery.reconcile()
         version = await control.drain(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
         return await _drained(control, backend, version, drained=True)
 
@@ -193,10 +199,13 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
         await _find(active, control, region, backend)
+        await recovery.reconcile()
         version = await control.restore(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
         return await _drained(control, backend, version, drained=False)
 
@@ -216,21 +225,23 @@ async def live() -> dict[str, str]:
 
 @get("/health/ready", opt={"public": True})
 async def ready(
-    control: NamedDependency[Control], ledger: NamedDependency[Ledger]
+    control: NamedDependency[Control],
+    ledger: NamedDependency[Ledger],
+    cache_redis: NamedDependency[SkipValidation[Pipe]],
 ) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
     missing = []
     for name, question in (
-        ("state Redis", control.versions()),
+        ("state_redis", control.versions()),
         ("ledger", asyncio.to_thread(ledger.accounts.version)),
     ):
         try:
             await question
         except GatewayError as error:
             missing.append(f"{name}: {error.detail}")
-    return Response(
-        Readiness(ready=not missing, missing=missing), status_code=503 if missing else 200
-    )
+    degraded = [] if await answers(cache_redis) else ["cache_redis: cannot be reached"]
+    readiness = Readiness(ready=not missing, missing=missing, degraded=degraded)
+    return Response(readiness, status_code=503 if missing else 200)
 
 
 async def _find(active: ActiveDocument, control: Control, region: str, backend: str) -> None:

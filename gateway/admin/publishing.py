@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -20,6 +21,7 @@ from gateway.errors import (
 )
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Published, Topic
+from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -50,7 +52,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 class Publisher:
     """Publishes documents; all that is refused is refused before anything changed.
 
-    `clock` is the wall clock. `patience` is how long a change waits for the workers.
+    `clock` is the wall clock. `patience` is how long a change waits for the workers. `recovery`
+    is asked first: what the state Redis has lost is published again before anything else is.
     """
 
     def __init__(
@@ -60,13 +63,17 @@ class Publisher:
         ledger: Ledger,
         settings: Settings,
         clock: Callable[[], float],
+        recovery: Recovery = NOTHING_RECORDED,
         patience: float = 5.0,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._control = control
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
+        self._recovery = recovery
         self._patience = patience
+        self._chance = chance
 
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
@@ -79,7 +86,7 @@ class Publisher:
                 await self._start()
             except DependencyUnavailable:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _RETRY)
+                    await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
                 _log.error("the folder is not published", extra={"reason": explain(error)})
                 return
@@ -94,7 +101,7 @@ class Publisher:
         """
         sources = await asyncio.to_thread(read_folder, self._settings.config)
         folder_digest = await self._check(sources)
-        active = await self._control.active()
+        active = await self._active()
         if active is not None and active.sources == sources:
             return await self._waited(active, changed=False)
         return await self._publish(
@@ -110,7 +117,7 @@ class Publisher:
         """
         sources = (Source(name=_POSTED, text=text),)
         await self._check(sources)
-        active = await self._control.active()
+        active = await self._active()
         _match(if_match, active)
         return await self._publish(active, sources, author=author, reason="put")
 
@@ -126,7 +133,7 @@ class Publisher:
         Raises:
             NotFound: there is none.
         """
-        active = await self._control.active()
+        active = await self._active()
         history = await self._control.history()
         target = _earlier(history, active, generation)
         await self._check(target.sources)
@@ -138,11 +145,16 @@ class Publisher:
     async def _start(self) -> None:
         sources = await asyncio.to_thread(read_folder, self._settings.config)
         folder_digest = await self._check(sources)
-        active = await self._control.active()
+        active = await self._active()
         if active is None or active.folder_digest != folder_digest:
             await self._publish(
                 active, sources, author="start", reason="start", folder_digest=folder_digest
             )
+
+    async def _active(self) -> Published | None:
+        """Return what is published, also where the state Redis had lost it."""
+        await self._recovery.reconcile()
+        return await self._control.active()
 
     async def _check(self, sources: Sequence[Source]) -> str:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
@@ -175,6 +187,8 @@ class Publisher:
         if not await self._control.publish(published):
             raise Conflict("another document was published meanwhile; look at it and try again")
         await asyncio.to_thread(self._remember, published, document)
+        with contextlib.suppress(GatewayError):  # who follows it tries again
+            await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
     def _remember(self, published: Published, document: Document) -> None:

@@ -11,6 +11,7 @@ from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
 from gateway.runtime.control import Control
+from gateway.runtime.recovery import LedgerRecovery
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 from gateway.telemetry.logs import configure_logging
@@ -42,8 +43,10 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         stack.push_async_callback(cache.aclose)
         ledger = stack.enter_context(Ledger(settings.ledger))
         control = Control(state)
+        recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
         publisher = Publisher(
             control=control,
+            recovery=recovery,
             ledger=ledger,
             settings=settings,
             clock=time.time,  # noqa: TID251 - shown to operators
@@ -54,7 +57,9 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             cache_redis=cache,
             ledger=ledger,
             publisher=publisher,
+            recovery=recovery,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
+            tasks.create_task(recovery.follow(stop))
             await serve(app, listener, drain=settings.drain, stop=stop)

@@ -15,6 +15,7 @@ from gateway.ledger.accounts import Accounts
 from gateway.ledger.audit import Audit
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
 from gateway.ledger.pricing import PriceList
+from gateway.ledger.published import PublishedState
 from gateway.ledger.recording import Recording
 from gateway.ledger.shares import RegionShares
 from gateway.ledger.store import Store, to_nanoseconds
@@ -37,6 +38,7 @@ class Ledger:
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
         self.shares = RegionShares(self._store)
+        self.published = PublishedState(self._store)
 
     def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
         """Take in the events of a log of which the last has the sequence number `high_water`."""

@@ -135,6 +135,24 @@ prices: Final = Table(
 )
 """Every price that was ever in force, and since when it was known."""
 
+published_documents: Final = Table(
+    "published_documents",
+    metadata,
+    Column("region", String(32), primary_key=True),
+    Column("generation", BigInteger, primary_key=True),
+    Column("content", Text, nullable=False),
+)
+"""The last documents that were published in each gateway region, as JSON."""
+
+drained_backends: Final = Table(
+    "drained_backends",
+    metadata,
+    Column("region", String(32), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("backends", Text, nullable=False),
+)
+"""The backends that are given no work in each gateway region, as a JSON list."""
+
 region_workers: Final = Table(
     "region_workers",
     metadata,
