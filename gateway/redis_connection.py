@@ -46,11 +46,26 @@ class _LossAware(AbstractConnection):
             raise RedisConnectionError(f"the connection was lost: {loss}")
 
 
-class _TcpConnection(_LossAware, Connection):
+class _KeptAlive(_LossAware):
+    """One over TCP that ends as `keepalive` says, and discards what nobody waits for."""
+
+    def __init__(self, *, keepalive: TcpKeepalive, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._keepalive = keepalive
+
+    @override
+    async def _connect(self) -> None:
+        # The abstract method has a body of nothing, and that of TCP comes before it.
+        await super()._connect()  # type: ignore[safe-super,no-untyped-call]
+        if self._writer is not None:
+            self._keepalive.apply(self._writer.transport)
+
+
+class _TcpConnection(_KeptAlive, Connection):
     pass
 
 
-class _TlsConnection(_LossAware, SSLConnection):
+class _TlsConnection(_KeptAlive, SSLConnection):
     pass
 
 
@@ -87,7 +102,7 @@ def connect(
     address: dict[str, Any] = dict(parse_url(url))
     kind = address.pop("connection_class", Connection)
     if "path" not in address:
-        address["socket_keepalive_options"] = keepalive.options()
+        address["keepalive"] = keepalive
     pool: BlockingConnectionPool = BlockingConnectionPool(
         max_connections=connections,
         connection_class=_LOSS_AWARE[kind],

@@ -2,16 +2,19 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+# On, for 0 seconds.
+_DISCARD = struct.pack("ii", 1, 0)
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": "idle", "TCP_KEEPINTVL": "interval", "TCP_KEEPCNT": "count"}
 
 
 class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
-    """When the kernel gives a connection up: neither probes nor data are acknowledged.
+    """When a connection is given up: neither probes nor data are acknowledged.
 
     Without these options a connection whose packets are dropped lasts 15 minutes with data on its
     way, and for ever without.
@@ -38,10 +41,15 @@ class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
     def apply(self, transport: asyncio.BaseTransport) -> None:
-        """Set the options on the connection of `transport`; one that is not TCP has none."""
+        """Set the options on the connection of `transport`; one that is not TCP has none.
+
+        Closing it then discards what was not acknowledged. Else the kernel goes on sending it, and
+        the other side runs, perhaps much later, a command that nobody waits for any more.
+        """
         connection = transport.get_extra_info("socket")
         if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
             return
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in self.options().items():
             connection.setsockopt(socket.IPPROTO_TCP, option, value)

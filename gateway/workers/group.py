@@ -30,6 +30,7 @@ class GroupReader:
 
     First what this consumer was given and did not acknowledge, as before a crash, an error or a
     restart; then what another has kept for `claim_after` seconds, as it may be dead; then the new.
+    Both are looked for at the start and three times in `claim_after`; the former after errors, too.
     """
 
     def __init__(
@@ -88,12 +89,16 @@ class GroupReader:
         self._own = b"0"
 
     async def _read(self, wait: float) -> list[Entry]:
+        is_due = self._clock() >= self._claim_at
+        if is_due and self._own is None:
+            # A command of a connection that was given up may have run since, and taken entries.
+            self._own = b"0"
         while self._own is not None:
             entries = await self._ask(self._own, None)
             self._own = entries[-1].id if entries else None
             if present := await self._present(entries):
                 return present
-        if self._clock() >= self._claim_at:
+        if is_due:
             claimed = await self._claim()
             if claimed:
                 return claimed

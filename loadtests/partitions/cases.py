@@ -24,10 +24,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     first: str
     others: tuple[str, ...]
-    window: float = 0.0
-    """Seconds from the beginning of the fault within which requests may fail."""
     may_fail: bool = False
-    """Whether requests may fail as long as the fault lasts."""
+    """Whether requests may fail until everything is well; with all other pairs none may."""
 
     def part(self, network: Network, direction: Direction) -> None:
         """Begin to drop packets."""

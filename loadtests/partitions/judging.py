@@ -41,8 +41,7 @@ def line(result: Result) -> str:
 
 def troubles(result: Result, *pairs: Pair, well_after: float = WELL_AFTER) -> list[str]:
     """Return what must not be and was."""
-    window = max(pair.window for pair in pairs)
-    until = window + (result.parted if any(pair.may_fail for pair in pairs) else 0.0)
+    until = result.parted + well_after if any(pair.may_fail for pair in pairs) else 0.0
     found = {
         f"{result.wrong} answers are wrong": result.wrong,
         f"{result.unanswered} requests had no answer": result.unanswered,
@@ -51,7 +50,7 @@ def troubles(result: Result, *pairs: Pair, well_after: float = WELL_AFTER) -> li
         f"a request failed {result.failed_until:.1f} s after the beginning": (
             result.failed and result.failed_until > until
         ),
-        f"not well after {result.well_after:.1f} s: {result.not_well}": (
+        f"not well after {result.well_after:.1f} s: {result.waited_for}": (
             result.well_after > well_after
         ),
         f"ended: {', '.join(result.died)}": result.died,

@@ -48,7 +48,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     unlogged: int
     well_after: float
     """From the end of the fault until everything was well; 60 when it never was."""
-    not_well: str
+    waited_for: str
+    """What was well last."""
     memory: dict[str, int]
     cpu: dict[str, float]
     died: tuple[str, ...]
@@ -95,7 +96,7 @@ class Parting:
                 await asyncio.sleep(seconds)
                 self._network.heal()
                 healed = clock()
-                well_after = await self._well_after(healed, (misses, hits))
+                well_after, waited_for = await self._well_after(healed, (misses, hits))
         sent = [*misses.sent, *hits.sent]
         self._answered.update(each.status for each in sent)
         failed = [each for each in sent if each.status != httpx.codes.OK]
@@ -113,7 +114,7 @@ class Parting:
             unbilled=await self._settled(self._unbilled),
             unlogged=await self._settled(self._unlogged),
             well_after=well_after,
-            not_well=await self._not_well(),
+            waited_for=waited_for,
             memory=watch.memory,
             cpu=watch.cpu,
             died=tuple(sorted(watch.died)),
@@ -136,27 +137,30 @@ class Parting:
         async with misses, hits:
             yield misses, hits
 
-    async def _well_after(self, healed: float, loads: tuple[Load, Load]) -> float:
-        """Wait until all is well and what was answered by then is billed and logged."""
+    async def _well_after(self, healed: float, loads: tuple[Load, Load]) -> tuple[float, str]:
+        """Wait until all is well and what was answered by then is billed and logged.
+
+        Return the seconds since the fault ended, and what was well last.
+        """
         clock = asyncio.get_running_loop().time
         before = sum(len(load.sent) for load in loads) + self._answered.total()
 
+        waited_for = ""
+
         async def is_well() -> bool:
-            if await self._not_well():
-                return False
-            billed, logged = await self._billed(), await asyncio.to_thread(self._logged)
-            return billed.total() >= before and logged >= before
+            nonlocal waited_for
+            missing = await self._not_well()
+            if not missing and (await self._billed()).total() < before:
+                missing = "events to be billed"
+            if not missing and await asyncio.to_thread(self._logged) < before:
+                missing = "lines of the request log"
+            waited_for = missing or waited_for
+            return not missing
 
         with contextlib.suppress(TimeoutError):
             await eventually(is_well, within=_WELL, what="everything is well")
-            failures = [
-                each.due - healed
-                for load in loads
-                for each in load.sent
-                if each.status != httpx.codes.OK
-            ]
-            return max(clock() - healed, *failures, 0.0)
-        return _WELL
+            return clock() - healed, waited_for
+        return _WELL, waited_for
 
     async def _is_well(self) -> bool:
         return not await self._not_well()

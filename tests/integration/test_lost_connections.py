@@ -6,6 +6,7 @@ Keep-alive ends a connection through a partition with `ETIMEDOUT`, which is Pyth
 import asyncio
 import errno
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -189,6 +190,35 @@ async def test_a_reader_of_the_stream_waits_also_where_every_answer_comes_at_onc
     assert await reader.read(wait=0.5) == []
 
     assert loop.time() - started >= 0.49
+
+
+async def test_what_a_given_up_connection_took_late_is_soon_read(redis: Redis) -> None:
+    """The other connection stands for a command that was on its way while packets were dropped."""
+    now = [0.0]
+    reader = GroupReader(
+        redis, group="g", consumer="c", count=9, claim_after=15.0, clock=lambda: now[0]
+    )
+    assert await reader.read(wait=0.0) == []
+    await redis.xadd(STREAM, {"a": "b"})
+    await redis.xreadgroup("g", "c", {STREAM: ">"})
+
+    assert await reader.read(wait=0.0) == []
+    now[0] = 5.0
+    (found,) = await reader.read(wait=0.0)
+
+    assert found.fields == {b"a": b"b"}
+
+
+async def test_a_command_that_is_given_up_is_not_sent_later(server: Valkey) -> None:
+    client = connect(server.tcp_url, timeout=5.0, keepalive=KEEPALIVE)
+    await client.ping()
+    writer: Any = connections(client)[0]._writer
+    linger = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.calcsize("ii")
+    )
+    await client.aclose()
+
+    assert struct.unpack("ii", linger) == (1, 0)
 
 
 async def test_a_log_that_is_always_elsewhere_does_not_make_the_shipper_spin(
