@@ -34,6 +34,7 @@ from gateway.errors import (
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import bearer
 from gateway.runtime.control import Control
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def build_admin(
     cache_redis: Pipe,
     ledger: Ledger,
     publisher: Publisher,
+    recovery: Recovery,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
     objects: dict[str, object] = {
@@ -87,6 +89,7 @@ def build_admin(
         "cache_redis": cache_redis,
         "ledger": ledger,
         "publisher": publisher,
+        "recovery": recovery,
         "active": ActiveDocument(control=control, settings=settings),
         "changes": AccountChanges(ledger=ledger, control=control),
     }

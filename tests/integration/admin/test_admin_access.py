@@ -45,18 +45,20 @@ async def test_health_needs_no_key(admin: httpx.AsyncClient) -> None:
     live = await admin.get("/health/live", headers={"authorization": ""})
     ready = await admin.get("/health/ready", headers={"authorization": ""})
 
-    assert (live.status_code, ready.json()) == (200, {"ready": True, "missing": []})
+    assert (live.status_code, ready.json()) == (200, {"ready": True, "missing": [], "degraded": []})
 
 
 async def test_readiness_names_what_is_missing(settings: Settings, ledger: Ledger) -> None:
     away = connect("unix:///nowhere", timeout=0.2)
-    async with client_of(settings, away, ledger) as client:
+    alone = msgspec.structs.replace(settings, cache_url="unix:///nowhere")
+    async with client_of(alone, away, ledger) as client:
         ready = await client.get("/health/ready")
         config = await client.get("/admin/config")
     await away.aclose()
 
     assert ready.status_code == 503
-    assert ready.json()["missing"][0].startswith("state Redis: ")
+    assert ready.json()["degraded"] == ["cache_redis: cannot be reached"]
+    assert ready.json()["missing"][0].startswith("state_redis: ")
     assert refused(config, 503, "dependency_unavailable")["detail"]
     assert config.headers["retry-after"] == "1"
 
