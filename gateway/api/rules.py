@@ -28,7 +28,8 @@ from gateway.api.bodies import BodyReader
 from gateway.api.exchange import Exchange, Repeat, RequestIds
 from gateway.api.http import Reply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
-from gateway.api.request_headers import bearer_token, read_headers
+from gateway.api.request_headers import read_headers
+from gateway.auth.bearer import NO_KEY, bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import Found
 from gateway.corked import CLOSE
@@ -130,10 +131,7 @@ class InferenceRules:
             raise MethodNotAllowed("Use POST for this route.")
         exchange.principal = self._keys.find(bearer_token(headers.get(b"authorization", b"")))
         if exchange.principal is None:
-            raise AuthenticationFailed(
-                "Send a valid API key as `Authorization: Bearer <key>`; this one is missing,"
-                " unknown or revoked."
-            )
+            raise AuthenticationFailed(NO_KEY)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         exchange.asked = read_headers(headers, document.deadline)
 

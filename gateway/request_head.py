@@ -1,0 +1,77 @@
+"""Decides by the head of a request whether RFC 9110 and RFC 9112 let it be answered."""
+
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+import httptools
+
+from gateway.errors import (
+    GatewayError,
+    HeaderFieldsTooLarge,
+    InvalidRequest,
+    TransferCodingNotSupported,
+    VersionNotSupported,
+)
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_FIELDS = 100
+# What RFC 3986 allows in a host and a port; a literal of IPv6 has brackets and colons.
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+_ENCODED_SLASH = re.compile("%2f", re.IGNORECASE)
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def too_large() -> HeaderFieldsTooLarge:
+    """Return the error of a head that is beyond the bounds."""
+    return HeaderFieldsTooLarge(
+        f"The head of a request may have {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} header fields;"
+        " send fewer, and the rest in the body."
+    )
+
+
+def has_one_host(headers: Headers) -> bool:
+    """Tell whether there is exactly one `Host`, of characters that a host may have.
+
+    Names of `headers` are in lower case.
+    """
+    hosts = [value for name, value in headers if name == b"host"]
+    return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
+
+
+def check_head(version: str, target: bytes, headers: Headers) -> GatewayError | None:
+    """Return what a request is refused with, `None` where it may be answered.
+
+    Names of `headers` are in lower case.
+    """
+    if version not in {"1.1", "1.0"}:
+        return VersionNotSupported("HTTP/1.1 and HTTP/1.0 are spoken here; use one of them.")
+    if sum(len(name) + len(value) + 4 for name, value in headers) + len(target) > MAX_HEAD_BYTES:
+        return too_large()
+    if version == "1.1" and not has_one_host(headers):
+        return InvalidRequest("Send exactly one `Host` header, with a host and a port, if any.")
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings:
+        if version == "1.0":
+            return InvalidRequest("`Transfer-Encoding` is not of HTTP/1.0; use `Content-Length`.")
+        *others, last = b",".join(codings).lower().split(b",")
+        if last.strip() != b"chunked":
+            return InvalidRequest("The last `Transfer-Encoding` must be `chunked`.")
+        if others:
+            return TransferCodingNotSupported("No `Transfer-Encoding` but `chunked` is understood.")
+    if not target.startswith(b"/") and not _has_path(target):
+        return InvalidRequest("The target of the request has no path.")
+    return None
+
+
+def decoded_path(raw: str) -> str:
+    """Return a path with its escapes decoded, but those of slashes: they separate nothing."""
+    return "%2F".join([unquote(part) for part in _ENCODED_SLASH.split(raw)])
+
+
+def _has_path(target: bytes) -> bool:
+    try:
+        return httptools.parse_url(target).path is not None
+    except httptools.HttpParserInvalidURLError:
+        return False
