@@ -28,6 +28,7 @@ _FRAMING_OF_A_BYTE = 16
 # For so long the peer may still send, and read the answer: closing at once would reset the
 # connection, and the answer would be lost with it.
 _LINGER = 1.0
+_LINGER_BYTES = 1024 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -43,6 +44,7 @@ class _AfterUpgrade:
         self.is_silent = True
 
     def on_message_begin(self) -> None:
+        """Pass it on."""
         if not self.is_silent:
             self._protocol.on_message_begin()
 
@@ -84,12 +86,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ignores_upgrade = False
         self._unanswered = 0
         self._events = 0
+        self._discarded = 0
         self._overhead = 0
         """Bytes of the present head, or of the framing of the present body: a lower bound."""
 
     @override
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
+            self._discard(len(data))
             return
         self._unset_keepalive_if_required()
         if len(data) <= _PIECE:
@@ -102,7 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
             left = left[size:]
 
     @override
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's may say to stay open
         """Answer what the caller asked for in full before it closed its half, then close."""
         if self._is_lingering:
             self.transport.close()
@@ -131,8 +135,9 @@ class BoundedProtocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
-        error = check_head(version, self.url, self.headers)
-        if error is not None:
+        try:
+            check_head(version, self.url, self.headers)
+        except GatewayError as error:
             self._stop(error)
         self._events += 1
         self._is_in_body = True
@@ -178,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            self.refuse(self._refusal or _error_of(error, self.parser))
+            self.refuse(self._refusal or _error_of(error, self.parser.get_method()))
             return
         if self._events != events:
             self._overhead = 0
@@ -235,6 +240,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(_response(error, self._new_id(), self.server_state.default_headers))
         self.linger()
 
+    def _discard(self, size: int) -> None:
+        self._discarded += size
+        if self._discarded > _LINGER_BYTES:
+            self.flow.pause_reading()
+
     def linger(self) -> None:
         """Write no more, and close when the peer has closed, or after a while."""
         self._is_lingering = True
@@ -243,14 +253,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(_LINGER, self.transport.close)
 
 
-def _error_of(
-    error: httptools.HttpParserError, parser: httptools.HttpRequestParser
-) -> GatewayError:
+def _error_of(error: httptools.HttpParserError, method: bytes) -> GatewayError:
     """Return what a request is refused with that the parser cannot read."""
     if isinstance(error, httptools.HttpParserCallbackError):
         _log.error("unexpected failure", exc_info=error)
         return InternalError("This is our fault.")
-    if parser.get_method() == b"PRI":
+    if method == b"PRI":
         return VersionNotSupported("HTTP/2 is not spoken here; use HTTP/1.1.")
     return InvalidRequest(f"This is no HTTP/1.1: {error}.")
 

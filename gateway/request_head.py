@@ -7,7 +7,6 @@ from urllib.parse import unquote
 import httptools
 
 from gateway.errors import (
-    GatewayError,
     HeaderFieldsTooLarge,
     InvalidRequest,
     TransferCodingNotSupported,
@@ -40,29 +39,35 @@ def has_one_host(headers: Headers) -> bool:
     return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
 
 
-def check_head(version: str, target: bytes, headers: Headers) -> GatewayError | None:
-    """Return what a request is refused with, `None` where it may be answered.
+def check_head(version: str, target: bytes, headers: Headers) -> None:
+    """Make sure that a request may be answered; names of `headers` are in lower case.
 
-    Names of `headers` are in lower case.
+    Raises:
+        VersionNotSupported: it is in another version of HTTP.
+        HeaderFieldsTooLarge: the head is beyond the bounds.
+        TransferCodingNotSupported: its body is in a transfer coding other than `chunked`.
+        InvalidRequest: host, framing or target are not as they must be.
     """
     if version not in {"1.1", "1.0"}:
-        return VersionNotSupported("HTTP/1.1 and HTTP/1.0 are spoken here; use one of them.")
+        raise VersionNotSupported("HTTP/1.1 and HTTP/1.0 are spoken here; use one of them.")
     if sum(len(name) + len(value) + 4 for name, value in headers) + len(target) > MAX_HEAD_BYTES:
-        return too_large()
+        raise too_large()
     if version == "1.1" and not has_one_host(headers):
-        return InvalidRequest("Send exactly one `Host` header, with a host and a port, if any.")
+        raise InvalidRequest("Send exactly one `Host` header, with a host and a port, if any.")
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if codings:
-        if version == "1.0":
-            return InvalidRequest("`Transfer-Encoding` is not of HTTP/1.0; use `Content-Length`.")
-        *others, last = b",".join(codings).lower().split(b",")
-        if last.strip() != b"chunked":
-            return InvalidRequest("The last `Transfer-Encoding` must be `chunked`.")
-        if others:
-            return TransferCodingNotSupported("No `Transfer-Encoding` but `chunked` is understood.")
+        _check_codings(version, b",".join(codings).lower().split(b","))
     if not target.startswith(b"/") and not _has_path(target):
-        return InvalidRequest("The target of the request has no path.")
-    return None
+        raise InvalidRequest("The target of the request has no path.")
+
+
+def _check_codings(version: str, codings: list[bytes]) -> None:
+    if version == "1.0":
+        raise InvalidRequest("`Transfer-Encoding` is not of HTTP/1.0; use `Content-Length`.")
+    if codings[-1].strip() != b"chunked":
+        raise InvalidRequest("The last `Transfer-Encoding` must be `chunked`.")
+    if len(codings) > 1:
+        raise TransferCodingNotSupported("No `Transfer-Encoding` but `chunked` is understood.")
 
 
 def decoded_path(raw: str) -> str:

@@ -199,7 +199,7 @@ class FastLaneProtocol(CorkedProtocol):
         super().refuse(error)
 
     @override
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
         if not (self._is_waiting or self._held):
             return super().eof_received()
         self._is_at_eof = True

@@ -165,10 +165,8 @@ class Traffic:
         chance = self._random.random()
         if chance < 0.15:
             return [b"".join(self._whole() for _ in range(self._random.randint(2, 6)))]
-        if chance < 0.18:
-            return [self._whole() + self._upgrading() + self._whole()]
         if chance < 0.19:
-            return self._cut(self._upgrading())
+            return self._cut(self._whole() + self._upgrading() + self._whole())
         if chance < 0.25:
             return self._cut(self._whole())
         if chance < 0.32:

@@ -1,6 +1,7 @@
 """A whole worker in this process, on a real socket, and a connection that speaks raw HTTP to it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gateway.app.worker import build_worker
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
+from gateway.patience import Patience
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 from gateway.types import Rule
@@ -52,6 +54,21 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         self.reset()
+
+    def close_half(self) -> None:
+        """Say that nothing more will be sent, and go on reading."""
+        self._writer.write_eof()
+
+    async def send_while_read(self, part: bytes, times: int) -> bool:
+        """Send the part so many times; tell whether the worker let all of it pass."""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(times):
+                if self._reader.at_eof():
+                    return False
+                self._writer.write(part)
+                await self._writer.drain()
+            return not self._reader.at_eof()
+        return False
 
     def reset(self) -> None:
         """Leave without a word."""
@@ -114,11 +131,14 @@ async def running_worker(
     state_url: str = "",
     upstream_ca: Path | None = None,
     resolver: Resolver | None = None,
+    patience: Patience | None = None,
+    fast_lane: bool = True,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
+    `patience` bounds its connections;
     `document` holds sections of the configuration.
     """
     settings = Settings(
@@ -129,6 +149,7 @@ async def running_worker(
         secret="shared by the workers of a test",
         upstream_ca=upstream_ca,
         drain=2.0,
+        fast_lane=fast_lane,
     )
     _configure(settings, stubs, document)
     with Ledger(settings.ledger) as ledger:
@@ -140,7 +161,14 @@ async def running_worker(
     async with building as (app, protocol):
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
-            serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+            serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                patience=patience,
+            )
         )
         listener.listen()
         try:
