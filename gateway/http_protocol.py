@@ -25,6 +25,8 @@ _PIECE_OF_BODY = 64 * 1024
 # since chunks may be as small as that.
 _MAX_FRAMING = 16 * 1024
 _FRAMING_OF_A_BYTE = 16
+# Of a body that nobody waits for any more, since its request is answered.
+_MAX_UNWANTED = 16 * 1024 * 1024
 # For so long the peer may still send, and read the answer: closing at once would reset the
 # connection, and the answer would be lost with it.
 _LINGER = 1.0
@@ -187,17 +189,23 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._events != events:
             self._overhead = 0
-        elif not self._is_in_body:
+        elif self._is_in_body:
+            self._count_body(len(data), self._body_size() - body)
+        else:
             self._overhead += len(data)
             if self._overhead > MAX_HEAD_BYTES:
                 self.refuse(too_large())
-        elif self.cycle.more_body and not self.cycle.response_complete:
-            size = self._body_size() - body
-            self._overhead = max(0, self._overhead + len(data) - size * (1 + _FRAMING_OF_A_BYTE))
+
+    def _count_body(self, size: int, kept: int) -> None:
+        """Count what was read of a body, and how much of it was data that the application has."""
+        if self.cycle.response_complete:
+            self._overhead += size
+            if self._overhead > _MAX_UNWANTED:
+                self.transport.close()
+        elif self.cycle.more_body:
+            self._overhead = max(0, self._overhead + size - kept * (1 + _FRAMING_OF_A_BYTE))
             if self._overhead > _MAX_FRAMING:
-                self.refuse(
-                    InvalidRequest("The chunks of the body have too much beside their data.")
-                )
+                self.refuse(InvalidRequest("The body's chunks have too much beside their data."))
 
     def _parse(self, data: bytes | memoryview) -> None:
         """Feed the parser; an upgrade is ignored, as RFC 9110 allows, and what follows is HTTP."""

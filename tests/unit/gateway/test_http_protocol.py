@@ -232,7 +232,7 @@ async def test_an_odd_key_is_answered_alike_on_every_route(door: Door) -> None:
             _LINE + _HOST + key + _LENGTH + b"\r\n" + _BODY,
             infer + _HOST + key + b"content-length: 13\r\n\r\n" + b'{"inputs":[]}',
             b"GET /v1/models HTTP/1.1\r\n" + _HOST + key + b"\r\n",
-            b"GET /v1/usage HTTP/1.1\r\n" + _HOST + key + b"\r\n",
+            b"GET /v1/models/sentiment HTTP/1.1\r\n" + _HOST + key + b"\r\n",
         ]
 
         answers = [await door.send(request) for request in requests]
@@ -311,3 +311,15 @@ async def test_a_refusal_has_the_fields_of_any_problem(door: Door) -> None:
     told = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2].removesuffix(b"<closed>"))
     usual = msgspec.json.decode(encode_problem(InvalidRequest(told["detail"]), "req_1"))
     assert told | {"request_id": "req_1"} == usual
+
+
+async def test_a_body_without_end_behind_its_answer_ends_the_connection(door: Door) -> None:
+    head = _LINE + _HOST + b"transfer-encoding: chunked\r\n\r\n"
+    refused = await door.send(head)
+
+    for data in (b"ffffffff\r\n", *[b"x" * 65_536] * 300):
+        if not door.transport.is_closing():
+            door.protocol.data_received(data)
+
+    assert statuses(refused) == [401]
+    assert door.transport.is_closing()
