@@ -53,7 +53,7 @@ class AdminAccess(ASGIMiddleware):
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Pass the request on, or refuse it."""
-        request_id = _new_id()
+        request_id = new_id()
         scope["state"][_REQUEST_ID] = request_id
 
         async def answer(message: Message) -> None:
@@ -113,7 +113,8 @@ def build_admin(
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Return an id for a request of an operator."""
     return f"adm_{secrets.token_hex(12)}"
 
 
@@ -123,7 +124,7 @@ def _provide(value: object) -> Provide:
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     # A route that does not exist is refused before the middleware names the request.
-    request_id = str(request.scope["state"].get(_REQUEST_ID) or _new_id())
+    request_id = str(request.scope["state"].get(_REQUEST_ID) or new_id())
     known = _known(error, request_id)
     headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
     headers |= {"x-request-id": request_id}

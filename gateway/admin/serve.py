@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import time
+from functools import partial
 
-from gateway.admin.app import build_admin
+from gateway.admin.app import build_admin, new_id
 from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
+from gateway.corked import CorkedProtocol
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.operator_access import access_to, hold_access
@@ -65,4 +67,5 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
             tasks.create_task(recovery.follow(stop))
-            await serve(app, listener, drain=settings.drain, stop=stop)
+            protocol = partial(CorkedProtocol, new_id=new_id)
+            await serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)

@@ -360,7 +360,9 @@ class _Worker:
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
+            return Doors(
+                app, partial(CorkedProtocol, new_id=ids.new)
+            )  # spans are recorded on the application's way
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
         lane = FastLane(
@@ -372,4 +374,4 @@ class _Worker:
             ids=ids,
             turn=turn,
         )
-        return Doors(app, partial(FastLaneProtocol, lane=lane))
+        return Doors(app, partial(FastLaneProtocol, lane=lane, new_id=ids.new))
