@@ -106,6 +106,7 @@ class CorkedProtocol(PatientProtocol):
     """
 
     _refusal = ""
+    _last_cycle: RequestResponseCycle | None = None
 
     def __init__(self, *args: Any, cork: Cork | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -117,8 +118,19 @@ class CorkedProtocol(PatientProtocol):
 
     @override
     def on_headers_complete(self) -> None:
+        before = self.cycle
         super().on_headers_complete()
+        if self._draining.closes_connections:
+            self._make_last(before)
         self.scope["extensions"] = {WHOLE: Whole(self.cycle)}  # type: ignore[dict-item]
+
+    def _make_last(self, before: RequestResponseCycle | None) -> None:
+        """Have the connection end with the answer to this request, not to one sent before it."""
+        if before is not None and before is self._last_cycle and not before.response_started:
+            before.keep_alive = True
+        if self.cycle.keep_alive:
+            self.cycle.keep_alive = False
+            self._last_cycle = self.cycle
 
     @override
     def send_400_response(self, msg: str) -> None:

@@ -6,12 +6,15 @@ for the rest of a head: a few slow connections would use up a worker's files.
 
 import asyncio
 import contextlib
+import select
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.draining import Draining
 
 _SWEEP = 1.0
 _LATE = (
@@ -46,11 +49,19 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 class PatientProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which knows how long it has waited for a request."""
 
-    def __init__(self, *args: Any, patience: Patience | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        patience: Patience | None = None,
+        draining: Draining | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._patience = patience or Patience()
+        self._draining = draining or Draining()
         self._since = 0.0
         self._has_begun = False
+        self._is_used = False
         self._answered_at = 0.0
 
     @override
@@ -71,6 +82,7 @@ class PatientProtocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._has_begun = False
+        self._is_used = True
         super().on_headers_complete()
 
     @override
@@ -91,11 +103,33 @@ class PatientProtocol(HttpToolsProtocol):
                 self.transport.write(_LATE % (len(_LATE_BODY), _LATE_BODY))
             self.transport.close()
 
+    def end_if_idle(self, *, is_last_call: bool) -> None:
+        """End the connection once nothing that was sent on it is left to answer.
+
+        One on which nothing was sent yet is kept until the last call.
+        """
+        if self._has_begun or _has_unread(self.transport):
+            return
+        is_unused = not self._answered_at and not self._is_used
+        if is_unused and not is_last_call:
+            return
+        self.shutdown()
+
     def _turn_away(self, transport: asyncio.Transport) -> None:
         """Say why, and linger: closing at once would discard what was said."""
         transport.pause_reading()
         transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
         self.loop.call_later(_LINGER, transport.close)
+
+
+def _has_unread(transport: asyncio.Transport) -> bool:
+    """Return whether bytes (or the peer's end) wait to be read: closing now would reset."""
+    descriptor: int = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return False  # it is closed
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 async def end_late_connections(connections: Iterable[object]) -> None:

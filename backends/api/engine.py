@@ -108,6 +108,9 @@ class Engine:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
+        """It takes no more calls."""
+        self.leaving = False
+        """It is to be given no more, and answers those that come all the same."""
         # Servers that run models of ours and are not ready now.
         self.unready: frozenset[Upstream] = frozenset()
         self._clock = clock
@@ -243,15 +246,16 @@ class Engine:
             if encoder.upstream in self.unready
         ]
         missing = [*failures, *problems, *away]
-        if self.draining:
-            missing.append("the backend is stopping")
+        is_leaving = self.draining or self.leaving
+        if is_leaving:
+            missing.append("draining: the backend is stopping")
         if not self._served.endpoints:
             missing.append("no model is served")
         providers = {encoder.batcher.provider for encoder in self._served.encoders}
         return BackendState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
-            ready=not (failures or away or self.draining) and bool(self._served.endpoints),
+            ready=not (failures or away or is_leaving) and bool(self._served.endpoints),
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=self._infos(),

@@ -22,6 +22,7 @@ from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.cache.redis_pipes import Pipe
+from gateway.draining import Draining
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -76,6 +77,7 @@ def build_admin(
     cache_redis: Pipe,
     ledger: Ledger,
     publisher: Publisher,
+    draining: Draining | None = None,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
     objects: dict[str, object] = {
@@ -84,6 +86,7 @@ def build_admin(
         "cache_redis": cache_redis,
         "ledger": ledger,
         "publisher": publisher,
+        "draining": draining or Draining(),
         "active": ActiveDocument(control=control, settings=settings),
         "changes": AccountChanges(ledger=ledger, control=control),
     }

@@ -1,7 +1,6 @@
 """The routes of what runs: caches, regions, metrics and health."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,11 +13,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from gateway.admin.active import ActiveDocument
 from gateway.cache.redis_pipes import Pipe
 from gateway.config.document import BackendEntry
+from gateway.draining import DRAINING, Draining
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
+from gateway.telemetry.restarts_collector import RestartsCollector
 
 _PATIENCE = 5.0
 # Backends open what is new before they serve it.
@@ -204,7 +205,7 @@ class OperationsController(Controller):
 @get("/metrics")
 async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
-    text = await asyncio.to_thread(_collect, settings.metrics_dir)
+    text = await asyncio.to_thread(_collect, settings)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -216,10 +217,12 @@ async def live() -> dict[str, str]:
 
 @get("/health/ready", opt={"public": True})
 async def ready(
-    control: NamedDependency[Control], ledger: NamedDependency[Ledger]
+    control: NamedDependency[Control],
+    ledger: NamedDependency[Ledger],
+    draining: NamedDependency[Draining],
 ) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
-    missing = []
+    missing = [DRAINING] if draining.is_announced else []
     for name, question in (
         ("state Redis", control.versions()),
         ("ledger", asyncio.to_thread(ledger.accounts.version)),
@@ -262,9 +265,11 @@ async def _drained(
     return Response(done, status_code=200 if live else 202)
 
 
-def _collect(folder: Path) -> bytes:
+def _collect(settings: Settings) -> bytes:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+    folder = str(settings.metrics_dir)
+    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+    registry.register(RestartsCollector(settings.data_dir))
     return generate_latest(registry)
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 
 from gateway.admin.app import build_admin
 from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
+from gateway.draining import Draining
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
@@ -33,6 +35,8 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         settings.listen_fd,
         setting="SLUICEGATE_ADMIN_PORT",
     )
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         state = connect(settings.state_url, timeout=_TIMEOUT)
@@ -53,7 +57,8 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             cache_redis=cache,
             ledger=ledger,
             publisher=publisher,
+            draining=draining,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
-            await serve(app, listener, drain=settings.drain, stop=stop)
+            await serve(app, listener, drain=settings.drain, stop=stop, draining=draining)

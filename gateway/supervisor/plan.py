@@ -53,9 +53,18 @@ def plan_up(
     """
     program, sockets = valkey.find_program(), directory.sockets()
     cache = valkey.cache_spec(
-        program, sockets=sockets, data=directory.folder("cache"), max_bytes=options.cache_bytes
+        program,
+        sockets=sockets,
+        data=directory.folder("cache"),
+        max_bytes=options.cache_bytes,
+        silent_within=settings.heartbeat_timeout,
     )
-    state = valkey.state_spec(program, sockets=sockets, data=directory.folder("state"))
+    state = valkey.state_spec(
+        program,
+        sockets=sockets,
+        data=directory.folder("state"),
+        silent_within=settings.heartbeat_timeout,
+    )
     models = (options.models or directory.root / "models").absolute()
     own = msgspec.structs.replace(
         settings,

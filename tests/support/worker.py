@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.app.worker import build_worker
 from gateway.auth.keys import hash_key
+from gateway.draining import Draining
 from gateway.ledger.ledger import Ledger
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
@@ -114,6 +115,7 @@ async def running_worker(
     state_url: str = "",
     upstream_ca: Path | None = None,
     resolver: Resolver | None = None,
+    draining: Draining | None = None,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
@@ -136,11 +138,18 @@ async def running_worker(
         ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     registry = CollectorRegistry()
     stop = asyncio.Event()
-    building = build_worker(settings, registry=registry, resolver=resolver)
+    building = build_worker(settings, registry=registry, resolver=resolver, draining=draining)
     async with building as (app, protocol):
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
-            serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+            serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                draining=draining,
+            )
         )
         listener.listen()
         try:
