@@ -15,8 +15,9 @@ Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class SteadyLoad:
     """Sends `request` to `port` at `rate` a second while entered.
 
-    Half of them go over new connections, half over kept ones: a kept connection is used until an answer says that it was the last one. `refused` had no
-    connection; `broken` had one, sent its request and was not answered: that is what must not be.
+    Half of them go over new connections, half over kept ones: a kept connection is used until an
+    answer says that it was the last one. `refused` had no connection; `broken` had one, sent its
+    request and was not answered: that is what must not be.
     """
 
     def __init__(self, port: int, request: bytes, *, rate: float = 60.0) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from typing_extensions import override
 
 from gateway.listening import refuse_new, take_over, until_empty
 from tests.support.waiting import until
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.anyio
 class Answering(asyncio.Protocol):
     """Says `hello` to whoever connects."""
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.write(b"hello")
