@@ -3,7 +3,7 @@
 set -euo pipefail
 
 # program:package
-wanted=(chromium:chromium wrk:wrk nginx:nginx-light)
+wanted=(chromium:chromium wrk:wrk nginx:nginx-light haproxy:haproxy)
 
 missing=()
 for entry in "${wanted[@]}"; do

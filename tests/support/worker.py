@@ -181,11 +181,19 @@ def classify(*texts: str, **fields: Any) -> bytes:
 
 
 def _configure(settings: Settings, stubs: Sequence[StubBackend], document: dict[str, Any]) -> None:
+    backends = [(stub.backend_id, stub.region, stub.url) for stub in stubs]
+    write_document(settings.config, backends, document)
+
+
+def write_document(
+    folder: Path, backends: Sequence[tuple[str, str, str]], document: dict[str, Any]
+) -> None:
+    """Make the folder of a document; `backends` are given as id, region and URL."""
     regions = [
-        {"name": stub.region, "pools": [{"backends": [{"id": stub.backend_id, "url": stub.url}]}]}
-        for stub in stubs
+        {"name": region, "pools": [{"backends": [{"id": backend_id, "url": url}]}]}
+        for backend_id, region, url in backends
     ]
-    settings.config.mkdir()
+    folder.mkdir()
     # JSON is YAML.
     content = msgspec.json.encode({"regions": regions} | document)
-    (settings.config / "gateway.yaml").write_bytes(content)
+    (folder / "gateway.yaml").write_bytes(content)
