@@ -23,6 +23,7 @@ from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.cache.redis_pipes import Pipe
+from gateway.draining import Draining
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -81,6 +82,7 @@ def build_admin(
     ledger: Ledger,
     publisher: Publisher,
     recovery: Recovery,
+    draining: Draining | None = None,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
     objects: dict[str, object] = {
@@ -90,6 +92,7 @@ def build_admin(
         "ledger": ledger,
         "publisher": publisher,
         "recovery": recovery,
+        "draining": draining or Draining(),
         "active": ActiveDocument(control=control, settings=settings),
         "changes": AccountChanges(ledger=ledger, control=control),
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 from functools import partial
 
@@ -9,6 +10,7 @@ from gateway.admin.app import build_admin, new_id
 from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
 from gateway.corked import CorkedProtocol
+from gateway.draining import Draining
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.operator_access import access_to, hold_access
@@ -38,6 +40,8 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         setting="SLUICEGATE_ADMIN_PORT",
     )
     access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         stack.enter_context(hold_access(settings.data_dir, access))
@@ -63,9 +67,17 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             ledger=ledger,
             publisher=publisher,
             recovery=recovery,
+            draining=draining,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
             tasks.create_task(recovery.follow(stop))
             protocol = partial(CorkedProtocol, new_id=new_id)
-            await serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+            await serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                draining=draining,
+            )
