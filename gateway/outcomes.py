@@ -35,6 +35,16 @@ def hit_outcome(entry: Entry, tier: str, now: float, max_age: float | None) -> I
     return ItemOutcome(source=Source.HIT, result=entry.payload, age=age, tier=tier)
 
 
+def joined_outcome(entry: Entry, now: float) -> ItemOutcome:
+    """Return what another worker has just computed, as the outcome of one who waited for it."""
+    if entry.status != 200:  # noqa: PLR2004
+        failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
+        return ItemOutcome(
+            source=Source.FAILED, failure=failure, age=max(0.0, now - entry.stored_at), tier="redis"
+        )
+    return ItemOutcome(source=Source.COLLAPSED, result=entry.payload)
+
+
 def kept_entry(outcome: ItemOutcome, *, now: float, ttl: float) -> Entry:
     """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
     failure = outcome.failure

@@ -22,7 +22,7 @@ from gateway.job import Job
 from gateway.outcomes import hit_outcome, kept_entry
 from gateway.refreshing import Refresher
 from gateway.tasks import TaskStarter
-from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Stale
+from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Stale
 
 _REFUSED = 422
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
@@ -92,7 +92,8 @@ class StaleAnswers:
 
     def keep(self, job: Job, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""
-        if job.entry.cache_ttl <= 0 or outcome.tier:
+        if job.entry.cache_ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
+            # What another worker computed is stored by it.
             return
         failure = outcome.failure
         if failure is not None and (failure.status != _REFUSED or failure.retryable):
