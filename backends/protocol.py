@@ -156,6 +156,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Some items for one model. `revision` and `profile` must be those the backend runs.
 
     `lane` says how urgent they are: bulk work gets a tenth of what interactive work gets beside it.
+    The items of an `atomic` call are of one request, which is of no use without any of them: they
+    are admitted together or not at all.
     """
 
     version: int = WIRE_VERSION
@@ -166,6 +168,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parameters: bytes
     items: list[CallItem]
     lane: Literal["interactive", "bulk"] = "interactive"
+    atomic: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

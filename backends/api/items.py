@@ -60,6 +60,7 @@ class ItemAnswerer:
         self._call = call
         self._algorithm = admitted.endpoint.algorithms[call.task]
         self._pipelines = admitted.pipelines
+        self._work = admitted.work
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
@@ -79,8 +80,12 @@ class ItemAnswerer:
             lane=self._call.lane,
         )
         outcome: Done | Failed
+        is_done = False
         try:
+            left = caller.deadline - self._clock()
+            caller.promise = self._work.promise(index, item, time_left=left)
             result = await self._run(item, caller)
+            is_done = True
         except asyncio.CancelledError:
             span.end("client_gone")
             self._engine.count_item(self._call, "cancelled")
@@ -101,6 +106,8 @@ class ItemAnswerer:
                 tokens=caller.tokens,
                 known=caller.known,
             )
+        finally:
+            self._work.end(index, brought=caller.work, is_done=is_done)
         span.end(outcome.code if isinstance(outcome, Failed) else None)
         return outcome
 
