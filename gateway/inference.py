@@ -8,7 +8,7 @@ leaves harms nobody who joined.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ from gateway.config.document import ModelEntry
 from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.job import Job, Plan
-from gateway.outcomes import GIVEN_UP, LOST, flight_outcome, hit_outcome
+from gateway.outcomes import GIVEN_UP, LATE, LOST, flight_outcome, hit_outcome
 from gateway.runtime.runtime import Runtime
 from gateway.stale import OldAnswers, StaleAnswers, answering, keeps_last
 from gateway.tasks import TaskStarter
@@ -31,24 +31,18 @@ from gateway.types import (
     Answer,
     CacheDirectives,
     Caller,
-    Criticality,
     InferenceRequest,
     ItemOutcome,
     Principal,
     ServedModel,
 )
+from gateway.waiting import Lead, Waiting, is_leaders_own
 
-# What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
-_GRACE = 0.05
 _DEFAULT_ENTRY = ModelEntry()
 _NO_WISHES = CacheDirectives()
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
-# Failures of a leader that say nothing about whoever joined it.
-_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
-# What one that matters less is refused with, one that matters more may yet be given.
-_SHED = "overloaded"
 
 
 class ResultStore(Protocol):
@@ -207,12 +201,18 @@ class Inference:
             missing = _without(outcomes)
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
+        is_whole = not (job.request.continue_on_error or old)
         while missing:
             waiting = self._join_or_lead(job, caller, missing)
-            await _settled([seat.outcome for seat in waiting.values()], caller.deadline)
-            for index, seat in waiting.items():
-                outcomes[index] = flight_outcome(seat.outcome, leads=seat.leads)
-            missing = self._still_open(outcomes, waiting, caller)
+            has_failed = await waiting.settled(caller, is_whole=is_whole)
+            otherwise = GIVEN_UP if has_failed else LATE
+            for index, seat in waiting.seats.items():
+                outcomes[index] = flight_outcome(
+                    seat.outcome, leads=seat.leads, otherwise=otherwise
+                )
+            missing = [] if has_failed else self._still_open(outcomes, waiting.seats, caller)
+            if has_failed:
+                waiting.give_up(job, self._flights)
         if old:
             self._stale.stand_in(job, old, caller.directives, outcomes)
         return Answer(
@@ -287,7 +287,7 @@ class Inference:
         entry = self._cache.peek(key, now)
         return hit_outcome(entry, "memory", now, caller.directives.max_age) if entry else None
 
-    def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> dict[int, Seat]:
+    def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> Waiting:
         waiting: dict[int, Seat] = {}
         led: list[int] = []
         for index in missing:
@@ -301,16 +301,18 @@ class Inference:
                 self._flights.settle(key, landed)
             else:
                 led.append(index)
+        lead = Lead()
         if led:
-            self._tasks.start(self._compute(job, caller, led))
-        return waiting
+            self._tasks.start(self._compute(job, caller, led, lead))
+        return Waiting(waiting, lead)
 
-    async def _compute(self, job: Job, caller: Caller, led: Sequence[int]) -> None:
+    async def _compute(self, job: Job, caller: Caller, led: Sequence[int], lead: Lead) -> None:
         work = job.work(
             led,
             is_shared=job.entry.cache_ttl > 0 and caller.directives == CacheDirectives(),
             principal=caller.principal,
             criticality=caller.criticality,
+            atomic=not job.request.continue_on_error,
         )
         unsettled = set(led)
         left = LOST
@@ -322,6 +324,7 @@ class Inference:
             self._flights.settle(job.keys[index], outcome)
 
         try:
+            lead.begin()
             with self._tracer.span(
                 "dispatch", parent=caller.traceparent, attributes={"sluicegate.items": len(led)}
             ) as span:
@@ -336,7 +339,7 @@ class Inference:
                 self._flights.settle(job.keys[index], left)
 
     def _still_open(
-        self, outcomes: Sequence[ItemOutcome | None], waiting: dict[int, Seat], caller: Caller
+        self, outcomes: Sequence[ItemOutcome | None], waiting: Mapping[int, Seat], caller: Caller
     ) -> list[int]:
         """Return the items that joined another's lead which failed for reasons of its own."""
         if asyncio.get_running_loop().time() >= caller.deadline:
@@ -346,16 +349,8 @@ class Inference:
             index
             for index, seat in waiting.items()
             if seat.outcome not in own
-            and _is_leaders_own(outcomes[index], seat.leader, caller.criticality)
+            and is_leaders_own(outcomes[index], seat.leader, caller.criticality)
         ]
-
-
-def _is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
-    """Tell whether what a leader failed with says nothing about who joined it."""
-    if outcome is None or outcome.failure is None:
-        return False
-    code = outcome.failure.code
-    return code in _LEADERS_OWN or (code == _SHED and joined.outranks(leader))
 
 
 def _without_revision(info: ModelInfo) -> ModelInfo:
@@ -365,12 +360,6 @@ def _without_revision(info: ModelInfo) -> ModelInfo:
 
 def _without(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
     return [index for index, outcome in enumerate(outcomes) if outcome is None]
-
-
-def _settled(futures: list[asyncio.Future[ItemOutcome]], deadline: float) -> Awaitable[object]:
-    """Wait for shared futures without ever cancelling them."""
-    left = deadline - asyncio.get_running_loop().time()
-    return asyncio.wait(futures, timeout=max(0.0, left) + _GRACE)
 
 
 def _note_lookup(span: Span, outcomes: Sequence[ItemOutcome | None]) -> None:

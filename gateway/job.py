@@ -53,6 +53,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         principal: Principal | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         lane: Literal["interactive", "bulk"] = "interactive",
+        atomic: bool = False,
     ) -> Work:
         """Return the items of these indexes as work; other workers hear of it if `is_shared`."""
         items = self.request.items
@@ -63,6 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             principal=principal,
             criticality=criticality,
             lane=lane,
+            atomic=atomic,
             items=tuple(
                 WorkItem(
                     index=index,

@@ -60,10 +60,12 @@ def kept_entry(outcome: ItemOutcome, *, now: float, ttl: float) -> Entry:
     )
 
 
-def flight_outcome(future: asyncio.Future[ItemOutcome], *, leads: bool) -> ItemOutcome:
+def flight_outcome(
+    future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
+) -> ItemOutcome:
     """Return what a flight ended with; to those who joined it cost nothing."""
     if not future.done():
-        return LATE
+        return otherwise
     outcome = future.result()
     if leads or outcome.failure is not None:
         return outcome

@@ -26,6 +26,7 @@ PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 """What follows the id of every answer."""
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
+_GIVEN_UP = "cancelled"
 # What the failure of an item makes of the whole request: by its code, else by its status.
 _BY_CODE: dict[str, type[GatewayError]] = {
     kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError, RateLimited)
@@ -83,7 +84,9 @@ def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | 
         hopeless = all(failure.status != _UNPROCESSABLE for _, failure in failures)
         if len(failures) < len(answer.outcomes) or not hopeless:
             return None
-    return _error(*failures[0])
+    # What was given up because of another says nothing.
+    decisive = (each for each in failures if each[1].code != _GIVEN_UP)
+    return _error(*next(decisive, failures[0]))
 
 
 def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:

@@ -132,8 +132,12 @@ class HttpBackendClient:
         patience: float,
         receive: Receive,
     ) -> Report:
-        """See `BackendClient.call`. Like calls of about the same time travel as one."""
-        shared = self._gather(self._lane(endpoint), call)
+        """See `BackendClient.call`. Like calls of about the same time travel as one.
+
+        An atomic one travels alone, so that the backend hears when it is given up.
+        """
+        lane = self._lane(endpoint)
+        shared = self._send_alone(lane, call) if call.atomic else self._gather(lane, call)
         part = shared.join(call, receive, deadline=deadline, patience=patience)
         return await part.outcome
 
@@ -160,9 +164,17 @@ class HttpBackendClient:
                 loop.call_soon(self._depart, lane, like, shared)
         return shared
 
+    def _send_alone(self, lane: _Lane, call: Call) -> SharedCall:
+        shared = SharedCall(call)
+        asyncio.get_running_loop().call_soon(self._start, lane, shared)
+        return shared
+
     def _depart(self, lane: _Lane, like: Like, shared: SharedCall) -> None:
         if lane.departing.get(like) is shared:
             del lane.departing[like]
+        self._start(lane, shared)
+
+    def _start(self, lane: _Lane, shared: SharedCall) -> None:
         if shared.is_wanted:
             task = self._tasks.start(self._travel(lane, shared))
             shared.when_unwanted(task.cancel)
