@@ -70,11 +70,16 @@ class CallWork:
                 raise
         return self._promises[index]
 
-    def end(self, index: int, *, brought: float, is_done: bool) -> None:
-        """Give back what an item did not use, and learn from what it brought."""
+    def end(self, index: int, *, brought: float, is_done: bool, late_rows: int | None) -> None:
+        """Give back what an item did not use, and learn from what it brought.
+
+        `late_rows` had run for it when its time was over; `None` where it was not.
+        """
         promise = self._promises[index]
         if promise is None:
             return
+        if late_rows is not None:
+            promise.admission.note_late(promise.request, late_rows)
         promise.release()
         self._promises[index] = None
         self._estimates.learn(

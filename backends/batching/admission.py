@@ -11,6 +11,8 @@ from backends.batching.queue import RowQueue
 from backends.batching.row import RequestWork
 from backends.errors import Overloaded
 
+# Rows in vain of one request that count.
+_MOST_IN_VAIN = 8
 # No caller is asked to come back earlier.
 SOONEST = 0.1
 
@@ -50,6 +52,8 @@ class Admission:
         self._meter = meter
         self._caution = caution
         self._promised: dict[FlowKey, float] = {}
+        self.promised = 0.0
+        """The work that was let in and is not queued yet. Lanes may read it."""
         self.incoming = 0.0
         """The work of rows that are on their way into the queue."""
 
@@ -62,9 +66,10 @@ class Admission:
         self.check(sum(works), time_left=time_left, flow=flow)
         if flow[0] != BULK:
             self._promised[flow] = self._promised.get(flow, 0.0) + sum(works)
+            self.promised += sum(works)
         else:
             works = [0.0] * len(works)
-        request = RequestWork(sum(works))
+        request = RequestWork(sum(works), items=len(works))
         return [Promise(self, flow, work, request) for work in works]
 
     def take(
@@ -95,8 +100,18 @@ class Admission:
         left = self._promised[promise.flow] - work
         if left > _NOTHING:
             self._promised[promise.flow] = left
+            self.promised -= work
         else:
             del self._promised[promise.flow]
+            self.promised = sum(self._promised.values())
+
+    def note_late(self, request: RequestWork, rows: int) -> None:
+        """Learn that a request ran out of time, of which an item had run so many rows."""
+        if not request.is_late:
+            request.is_late = True
+            # A few of them say it: the factor must not jump with a single large request.
+            in_vain = min(max(rows, request.items), _MOST_IN_VAIN)
+            self._caution.count(in_time=0, in_vain=in_vain)
 
     def check(
         self, work: float, *, time_left: float, flow: FlowKey, factor: float | None = None
@@ -108,7 +123,7 @@ class Admission:
         Raises:
             Overloaded: with the time until such work would be taken.
         """
-        promised = sum(self._promised.values())
+        promised = self.promised
         waiting = self._queue.seconds + self.incoming + self._meter.running + promised
         if waiting <= _NOTHING or flow[0] == BULK:
             # Bulk rows wait behind others for as long as they have time.
@@ -128,11 +143,6 @@ class Admission:
                 f"`{self._name}` is too busy to answer in the time left; try again later",
                 retry_after=max(SOONEST, late),
             )
-
-    @property
-    def promised(self) -> float:
-        """The work that was let in and is not queued yet."""
-        return sum(self._promised.values())
 
 
 # What rounding leaves of sums.

@@ -330,7 +330,7 @@ class Batcher:
                 predicted=taken.seconds,
                 work=taken.work,
                 took=took,
-                more=taken.more,
+                more=taken.more or self.admission.promised > 0.0,
             )
             self._queue.slowness = self._meter.slowness
 

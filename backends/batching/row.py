@@ -54,10 +54,12 @@ class RequestWork:
     That is in predicted seconds. Written by the loop; lanes may read it at any time.
     """
 
-    __slots__ = ("promised",)
+    __slots__ = ("is_late", "items", "promised")
 
-    def __init__(self, promised: float = 0.0) -> None:
+    def __init__(self, promised: float = 0.0, *, items: int = 1) -> None:
         self.promised = promised
+        self.items = items
+        self.is_late = False
 
 
 class Row:

@@ -180,7 +180,7 @@ class Simulation:
                 predicted=taken.seconds,
                 work=taken.work,
                 took=self.clock() - started,
-                more=taken.more,
+                more=taken.more or self.admission.promised > 0.0,
             )
             self.queue.slowness = self.meter.slowness
         for row in taken.rows:
