@@ -10,10 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from typing_extensions import override
 
 from backends.app import drain
-from backends.executors.cost import CostModel
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.protocol import (
     CALL_PATH,
@@ -226,96 +224,6 @@ async def test_a_full_queue_refuses_calls_with_a_time_to_return(paced: Backend, 
     assert refusal(exchange).code == "overloaded"
     assert refusal(exchange).retryable
     assert (refusal(exchange).retry_after or 0) > 0
-
-
-class Slow(PacedExecutor):
-    """Says that a token takes it a second."""
-
-    @property
-    @override
-    def cost(self) -> CostModel:
-        return CostModel(base=0.0, padded=1.0, square=0.0)
-
-
-@pytest.fixture
-async def slow(models: Path, gate: Gate) -> AsyncIterator[Backend]:
-    """A backend that is busy with a row of three tokens."""
-    async with AsyncExitStack() as stack:
-        executor = Slow(gate, dimensions=DIMENSIONS)
-        backend = await stack.enter_async_context(running_backend(models, executor))
-        stack.callback(gate.open)
-        asked = asyncio.create_task(backend.ask("mood", Task.CLASSIFY, ["good"], remaining=600.0))
-        await until(lambda: gate.arrived == 1)
-        yield backend
-        gate.open()
-        await asked
-
-
-WORDS = ["bad", "film", "money", "card", "is", "the", "about", "this"]
-
-
-async def test_the_items_of_a_request_are_refused_together_before_any_of_them_runs(
-    slow: Backend, gate: Gate
-) -> None:
-    call = slow.call("mood", Task.CLASSIFY, WORDS, remaining=12.0)
-
-    whole = await slow.exchange(msgspec.structs.replace(call, atomic=True)).run()
-    queued = slow.engine.report().queued_rows
-    parts = slow.exchange(call)
-    running = asyncio.create_task(parts.run())
-    await until(lambda: slow.engine.report().queued_rows > 0)
-    parts.leave()
-    await running
-
-    assert (whole.status, refusal(whole).code) == (503, "overloaded")
-    assert refusal(whole).retryable
-    assert (refusal(whole).retry_after or 0) > 1.0
-    assert queued == 0
-    assert gate.arrived == 1
-
-
-async def test_what_was_promised_to_a_request_is_not_promised_to_the_next(slow: Backend) -> None:
-    call = slow.call("mood", Task.CLASSIFY, WORDS, remaining=60.0, atomic=True)
-    first, second = slow.exchange(call), slow.exchange(call)
-    running = asyncio.create_task(first.run())
-    await until(lambda: slow.engine.report().queued_rows == len(WORDS))
-
-    other = [f"{word} text" for word in WORDS]
-    refused = await slow.exchange(
-        slow.call("mood", Task.CLASSIFY, other, remaining=40.0, atomic=True)
-    ).run()
-    first.leave()
-    await running
-    await until(lambda: slow.engine.report().queued_rows == 0)
-    again = asyncio.create_task(second.run())
-    await until(lambda: slow.engine.report().queued_rows == len(WORDS))
-    second.leave()
-    await again
-
-    assert refused.status == 503
-
-
-@pytest.mark.parametrize(
-    ("model", "task", "items", "rows"),
-    [
-        ("mood", Task.CLASSIFY, WORDS, len(WORDS)),
-        ("topics", Task.CHOOSE, [{"prompt": "the film", "choices": WORDS}], len(WORDS) + 1),
-    ],
-    ids=["many items", "many rows"],
-)
-async def test_rows_of_who_left_are_taken_out_of_the_queue(
-    model: str, task: Task, items: list[Any], rows: int, slow: Backend, gate: Gate
-) -> None:
-    exchange = slow.exchange(slow.call(model, task, items, remaining=600.0))
-    running = asyncio.create_task(exchange.run())
-    await until(lambda: slow.engine.report().queued_rows == rows)
-
-    exchange.leave()
-    await running
-
-    assert slow.engine.report().queued_rows == 0
-    assert slow.engine.report().queued_seconds == 0.0
-    assert gate.arrived == 1
 
 
 async def test_only_who_knows_the_token_is_answered(models: Path) -> None:
