@@ -22,7 +22,14 @@ from gateway.config.document import ModelEntry
 from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.job import Job, Plan
-from gateway.outcomes import GIVEN_UP, LATE, LOST, flight_outcome, hit_outcome
+from gateway.outcomes import (
+    GIVEN_UP,
+    LATE,
+    LOST,
+    flight_outcome,
+    hit_outcome,
+    refused_if_truncated,
+)
 from gateway.runtime.runtime import Runtime
 from gateway.stale import OldAnswers, StaleAnswers, answering, keeps_last
 from gateway.tasks import TaskStarter
@@ -161,7 +168,7 @@ class Inference:
             hit = hit_outcome(entry, "memory", now, directives.max_age) if entry else None
             if hit is None:
                 return None
-            outcomes.append(hit)
+            outcomes.append(_as_asked(job, hit))
         return Answer(model=job.plan.model, outcomes=outcomes)
 
     def seek(self, job: Job, told: Callable[[list[Found | None]], object]) -> None:
@@ -172,14 +179,15 @@ class Inference:
         self._cache.seek(job.keys, told)
 
     def hits(
-        self, found: Sequence[Found | None], directives: CacheDirectives
+        self, job: Job, found: Sequence[Found | None], directives: CacheDirectives
     ) -> list[ItemOutcome | None]:
         """Return what was found as outcomes, without those that are too old for the caller."""
         now = self._wall()
-        return [
+        hits = [
             hit_outcome(f.entry, f.tier, now, directives.max_age) if f is not None else None
             for f in found
         ]
+        return [None if hit is None else _as_asked(job, hit) for hit in hits]
 
     async def infer(
         self, job: Job, caller: Caller, outcomes: list[ItemOutcome | None] | None = None
@@ -276,7 +284,7 @@ class Inference:
         if not job.may_read(directives):
             return [None] * len(job.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            outcomes = self.hits(await self._cache.lookup(job.keys), directives)
+            outcomes = self.hits(job, await self._cache.lookup(job.keys), directives)
             _note_lookup(span, outcomes)
         return outcomes
 
@@ -285,18 +293,20 @@ class Inference:
             return None
         now = self._wall()
         entry = self._cache.peek(key, now)
-        return hit_outcome(entry, "memory", now, caller.directives.max_age) if entry else None
+        hit = hit_outcome(entry, "memory", now, caller.directives.max_age) if entry else None
+        return None if hit is None else _as_asked(job, hit)
 
     def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> Waiting:
         waiting: dict[int, Seat] = {}
         led: list[int] = []
+        keys = job.flight_keys
         for index in missing:
-            key = job.keys[index]
+            key = keys[index]
             seat = waiting[index] = self._flights.join(key, caller.criticality)
             if not seat.leads:
                 continue
             # Its flight may have landed while Redis was asked.
-            landed = self._landed(job, caller, key)
+            landed = self._landed(job, caller, job.keys[index])
             if landed is not None:
                 self._flights.settle(key, landed)
             else:
@@ -309,19 +319,19 @@ class Inference:
     async def _compute(self, job: Job, caller: Caller, led: Sequence[int], lead: Lead) -> None:
         work = job.work(
             led,
-            is_shared=job.entry.cache_ttl > 0 and caller.directives == CacheDirectives(),
+            is_shared=job.is_shared and caller.directives == CacheDirectives(),
             principal=caller.principal,
             criticality=caller.criticality,
             atomic=not job.request.continue_on_error,
         )
-        unsettled = set(led)
+        unsettled, keys = set(led), job.flight_keys
         left = LOST
 
         def settle(index: int, outcome: ItemOutcome) -> None:
             if not caller.directives.no_store:
                 self._stale.keep(job, index, outcome)
             unsettled.discard(index)
-            self._flights.settle(job.keys[index], outcome)
+            self._flights.settle(keys[index], outcome)
 
         try:
             lead.begin()
@@ -336,7 +346,7 @@ class Inference:
             raise
         finally:
             for index in unsettled:  # none may be waited for without end
-                self._flights.settle(job.keys[index], left)
+                self._flights.settle(keys[index], left)
 
     def _still_open(
         self, outcomes: Sequence[ItemOutcome | None], waiting: Mapping[int, Seat], caller: Caller
@@ -351,6 +361,11 @@ class Inference:
             if seat.outcome not in own
             and is_leaders_own(outcomes[index], seat.leader, caller.criticality)
         ]
+
+
+def _as_asked(job: Job, hit: ItemOutcome) -> ItemOutcome:
+    """Return a hit as the caller wants it, who may not want an answer to a part of a text."""
+    return hit if job.request.truncate else refused_if_truncated(hit, job.model.info)
 
 
 def _without_revision(info: ModelInfo) -> ModelInfo:

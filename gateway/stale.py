@@ -98,6 +98,9 @@ class StaleAnswers:
         failure = outcome.failure
         if failure is not None and (failure.status != _REFUSED or failure.retryable):
             return
+        if failure is not None and not job.request.truncate:
+            # Others may be answered by a part of the text.
+            return
         refusal_ttl = job.plan.runtime.document.cache.refusal_ttl
         ttl = job.entry.cache_ttl if failure is None else refusal_ttl
         if ttl <= 0:
@@ -122,6 +125,8 @@ class StaleAnswers:
         old: OldAnswers = {}
         for index, one in zip(missing, found, strict=True):
             if one is None or one.entry.revision == "":
+                continue
+            if one.entry.truncated_from and not job.request.truncate:
                 continue
             outcome = hit_outcome(one.entry, one.tier, now, directives.max_age)
             if outcome is not None:

@@ -79,8 +79,9 @@ class Waiting:
 
     def give_up(self, job: Job, flights: Flights) -> None:
         """End the work on what the request leads, unless somebody else waits for it, too."""
-        led = {job.keys[index] for index, seat in self.seats.items() if seat.leads}
-        own = Counter(job.keys[index] for index, seat in self.seats.items() if not seat.leads)
+        keys = job.flight_keys
+        led = {keys[index] for index, seat in self.seats.items() if seat.leads}
+        own = Counter(keys[index] for index, seat in self.seats.items() if not seat.leads)
         if all(flights.followers(key) <= own[key] for key in led):
             self._lead.give_up()
 

@@ -80,6 +80,7 @@ class ItemAnswerer:
             deadline=self._received + item.remaining,
             span=span,
             lane=self._call.lane,
+            truncate=self._call.truncate,
         )
         outcome: Done | Failed | None = None
         try:
@@ -92,6 +93,7 @@ class ItemAnswerer:
                 rows=caller.rows,
                 tokens=caller.tokens,
                 known=caller.known,
+                truncated_from=caller.truncated_from,
             )
         except asyncio.CancelledError:
             span.end("client_gone")

@@ -62,7 +62,7 @@ class Caller:
 
     __slots__ = (
         *("deadline", "known", "lane", "left", "promise", "request", "rows", "scope"),
-        *("span", "tokens", "work"),
+        *("span", "tokens", "truncate", "truncated_from", "work"),
     )
 
     def __init__(
@@ -73,12 +73,16 @@ class Caller:
         span: Span = NO_SPAN,
         lane: str = "interactive",
         promise: Promise | None = None,
+        truncate: bool = True,
     ) -> None:
         self.scope = scope
         self.lane = lane
         self.deadline = deadline
         self.span = span
         self.promise = promise
+        # Whether texts may be cut, and how many tokens the longest had that was.
+        self.truncate = truncate
+        self.truncated_from = 0
         # The predicted seconds of rows that were queued for it by whoever made the promise.
         self.work = 0.0
         self.rows = 0

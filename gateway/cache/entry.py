@@ -36,6 +36,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     expires_at: float
     revision: str = ""
     """What gave it, where that is not part of its key."""
+    truncated_from: int = 0
+    """How many tokens the text has that the model cut; 0 where it cut nothing."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):

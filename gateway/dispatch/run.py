@@ -203,6 +203,7 @@ class Run:
                     for item in items
                 ],
                 lane=work.lane,
+                truncate=work.truncate,
                 atomic=work.atomic and len(items) > 1,
             )
             return await self._means.client.call(

@@ -38,7 +38,7 @@ MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
 
 # What calls that travel together have in common.
-Like = tuple[str, str, str, Task, bytes, str]
+Like = tuple[str, str, str, Task, bytes, str, bool]
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
@@ -153,7 +153,10 @@ class HttpBackendClient:
 
     def _gather(self, lane: _Lane, call: Call) -> SharedCall:
         """Return the call that the items of `call` may join."""
-        like = (call.model, call.revision, call.profile, call.task, call.parameters, call.lane)
+        like = (
+            *(call.model, call.revision, call.profile, call.task, call.parameters, call.lane),
+            call.truncate,
+        )
         shared = lane.departing.get(like)
         if shared is None or not shared.has_room(call):
             shared = lane.departing[like] = SharedCall(call)

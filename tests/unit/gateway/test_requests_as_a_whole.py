@@ -1,12 +1,15 @@
 """Requests that are of use as a whole only: one item that fails ends the work on the others."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
+from typing_extensions import override
 
 from gateway.api.answers import first_failure
+from gateway.dispatch.work import Work
 from gateway.errors import Overloaded
-from gateway.types import ItemFailure, Source
+from gateway.types import ItemFailure, ItemOutcome, Source
 from tests.support.inference_scene import FailingRunner, GatedRunner, Scene
 from tests.support.waiting import until
 
@@ -51,9 +54,17 @@ async def test_work_that_another_request_waits_for_goes_on(runner: FailingRunner
     class Later(GatedRunner):
         """Lets a second request join before the first has failed."""
 
-        async def run(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
+        @override
+        async def run(
+            self,
+            work: Work,
+            *,
+            deadline: float,
+            settle: Callable[[int, ItemOutcome], None],
+            traceparent: str = "",
+        ) -> None:
             await gate.wait()
-            await runner.run(*args, **kwargs)  # type: ignore[arg-type]
+            await runner.run(work, deadline=deadline, settle=settle)
 
     scene = Scene(runner=Later())
     first = asyncio.create_task(scene.ask("a", "b", within=60.0))
