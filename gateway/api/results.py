@@ -17,27 +17,33 @@ class LabelScore(msgspec.Struct, frozen=True, kw_only=True):
     """More is surer; a probability where the model's function makes one."""
 
 
-class LabelsResult(msgspec.Struct, frozen=True, kw_only=True):
+class LabelsResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Labels, best first."""
 
     labels: list[LabelScore]
     """The best first."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
-class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The index of the chosen option, and each option's score."""
 
     choice: int
     """Its place in `choices`, from 0."""
     scores: list[float]
     """One for each of the `choices`, in their order."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
-class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A vector."""
 
     embedding: list[float]
     """As many numbers as the model has dimensions, or were asked for."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
 class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,6 +55,8 @@ class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """More is a better answer to the query."""
     document: str | None = None
     """Its text, with `return_documents`."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
 class Entity(msgspec.Struct, frozen=True, kw_only=True):

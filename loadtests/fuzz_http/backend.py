@@ -41,7 +41,7 @@ async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
                     index=index,
                     status=422,
                     code=refused.code,
-                    detail=refused.detail,
+                    detail=str(refused),
                     retryable=False,
                 )
             )
