@@ -132,7 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # trailers: RFC 9110 forbids to take them for header fields
         if len(self.headers) == MAX_FIELDS:
             self._stop(too_large())
-        super().on_header(name, value)
+        # The parser leaves the blanks after a value (RFC 9112, 5.1).
+        super().on_header(name, value.rstrip(b" \t"))
 
     @override
     def on_headers_complete(self) -> None:
