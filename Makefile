@@ -14,7 +14,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	chaos soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	chaos arena soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
 	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
@@ -53,6 +53,9 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare
 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
+
+arena: install-dev ## Run compose.yaml in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
+	$(BIN)/python -m loadtests arena $(ARGS)
 
 soak: install-dev ## Wear everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
 	$(BIN)/python -m loadtests soak $(ARGS)

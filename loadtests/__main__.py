@@ -17,6 +17,7 @@ from loadtests import (
     shares,
     threads,
 )
+from loadtests.arena.command import arena_command
 from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
 from loadtests.peers import measure as peers
@@ -182,6 +183,7 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
     triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
+main.add_command(arena_command)
 main.add_command(chaos_command)
 main.add_command(gpu_command)
 main.add_command(soak_command)
