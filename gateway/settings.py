@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -67,6 +68,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 4096
     """Connections that a worker has at a time; more are told to come back."""
     log_level: str = "INFO"
+    logs: Literal["stdout", "files"] = "stdout"
+    """Where `sluicegate gateway` has its processes' lines go: to its own standard output, or to a
+    file of each below `data_dir`."""
 
     @property
     def streams(self) -> tuple[str, ...]:

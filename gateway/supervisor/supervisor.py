@@ -113,10 +113,11 @@ async def supervise(
     *,
     reload: Callable[[], Awaitable[None]],
     say: Callable[[str], None],
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Run `start`, then wait for SIGINT or SIGTERM, then stop every child; a second one forces it.
 
-    SIGHUP runs `reload`.
+    SIGHUP runs `reload`. `beside` runs all the while, and is cancelled at the end.
 
     Raises:
         CannotStart: `start` did; the children that ran are stopped.
@@ -131,7 +132,9 @@ async def supervise(
         stop.set()
 
     async with supervisor:
-        reloading = asyncio.create_task(_reloading(hangup, reload))
+        tasks = [asyncio.create_task(_reloading(hangup, reload))]
+        if beside is not None:
+            tasks.append(asyncio.create_task(beside()))
         try:
             with _signals({SIGINT: stopping, SIGTERM: stopping, SIGHUP: hangup.set}):
                 try:
@@ -139,8 +142,9 @@ async def supervise(
                 finally:
                     await supervisor.stop(force)
         finally:
-            reloading.cancel()
-            await asyncio.gather(reloading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]]) -> None:

@@ -45,7 +45,7 @@ def free_port() -> int:
 @contextmanager
 def serving(models: Path, port: int, *options: str) -> Iterator["subprocess.Popen[str]"]:
     command = [*SERVE, "--models", str(models), "--port", str(port), *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             wait_until(lambda: process.poll() is not None or is_ready(port), within=30.0)
             yield process
@@ -91,7 +91,7 @@ def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
         ready = json.loads(request(port, "GET", "/health/ready")[1])
         answers = classify(port, ["good film", "bad card", "the paris text"])
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=20.0)
+        log, _ = process.communicate(timeout=20.0)
 
     assert process.returncode == 0
     assert (ready["provider"], ready["missing"]) == ("CPUExecutionProvider", [])
