@@ -16,6 +16,7 @@ from loadtests.arena.system import Arena, ArenaError, until
 from loadtests.arena.topology import Service
 
 _RESTART = 30.0
+_START = 60.0
 _FILE = ".fills-the-disk"
 _CHUNK = b"\0" * 65_536
 
@@ -39,7 +40,14 @@ class Fault(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Take it back; what it did to the project is the project's to mend."""
+        """Take it back; what it did to the project is the project's to mend.
+
+        A container that was away is back when its health check succeeds.
+        """
+
+    def ready(self) -> None:
+        """Wait until the container is healthy."""
+        self.arena.until_healthy([self.service.name], within=_START)
 
 
 class Kill(Fault):
@@ -59,6 +67,7 @@ class Kill(Fault):
             return now.status == "running" and now.pid not in (0, self._before.pid)
 
         until(is_back, within=_RESTART, what=f"the engine did not restart {self.service.name}")
+        self.ready()
 
 
 class Stop(Fault):
@@ -74,6 +83,7 @@ class Stop(Fault):
     @override
     def end(self) -> None:
         run("start", self.service.container)
+        self.ready()
 
 
 class Freeze(Fault):
@@ -171,6 +181,7 @@ class Address(Fault):
         kept = [network for network, address in self._before.items() if now[network] == address]
         if kept:
             raise ArenaError(f"{self.service.name} has its old address in {', '.join(kept)}")
+        self.ready()
 
 
 class Replace(Fault):
@@ -187,6 +198,7 @@ class Replace(Fault):
     @override
     def end(self) -> None:
         topology.start(self.service, image=self._image, addresses=self._addresses)
+        self.ready()
 
 
 class Rolling(Fault):
@@ -202,7 +214,6 @@ class Rolling(Fault):
                 one = Replace(self.arena, service)
                 one.begin()
                 one.end()
-                self.arena.until_healthy([service.name])
 
     @override
     def end(self) -> None:

@@ -93,8 +93,11 @@ async def _run(
             ended = loop.time() - load.started
             await asyncio.sleep(SETTLED)
             unhealthy = await asyncio.to_thread(arena.unhealthy)
+            before = await asyncio.to_thread(_requests, arena)
             await asyncio.sleep(_AFTER)
+            after = await asyncio.to_thread(_requests, arena)
             await load.finish()
+    idle = [name for name, count in after.items() if count <= before.get(name, 0.0)]
     books, settled = await asyncio.to_thread(_books, arena, load.sent, started)
     verdict = judging.judge(load.sent, case.window, begun=begun, ended=ended)
     around = judging.Around(
@@ -116,8 +119,16 @@ async def _run(
         books=books,
         ledger_settled=settled,
         memory=dict(watch.largest),
-        findings=[*found, *stuck],
+        findings=[*found, *stuck, *(f"{name} is given no requests" for name in idle)],
     )
+
+
+def _requests(arena: Arena) -> dict[str, float]:
+    """Return how many requests each gateway answered; nothing where one cannot be asked."""
+    try:
+        return arena.requests()
+    except (httpx.HTTPError, PodmanError, KeyError):
+        return {}
 
 
 async def _befall(fault: Fault) -> list[str]:

@@ -1,5 +1,6 @@
 """The running arena: everything of the topology, its operators' listener, its ledger."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from loadtests.arena.topology import PREFIX, Service
 
 _START = 120.0
 _TENANTS = ("north", "south", "west")
+_REQUESTS = re.compile(r"^sluicegate_requests_total\{[^}]*\} (\S+)$", re.MULTILINE)
 _LIMITS = [{"name": "wide", "unit": "requests", "capacity": 100_000_000, "window": 60.0}]
 
 
@@ -87,6 +89,16 @@ class Arena:
             base_url=f"http://{address}:8081", headers=headers, timeout=30.0
         ) as client:
             yield client
+
+    def requests(self) -> dict[str, float]:
+        """Return how many requests each gateway has answered since it started."""
+        found = {}
+        for name in self.services:
+            if name.startswith("gateway-"):
+                with self.admin(name) as admin:
+                    page = admin.get("/metrics").raise_for_status().text
+                found[name] = sum(map(float, _REQUESTS.findall(page)))
+        return found
 
     def ask_ledger(self, query: str) -> list[list[str]]:
         """Return the rows of a query, as text.
