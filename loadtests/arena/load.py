@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections import deque
 from typing import Self
@@ -31,7 +32,10 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load:
-    """Sends `count` requests at `rate` a second, from when it is entered; `sent` is what came."""
+    """Sends at `rate` a second from when it is entered until `finish`; `sent` is what came.
+
+    At least `count` requests are sent.
+    """
 
     def __init__(
         self, port: int, *, keys: list[str], expected: Expected, rate: float, count: int, seed: int
@@ -48,6 +52,7 @@ class Load:
         self._places = asyncio.Semaphore(_CONNECTIONS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: asyncio.Task[None] | None = None
+        self._may_end = False
         self.started = 0.0
 
     async def __aenter__(self) -> Self:
@@ -66,7 +71,8 @@ class Load:
             writer.close()
 
     async def finish(self) -> None:
-        """Wait until everything was sent and has ended."""
+        """Send what is left of `count`, and wait until everything has ended."""
+        self._may_end = True
         if self._sending is not None:
             await self._sending
         while self._tasks:
@@ -75,7 +81,9 @@ class Load:
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
         due = self.started
-        for _ in range(self._count):
+        for number in itertools.count():
+            if self._may_end and number >= self._count:
+                break
             due += self._chooser.expovariate(self._rate)
             await asyncio.sleep(max(0.0, due - loop.time()))
             task = asyncio.create_task(self._one(due, next(self._questions)))

@@ -75,8 +75,7 @@ class Watch:
 
 
 def _resident(folder: Path) -> float:
-    """Return what a process has in memory, in MiB."""
-    line = next(
-        line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS")
-    )
+    """Return what a process has in memory, in MiB; nothing of one that has just ended."""
+    lines = (folder / "status").read_text().splitlines()
+    line = next((line for line in lines if line.startswith("VmRSS")), "VmRSS: 0")
     return int(line.split()[1]) / _KIB
