@@ -6,6 +6,7 @@ The parser is the server's, `httptools`.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from typing import NamedTuple
@@ -135,18 +136,11 @@ class BackendTransport:
         return None
 
     async def _connect(self, origin: Origin, patience: float | None) -> "_Connection":
-        scheme, host, port, server_name = origin
-        loop = asyncio.get_running_loop()
+        scheme, *_ = origin
         try:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(context),
-                    host,
-                    port,
-                    ssl=context,
-                    server_hostname=server_name if context is not None else None,
-                )
+                return await _connected(origin, context)
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
         except ssl.SSLError as error:
@@ -155,7 +149,6 @@ class BackendTransport:
             raise TransportError(f"no TLS: {error.detail}") from error
         except (OSError, OverflowError, UnicodeError) as error:
             raise TransportError(f"no connection: {type(error).__name__}") from error
-        return connection
 
     def _is_usable(self, connection: "_Connection") -> bool:
         """Tell whether a connection may be used again: not if certificates were renewed since."""
@@ -179,6 +172,33 @@ class BackendTransport:
             else:
                 del self._idle[origin]
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
+
+
+async def _connected(origin: Origin, context: ssl.SSLContext | None) -> "_Connection":
+    """Return a connection to the first address of the origin's name that takes it.
+
+    The name is resolved here: a look-up that uvloop does inside `create_connection` goes on when
+    that is cancelled, and its failure is logged as one that nobody retrieved.
+    """
+    _, host, port, server_name = origin
+    loop = asyncio.get_running_loop()
+    failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
+    for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            _, connection = await loop.create_connection(
+                lambda: _Connection(context),
+                str(address[0]),
+                port,
+                ssl=context,
+                server_hostname=server_name if context is not None else None,
+            )
+        except ssl.SSLError:
+            raise  # it is there, and another address would say the same
+        except OSError as error:
+            failure = error
+        else:
+            return connection
+    raise failure
 
 
 class Response:
