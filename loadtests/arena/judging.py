@@ -11,8 +11,6 @@ from loadtests.arena.load import Sent
 
 SETTLED = 10.0
 """Seconds after a fault's end by which everything is well."""
-_BEFORE = 1.0
-"""A request may be in flight for so long when the fault begins, or changes."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,13 +23,15 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     after_end: float = 0.0
     is_open: bool = False
 
-    def holds(self, due: float, *, begun: float, ended: float) -> bool:
-        """Return whether a request that was due then may have failed."""
-        if self.is_open:
-            return begun - _BEFORE <= due <= ended + self.after_end
-        at_begin = self.after_begin > 0 and begun - _BEFORE <= due <= begun + self.after_begin
-        at_end = self.after_end > 0 and ended - _BEFORE <= due <= ended + self.after_end
-        return at_begin or at_end
+    def holds(self, sent: Sent, *, begun: float, ended: float) -> bool:
+        """Return whether a request was under way within the window, and so may have failed."""
+        spans = [(begun, ended + self.after_end)] if self.is_open else []
+        if self.after_begin:
+            spans.append((begun, begun + self.after_begin))
+        if self.after_end:
+            spans.append((ended, ended + self.after_end))
+        over = sent.due + sent.latency
+        return any(sent.due <= end and over >= start for start, end in spans)
 
     @override
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -> Verdict:
     """Judge what was answered; `begun` and `ended` are of the fault."""
     failed = [each for each in sent if each.status != httpx.codes.OK]
-    outside = [e for e in failed if not window.holds(e.due, begun=begun, ended=ended)]
+    outside = [each for each in failed if not window.holds(each, begun=begun, ended=ended)]
     after = ended + SETTLED
     return Verdict(
         requests=len(sent),
@@ -94,7 +94,7 @@ def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -
         errors_from=min((each.due for each in failed), default=begun) - begun,
         errors_to=max((each.due for each in failed), default=begun) - begun,
         codes=dict(Counter(f"{each.status} {each.code}".strip() for each in failed)),
-        p99_before=_p99(each.latency for each in sent if each.due < begun - _BEFORE),
+        p99_before=_p99(each.latency for each in sent if each.due + each.latency < begun),
         p99_during=_p99(each.latency for each in sent if begun <= each.due < ended),
         p99_after=_p99(each.latency for each in sent if each.due >= after),
         slowest=max((each.latency for each in sent), default=0.0),

@@ -93,7 +93,8 @@ class Load:
     async def _one(self, due: float, question: Question) -> None:
         status, head, body = 0, b"", b""
         with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
-            async with self._places, asyncio.timeout(_PATIENCE):
+            # From when it was due: who waited so long for a connection of ours has gone, too.
+            async with asyncio.timeout_at(due + _PATIENCE), self._places:
                 status, head, body = await self._exchange(question)
         is_right = status == httpx.codes.OK and self._expected.is_right(question, body)
         self.sent.append(
