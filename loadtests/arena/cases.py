@@ -10,6 +10,7 @@ from loadtests.arena.topology import Service
 
 _NEVER = Window()
 _BALANCER = "load-balancer"
+_SECOND = ["gateway-2", "backend-us"]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ _WINDOWS: dict[tuple[str, str], Window] = {
     # One balancer alone: who asks while it is away gets no answer.
     (_BALANCER, "kill"): Window(is_open=True, after_end=3),
     (_BALANCER, "stop"): Window(is_open=True, after_end=3),
-    (_BALANCER, "freeze"): Window(is_open=True, after_end=3),
+    (_BALANCER, "freeze"): Window(is_open=True, after_end=10),
     (_BALANCER, "cut-in"): Window(is_open=True, after_end=10),
     (_BALANCER, "cut-out"): Window(is_open=True, after_end=10),
     (_BALANCER, "address"): Window(is_open=True, after_end=3),
@@ -48,14 +49,16 @@ _WINDOWS: dict[tuple[str, str], Window] = {
 
 
 def cases(services: dict[str, Service]) -> Iterator[Case]:
-    """Yield every case, the shortest faults first."""
-    for fault in FAULTS:
-        for name, service in services.items():
-            if fault == "full" and service.disk is None:
-                continue
-            if fault == "rolling" and name not in ("gateway-1", "backend-eu"):
-                continue
-            yield Case(service=name, fault=fault, window=_window(name, fault))
+    """Yield every case; those of a second container of the same kind come last."""
+    first = [name for name in services if name not in _SECOND]
+    for names in (first, _SECOND):
+        for fault in FAULTS:
+            for name in names:
+                if fault == "full" and services[name].disk is None:
+                    continue
+                if fault == "rolling" and name not in ("gateway-1", "backend-eu"):
+                    continue
+                yield Case(service=name, fault=fault, window=_window(name, fault))
 
 
 def _window(service: str, fault: str) -> Window:
