@@ -1,8 +1,8 @@
 FROM localhost/debian:bookworm-slim
-RUN useradd --uid 99 --no-create-home haproxy \
-    && apt-get update -qq \
+RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends haproxy wget \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* \
+    && usermod --uid 99 haproxy
 USER 99
 STOPSIGNAL SIGUSR1
 CMD ["haproxy", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]
