@@ -1,10 +1,11 @@
 """What the API's handlers see of the worker's parts: documents, usage, readiness."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -21,6 +22,8 @@ from gateway.runtime.store import RuntimeStore
 from gateway.types import TenantId
 
 _QUERIES: Final = 4
+AWAY: Final = "%s: cannot be reached"
+NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 
 
 class CurrentDocument:
@@ -58,11 +61,21 @@ class LedgerUsage:
 
 
 class WorkerReadiness:
-    """A worker is ready when it knows keys and a backend that is ready."""
+    """A worker is ready when it knows keys and a backend that is ready.
 
-    def __init__(self, *, principals: PrincipalsFollower, fleet: Fleet) -> None:
+    `redis` says of each Redis, by its role, whether it is reached; a worker serves without.
+    """
+
+    def __init__(
+        self,
+        *,
+        principals: PrincipalsFollower,
+        fleet: Fleet,
+        redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
+    ) -> None:
         self._principals = principals
         self._fleet = fleet
+        self._redis = redis
 
     def readiness(self) -> Readiness:
         """Return what is missing, and which backends do not answer."""
@@ -71,7 +84,8 @@ class WorkerReadiness:
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
-        degraded = [
+        degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
+        degraded += [
             f"{one.region}/{one.backend}: {_lacking(one)}"
             for one in statistics
             if one.health != "ready" or one.missing

@@ -16,6 +16,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
@@ -73,9 +74,14 @@ class BackendTransport:
     """
 
     def __init__(
-        self, *, keepalive: float = KEEPALIVE_EXPIRY, tls: ClientTls | None = None
+        self,
+        *,
+        keepalive: float = KEEPALIVE_EXPIRY,
+        tls: ClientTls | None = None,
+        tcp_keepalive: TcpKeepalive = SHIPPED,
     ) -> None:
         self._keepalive = keepalive
+        self._tcp_keepalive = tcp_keepalive
         self._tls = tls or ClientTls(TlsFiles())
         self._idle: dict[Origin, list[tuple[float, _Connection]]] = {}
         self._busy: set[_Connection] = set()
@@ -140,7 +146,8 @@ class BackendTransport:
         try:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                return await _connected(origin, context)
+                transport, connection = await _connected(origin, context)
+            self._tcp_keepalive.apply(transport)
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
         except ssl.SSLError as error:
@@ -149,6 +156,7 @@ class BackendTransport:
             raise TransportError(f"no TLS: {error.detail}") from error
         except (OSError, OverflowError, UnicodeError) as error:
             raise TransportError(f"no connection: {type(error).__name__}") from error
+        return connection
 
     def _is_usable(self, connection: "_Connection") -> bool:
         """Tell whether a connection may be used again: not if certificates were renewed since."""
@@ -174,18 +182,17 @@ class BackendTransport:
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
 
 
-async def _connected(origin: Origin, context: ssl.SSLContext | None) -> "_Connection":
-    """Return a connection to the first address of the origin's name that takes it.
-
-    The name is resolved here: a look-up that uvloop does inside `create_connection` goes on when
-    that is cancelled, and its failure is logged as one that nobody retrieved.
-    """
+async def _connected(
+    origin: Origin, context: ssl.SSLContext | None
+) -> tuple[asyncio.Transport, "_Connection"]:
+    """Return a connection, and its transport, to the first address of the origin that takes it."""
+    # Resolved here: uvloop's own look-up outlives a cancelled connect, and its failure is logged.
     _, host, port, server_name = origin
     loop = asyncio.get_running_loop()
     failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
     for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         try:
-            _, connection = await loop.create_connection(
+            return await loop.create_connection(
                 lambda: _Connection(context),
                 str(address[0]),
                 port,
@@ -196,8 +203,6 @@ async def _connected(origin: Origin, context: ssl.SSLContext | None) -> "_Connec
             raise  # it is there, and another address would say the same
         except OSError as error:
             failure = error
-        else:
-            return connection
     raise failure
 
 
