@@ -158,11 +158,13 @@ async def supervise(
     reload: Callable[[], Awaitable[None]],
     say: Callable[[str], None],
     delay: float = 0.0,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Run `start`, then wait for SIGINT or SIGTERM, then stop every child; a second one forces it.
 
     After SIGTERM children serve on for `delay`, and say that they are not ready; SIGINT is somebody
-    at a terminal, and nobody balances in front of that. SIGHUP runs `reload`.
+    at a terminal, and nobody balances in front of that. SIGHUP runs `reload`. `beside` runs all the
+    while, and is cancelled at the end.
 
     Raises:
         CannotStart: `start` did; the children that ran are stopped.
@@ -174,7 +176,9 @@ async def supervise(
         is_ready.set()
 
     async with supervisor:
-        reloading = asyncio.create_task(_reloading(hangup, reload))
+        tasks = [asyncio.create_task(_reloading(hangup, reload))]
+        if beside is not None:
+            tasks.append(asyncio.create_task(beside()))
         try:
             handlers = {SIGINT: signals.interrupt, SIGTERM: signals.stop, SIGHUP: hangup.set}
             with _signals(handlers):
@@ -184,8 +188,9 @@ async def supervise(
                     waits = is_ready.is_set() and not signals.is_interrupted
                     await supervisor.stop(signals.force, delay=delay if waits else 0.0)
         finally:
-            reloading.cancel()
-            await asyncio.gather(reloading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _StopSignals:
