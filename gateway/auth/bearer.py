@@ -1,9 +1,5 @@
 """Takes the API key out of `Authorization`, alike on every route."""
 
-NO_KEY = (
-    "Send a valid API key as `Authorization: Bearer <key>`; this one is missing, unknown or"
-    " revoked."
-)
 _BEARER = b"bearer "
 
 
