@@ -18,6 +18,7 @@ MAX_FIELDS = 100
 # What RFC 3986 allows in a host and a port; a literal of IPv6 has brackets and colons.
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _VERSIONS = frozenset({"1.0", "1.1"})
+_REST = len(b"POST  HTTP/1.1\r\n\r\n")
 _ENCODED_SLASH = re.compile("%2f", re.IGNORECASE)
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -64,7 +65,8 @@ def check_size(target: bytes, headers: Headers) -> None:
     Raises:
         HeaderFieldsTooLarge: it is not.
     """
-    if sum(len(name) + len(value) + 4 for name, value in headers) + len(target) > MAX_HEAD_BYTES:
+    fields = sum(len(name) + len(value) + 4 for name, value in headers)
+    if fields + len(target) + _REST > MAX_HEAD_BYTES:
         raise too_large()
 
 
