@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -56,12 +56,21 @@ class LedgerUsage:
         return [_line(row, groups) for row in rows]
 
 
-class WorkerReadiness:
-    """A worker is ready when it knows keys and a backend that is ready."""
+class Events(Protocol):
+    """Where usage events are kept."""
 
-    def __init__(self, *, principals: PrincipalsFollower, fleet: Fleet) -> None:
+    def trouble(self) -> str:
+        """Return why they cannot be, nothing where they can."""
+        ...
+
+
+class WorkerReadiness:
+    """A worker is ready when it knows keys and a backend that is ready, and can keep events."""
+
+    def __init__(self, *, principals: PrincipalsFollower, fleet: Fleet, events: Events) -> None:
         self._principals = principals
         self._fleet = fleet
+        self._events = events
 
     def readiness(self) -> Readiness:
         """Return what is missing, and which backends do not answer."""
@@ -70,6 +79,8 @@ class WorkerReadiness:
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
+        if trouble := self._events.trouble():
+            missing.append(f"event log: {trouble}")
         degraded = [
             f"{one.region}/{one.backend}: {', '.join(one.missing) or one.health}"
             for one in statistics

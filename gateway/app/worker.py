@@ -315,7 +315,9 @@ class _Worker:
             models=self.fleet,
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
-            health=WorkerReadiness(principals=self.principals, fleet=self.fleet),
+            health=WorkerReadiness(
+                principals=self.principals, fleet=self.fleet, events=self.events
+            ),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):

@@ -1,7 +1,7 @@
 """A whole worker in this process, on a real socket, and a connection that speaks raw HTTP to it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -115,12 +115,14 @@ async def running_worker(
     upstream_ca: Path | None = None,
     resolver: Resolver | None = None,
     ledger_url: str = "",
+    before: Callable[[], None] = lambda: None,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
     `document` holds sections of the configuration. A ledger at `ledger_url` is the test's to fill.
+    `before` is called when all is there that a worker needs.
     """
     settings = Settings(
         data_dir=folder,
@@ -137,6 +139,7 @@ async def running_worker(
         with Ledger(settings.ledger) as ledger:
             ledger.accounts.create_tenant("acme", rules=rules)
             ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    before()
     registry = CollectorRegistry()
     stop = asyncio.Event()
     building = build_worker(settings, registry=registry, resolver=resolver)

@@ -55,14 +55,17 @@ def test_events_go_on_in_another_segment_when_one_is_full(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_refuses_the_event_and_loses_none_before_and_after(tmp_path: Path) -> None:
-    disk = Disk()
+    disk, now = Disk(), [0.0]
     kept: list[RequestEvent] = []
 
-    with EventLog(tmp_path, name="w0", segment_bytes=SMALL, allocate=disk.allocate) as log:
+    with EventLog(
+        tmp_path, name="w0", segment_bytes=SMALL, allocate=disk.allocate, clock=lambda: now[0]
+    ) as log:
         disk.full = True
         with pytest.raises(EventLogUnavailable) as refused:
             publish_until_refused(log, kept)
         disk.full = False
+        now[0] += 0.1
         log.publish(make_event(999))
 
     assert refused.value.retry_after is not None
@@ -71,12 +74,48 @@ def test_a_full_disk_refuses_the_event_and_loses_none_before_and_after(tmp_path:
     assert read_all(LogReader(tmp_path / log.id)) == [*kept, make_event(999)]
 
 
-def test_a_full_disk_leaves_no_half_made_files(tmp_path: Path) -> None:
+def test_a_log_that_begins_on_a_full_disk_refuses_events_until_there_is_room(
+    tmp_path: Path,
+) -> None:
+    disk, now = Disk(), [0.0]
+    disk.full = True
+    folder = tmp_path / "events"
+
+    with EventLog(folder, name="w0", allocate=disk.allocate, clock=lambda: now[0]) as log:
+        refusals = []
+        for _ in range(3):
+            with pytest.raises(EventLogUnavailable, match="No space left") as refused:
+                log.set_aside(100)
+            refusals.append(refused.value.retry_after)
+            now[0] += 0.06
+        left, trouble = list_logs(folder), log.trouble()
+        disk.full = False
+        now[0] += 0.1
+        log.publish(make_event(1))
+        after = log.trouble()
+
+    assert (refusals, left, "No space left" in trouble, after) == ([1.0] * 3, [], True, "")
+    assert read_all(LogReader(folder / log.id)) == [make_event(1)]
+
+
+def test_who_asks_whether_events_are_kept_has_that_tried_again(tmp_path: Path) -> None:
+    disk, now = Disk(), [0.0]
+    disk.full = True
+
+    with EventLog(tmp_path, name="w0", allocate=disk.allocate, clock=lambda: now[0]) as log:
+        during = log.statistics().writable
+        disk.full = False
+        now[0] += 0.1
+
+        assert log.trouble() == ""
+        assert (during, log.statistics().writable) == (False, True)
+
+
+def test_a_log_that_never_had_room_leaves_nothing(tmp_path: Path) -> None:
     disk = Disk()
     disk.full = True
 
-    with pytest.raises(EventLogUnavailable):
-        EventLog(tmp_path, name="w0", allocate=disk.allocate)
+    EventLog(tmp_path, name="w0", allocate=disk.allocate).close()
 
     assert list(tmp_path.iterdir()) == []
 
