@@ -256,7 +256,8 @@ class InferenceRules:
     def _found(self, exchange: Exchange, job: Job, found: list[Found | None]) -> Reply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
-            outcomes = exchange.outcomes = self._inference.hits(found, exchange.asked.directives)
+            directives = exchange.asked.directives
+            outcomes = exchange.outcomes = self._inference.hits(job, found, directives)
             hits = [outcome for outcome in outcomes if outcome is not None]
             if len(hits) < len(outcomes):
                 return None

@@ -16,6 +16,7 @@ from gateway.config.document import Document
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, UsageRow
 from gateway.routing.fleet import Fleet
+from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.store import RuntimeStore
 from gateway.types import TenantId
 
@@ -82,11 +83,16 @@ class WorkerReadiness:
         if trouble := self._events.trouble():
             missing.append(f"event log: {trouble}")
         degraded = [
-            f"{one.region}/{one.backend}: {', '.join(one.missing) or one.health}"
+            f"{one.region}/{one.backend}: {_lacking(one)}"
             for one in statistics
             if one.health != "ready" or one.missing
         ]
         return Readiness(ready=not missing, missing=missing, degraded=degraded)
+
+
+def _lacking(one: EndpointStatistics) -> str:
+    """Return what a backend lacks, for everybody: why names files, and is for operators."""
+    return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
 
 
 def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:

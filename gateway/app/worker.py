@@ -155,6 +155,7 @@ class _Worker:
         self.tasks = TaskOwner(drain=_LEFT_BEHIND)
         self._make_storage()
         self._make_routing()
+        self.figures = self._figures()
 
     def _make_storage(self) -> None:
         document = self.runtimes.current.document
@@ -202,6 +203,7 @@ class _Worker:
             control=Control(self.state),
             worker=identity(self.settings),
             reload=ModelReloader(fleet=self.fleet, client=self.client, prober=self.prober).reload,
+            report=self._report,
         )
         self.dispatcher = Dispatcher(
             fleet=self.fleet,
@@ -219,6 +221,9 @@ class _Worker:
         self.stale = StaleAnswers(
             cache=self.cache, flights=self.flights, runner=self.runner, tasks=self.tasks
         )
+
+    def _report(self) -> bytes:
+        return self.figures.report()
 
     async def _meet_backends(self, runtime: Runtime) -> None:
         await self.discovery.prepare(runtime.endpoints, runtime.document.routing)
@@ -239,7 +244,7 @@ class _Worker:
 
     async def enter(self, stack: AsyncExitStack) -> Doors:
         """Start every part, and return the doors once backends are known, or had their time."""
-        figures = self._figures()
+        figures = self.figures
         follower = RuntimeFollower(
             store=self.runtimes,
             redis=self.state,

@@ -52,7 +52,7 @@ class Recording:
             UnrecordableBatch: nothing was written, and never will be.
         """
         try:
-            with self._store.writing() as connection:
+            with self._store.writing(in_bulk=True) as connection:
                 return self._record(connection, batches)
         except (InvalidRequest, exc.IntegrityError) as error:
             raise UnrecordableBatch(f"the database refuses it: {type(error).__name__}") from error

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
 from gateway.ledger.postgresql import lift_limits, make_engine
+from gateway.ledger.write_priority import FileWritePriority, NoPriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
@@ -40,6 +41,9 @@ class Store:
         self._engine = (
             self._lite_engine(patience) if self._lite else make_engine(self._url, patience=patience)
         )
+        self._priority: WritePriority = NoPriority()
+        if self._lite and self._url.database:
+            self._priority = FileWritePriority(Path(f"{self._url.database}-ahead"))
         self.clock = clock
 
     @contextlib.contextmanager
@@ -56,8 +60,10 @@ class Store:
                 yield connection
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:
         """Open a transaction that changes the database wholly or not at all.
+
+        One that writes `in_bulk` lets those go first that do not.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -65,7 +71,10 @@ class Store:
         """
         with _translated():
             self._prepare()
-            with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+            if in_bulk:
+                self._priority.give_way()
+            turn = contextlib.nullcontext() if in_bulk else self._priority.ahead()
+            with turn, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                 yield connection
 
     def insert_new(

@@ -74,7 +74,7 @@ class Pipeline:
 @asynccontextmanager
 async def open_pipeline(directory: Path, url: str) -> AsyncIterator[Pipeline]:
     """Connect a pipeline to the Valkey at `url`."""
-    redis = connect(url, timeout=5.0)
+    redis = connect(url, timeout=60.0)
     try:
         with Ledger(ledger_url(directory)) as ledger:
             yield Pipeline(directory, redis, ledger)

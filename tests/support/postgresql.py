@@ -66,7 +66,7 @@ class PostgreSQL:
                 cwd=self._directory,
                 user=self._owner,
             )
-        wait_until(self._answers, within=30, what="PostgreSQL answers")
+        wait_until(self._answers, within=60, what="PostgreSQL answers")
         return self
 
     def __exit__(

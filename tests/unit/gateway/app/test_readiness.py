@@ -2,6 +2,7 @@
 
 from random import Random
 
+import msgspec
 import pytest
 
 from gateway.app.principals import PrincipalsFollower
@@ -109,3 +110,17 @@ async def test_a_worker_that_cannot_keep_events_is_not_ready() -> None:
     found = readiness_of(principals, backends, trouble="No space left on device").readiness()
 
     assert found.missing == ["event log: No space left on device"]
+
+
+async def test_readiness_is_public_and_names_no_file_of_a_backend() -> None:
+    """Which path and what YAML is broken there is told to operators alone."""
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
+    await principals.refresh()
+    backends = fleet()
+    broken = "mood: /srv/models/mood/2/model.yaml: while parsing `task: [oops`"
+    backends.observe(_EU, msgspec.structs.replace(state("eu-0"), missing=[broken]))
+    backends.observe(_US, state("us-0"))
+
+    found = readiness_of(principals, backends).readiness()
+
+    assert found.degraded == ["eu/eu-0: it lacks models, or revisions of them"]
