@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.config import tree
-from gateway.config.document import Document
+from gateway.config.document import Document, PriceEntry
 from gateway.config.load import digest, explain, load_sources
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
@@ -211,14 +211,17 @@ class Publisher:
         )
         if not await self._control.publish(published):
             raise Conflict("another document was published meanwhile; look at it and try again")
-        await asyncio.to_thread(self._remember, published, document)
+        former = () if active is None else load_sources(active.sources).prices
+        await asyncio.to_thread(self._remember, published, document, former)
         return await self._waited(published, changed=True)
 
-    def _remember(self, published: Published, document: Document) -> None:
+    def _remember(
+        self, published: Published, document: Document, former: Sequence[PriceEntry]
+    ) -> None:
         """Keep prices and who did it in the ledger; the document is live already."""
         detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
         try:
-            self._ledger.prices.publish(document.prices)
+            self._ledger.prices.publish(document.prices, former=former)
             subject = f"generation {published.generation}"
             self._ledger.audit(published.author, "config.publish", subject, detail)
         except GatewayError as error:
