@@ -26,7 +26,8 @@ from gateway.errors import EventLogUnavailable
 from gateway.events import segment
 from gateway.types import RequestEvent
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# The disk, a quota, or the process's limit on the size of files.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RETRY = 0.1
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")

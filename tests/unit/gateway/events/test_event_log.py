@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -109,6 +111,38 @@ def test_who_asks_whether_events_are_kept_has_that_tried_again(tmp_path: Path) -
 
         assert log.trouble() == ""
         assert (during, log.statistics().writable) == (False, True)
+
+
+# With files of 1 MiB at most, as a full disk would be; then without a limit.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from gateway.errors import EventLogUnavailable
+from gateway.events.log import EventLog
+from tests.support.events import make_event
+
+now = [0.0]
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+with EventLog(Path(sys.argv[1]), name="w0", clock=lambda: now[0]) as log:
+    try:
+        log.publish(make_event(1))
+    except EventLogUnavailable as error:
+        print(error.detail)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    now[0] += 1.0
+    log.publish(make_event(2))
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "free space on its disk" in ended.stdout
+    (folder,) = list_logs(tmp_path)
+    assert read_all(LogReader(folder)) == [make_event(2)]
 
 
 def test_a_log_that_never_had_room_leaves_nothing(tmp_path: Path) -> None:
