@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from ipaddress import ip_address
 
 import uvicorn
@@ -18,6 +19,7 @@ import uvloop
 from typing_extensions import override
 
 from backends.admission.admit import Admit, admit
+from backends.api.bounded import Waits
 from backends.api.calls import CallHandler, Door
 from backends.api.corked import CorkedProtocol
 from backends.api.engine import Engine
@@ -37,6 +39,8 @@ _SWITCH = 0.0005
 _BACKLOG = 2048
 # Longer than any client keeps a connection, so that it is never the server that closes first.
 _KEEP_ALIVE = 120
+# uvicorn's ticks, ten a second, between two looks for connections that are late.
+_TICKS = 5
 
 
 @asynccontextmanager
@@ -209,11 +213,13 @@ async def _parent_gone(parent: int) -> None:
 class BackendServer(uvicorn.Server):
     """uvicorn without its own idea of signals: ours drain first and exit with 0."""
 
-    def __init__(self, application: Routes, tls: ServerTls | None = None) -> None:
+    def __init__(
+        self, application: Routes, tls: ServerTls | None = None, waits: Waits | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
-                http=CorkedProtocol,
+                http=partial(CorkedProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
                 ws="none",
                 lifespan="off",
                 loop="none",
@@ -229,6 +235,15 @@ class BackendServer(uvicorn.Server):
                 ssl_context_factory=None if tls is None else lambda *_: tls.context,
             )
         )
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        if counter % _TICKS == 0:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, CorkedProtocol):
+                    connection.end_if_late(now)
+        return await super().on_tick(counter)
 
     @contextmanager
     @override

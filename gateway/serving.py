@@ -45,7 +45,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="none",
-        http=partial(protocol, patience=patience),  # type: ignore[arg-type]  # it makes one
+        http=partial(protocol, patience=patience, turned_away=set()),  # type: ignore[arg-type]  # it makes one
         timeout_keep_alive=max(1, round(patience.idle)),
         ws="none",
         lifespan="off",

@@ -34,6 +34,7 @@ from gateway.errors import (
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import bearer
 from gateway.runtime.control import Control
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class AdminAccess(ASGIMiddleware):
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Pass the request on, or refuse it."""
-        request_id = _new_id()
+        request_id = new_id()
         scope["state"][_REQUEST_ID] = request_id
 
         async def answer(message: Message) -> None:
@@ -79,6 +80,7 @@ def build_admin(
     cache_redis: Pipe,
     ledger: Ledger,
     publisher: Publisher,
+    recovery: Recovery,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
     objects: dict[str, object] = {
@@ -87,6 +89,7 @@ def build_admin(
         "cache_redis": cache_redis,
         "ledger": ledger,
         "publisher": publisher,
+        "recovery": recovery,
         "active": ActiveDocument(control=control, settings=settings),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
@@ -110,7 +113,8 @@ def build_admin(
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Return an id for a request of an operator."""
     return f"adm_{secrets.token_hex(12)}"
 
 
@@ -120,7 +124,7 @@ def _provide(value: object) -> Provide:
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     # A route that does not exist is refused before the middleware names the request.
-    request_id = str(request.scope["state"].get(_REQUEST_ID) or _new_id())
+    request_id = str(request.scope["state"].get(_REQUEST_ID) or new_id())
     known = _known(error, request_id)
     headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
     headers |= {"x-request-id": request_id}

@@ -14,11 +14,13 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from gateway.admin.active import ActiveDocument
 from gateway.admin.fleet_view import backends_seen
 from gateway.cache.redis_pipes import Pipe
+from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.telemetry.metric_files import files_held
 
@@ -68,12 +70,16 @@ class RegionShares(msgspec.Struct, frozen=True, kw_only=True):
     shares: list[ShareRow]
 
 
-class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Ready when nothing is `missing`; who has the key is told what `backends` lack, and why."""
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Ready when nothing is `missing`; `degraded` names what is away and not needed for changes.
+
+    Who has the key is told what `backends` lack, and why.
+    """
 
     ready: bool
     missing: list[str]
-    backends: dict[str, list[str]] = {}
+    degraded: list[str] = []
+    backends: dict[str, list[str]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OperationsController(Controller):
@@ -155,14 +161,17 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a backend no more work; what it has is finished. 200 when every worker knows.
 
         The id of an entry with a DNS name is that of all its backends.
         """
         await _find(active, control, region, backend)
-        version = await control.drain(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
+        version = await control.drain(backend)
+        await recovery.reconcile()
         return await _drained(control, backend, version, drained=True)
 
     @post("/regions/{region:str}/backends/{backend:str}/restore", status_code=200)
@@ -173,11 +182,14 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
         await _find(active, control, region, backend)
-        version = await control.restore(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
+        version = await control.restore(backend)
+        await recovery.reconcile()
         return await _drained(control, backend, version, drained=False)
 
 
@@ -199,19 +211,22 @@ async def ready(
     request: Request[Any, Any, Any],
     control: NamedDependency[Control],
     ledger: NamedDependency[Ledger],
+    cache_redis: NamedDependency[SkipValidation[Pipe]],
 ) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
     missing = []
     for name, question in (
-        ("state Redis", control.versions()),
+        ("state_redis", control.versions()),
         ("ledger", asyncio.to_thread(ledger.accounts.version)),
     ):
         try:
             await question
         except GatewayError as error:
             missing.append(f"{name}: {error.detail}")
-    backends = await _trouble(control) if request.scope["state"]["is_admin"] else {}
-    readiness = Readiness(ready=not missing, missing=missing, backends=backends)
+    degraded = [] if await answers(cache_redis) else ["cache_redis: cannot be reached"]
+    is_admin = request.scope["state"]["is_admin"]
+    backends = (await _trouble(control) or msgspec.UNSET) if is_admin else msgspec.UNSET
+    readiness = Readiness(ready=not missing, missing=missing, degraded=degraded, backends=backends)
     return Response(readiness, status_code=503 if missing else 200)
 
 

@@ -1,10 +1,11 @@
 """What the API's handlers see of the worker's parts: documents, usage, readiness."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import msgspec
@@ -21,6 +22,8 @@ from gateway.runtime.store import RuntimeStore
 from gateway.types import TenantId
 
 _QUERIES: Final = 4
+AWAY: Final = "%s: cannot be reached"
+NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 
 
 class CurrentDocument:
@@ -66,12 +69,23 @@ class Events(Protocol):
 
 
 class WorkerReadiness:
-    """A worker is ready when it knows keys and a backend that is ready, and can keep events."""
+    """A worker is ready when it knows keys and a backend that is ready, and can keep events.
 
-    def __init__(self, *, principals: PrincipalsFollower, fleet: Fleet, events: Events) -> None:
+    `redis` says of each Redis, by its role, whether it is reached; a worker serves without.
+    """
+
+    def __init__(
+        self,
+        *,
+        principals: PrincipalsFollower,
+        fleet: Fleet,
+        events: Events,
+        redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
+    ) -> None:
         self._principals = principals
         self._fleet = fleet
         self._events = events
+        self._redis = redis
 
     def readiness(self) -> Readiness:
         """Return what is missing, and which backends do not answer."""
@@ -82,7 +96,8 @@ class WorkerReadiness:
             missing.append("backends: none is ready")
         if trouble := self._events.trouble():
             missing.append(f"event log: {trouble}")
-        degraded = [
+        degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
+        degraded += [
             f"{one.region}/{one.backend}: {_lacking(one)}"
             for one in statistics
             if one.health != "ready" or one.missing

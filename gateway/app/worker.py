@@ -6,7 +6,12 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
@@ -33,6 +38,8 @@ from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
 from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
+from gateway.cache.redis_pipes import open_pipe
+from gateway.cache.redis_watch import RedisWatch
 from gateway.corked import CorkedProtocol
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
@@ -50,6 +57,7 @@ from gateway.routing.fleet import Fleet
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.models import ModelsFollower
+from gateway.runtime.recovery import LedgerRecovery, Recovery
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.serving import listener_on, serve
@@ -65,6 +73,7 @@ from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
 
 _STATE_TIMEOUT = 1.0
+_PROBE = 0.5
 # Work that no request waits for any more: those had their time while the server drained.
 _LEFT_BEHIND = 0.5
 _LONGEST_IN_LOG_NAME = 8
@@ -123,12 +132,27 @@ async def build_worker(
     Names are looked up by `resolver`, by default as the operating system does.
     """
     async with AsyncExitStack() as stack:
-        state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
+        state = connect(
+            settings.state_url, timeout=_STATE_TIMEOUT, keepalive=settings.tcp_keepalive
+        )
         stack.push_async_callback(state.aclose)
-        runtimes = RuntimeStore(await first_runtime(state, settings))
+        ledger = stack.enter_context(Ledger(settings.ledger))
+        recovery = LedgerRecovery(
+            control=Control(state), record=ledger.published, region=settings.region
+        )
+        runtimes = RuntimeStore(await first_runtime(state, settings, recovery))
         own = resolver or SystemResolver()
-        worker = _Worker(settings, state, runtimes, GatewayMetrics(registry), own)
+        stores = _Stores(state, ledger, recovery)
+        worker = _Worker(settings, stores, runtimes, GatewayMetrics(registry), own)
         yield await worker.enter(stack)
+
+
+class _Stores(NamedTuple):
+    """What outlives the worker."""
+
+    state: Redis
+    ledger: Ledger
+    recovery: Recovery
 
 
 class _Worker:
@@ -137,22 +161,22 @@ class _Worker:
     def __init__(
         self,
         settings: Settings,
-        state: Redis,
+        stores: _Stores,
         runtimes: RuntimeStore,
         metrics: GatewayMetrics,
         resolver: Resolver,
     ) -> None:
         self.settings = settings
-        self.state = state
+        self.state, self.ledger, self.recovery = stores
         self.runtimes = runtimes
         self.loop_time = asyncio.get_running_loop().time
         self.tracer = tracer_from(process_environment(), service="sluicegate-gateway")
         self.metrics = metrics
         self.resolver = resolver
         self.keys = KeyRing()
-        self.ledger = Ledger(settings.ledger)
         self.principals = PrincipalsFollower(ring=self.keys, accounts=self.ledger.accounts)
         self.tasks = TaskOwner(drain=_LEFT_BEHIND)
+        self.redis: dict[str, Callable[[], bool]] = {}
         self._make_storage()
         self._make_routing()
         self.figures = self._figures()
@@ -165,6 +189,7 @@ class _Worker:
             clock=time.time,  # noqa: TID251 - entries travel between machines
             monotonic=self.loop_time,
             random=random.random,
+            keepalive=self.settings.tcp_keepalive,
         )
         self.flights = Flights()
         self.limits = limits_of_region(
@@ -188,7 +213,9 @@ class _Worker:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self.fleet = Fleet(clock=self.loop_time, random=chooser)
         self.client = HttpBackendClient(
-            token=self.settings.backend_token, tls=client_tls(self.settings)
+            token=self.settings.backend_token,
+            tls=client_tls(self.settings),
+            tcp_keepalive=self.settings.tcp_keepalive,
         )
         self.discovery = Discovery(
             resolver=self.resolver, random=chooser, changed=self._place_backends
@@ -253,21 +280,30 @@ class _Worker:
             accounts_changed=self.principals.read_again,
             models_changed=self.models.newest,
             drains_changed=self.fleet.drain,
+            recovery=self.recovery,
         )
+        self.redis["state_redis"] = lambda: follower.is_reached
         stack.push_async_callback(asyncio.to_thread, self.tracer.close)
-        stack.enter_context(self.ledger)
         stack.enter_context(self.events)
         storage = (
             *(self.cache, self.limits.follower, self.limiter),
             *(self.principals, follower, figures),
         )
         placing = (self.client, self.prober, self.discovery)
-        calling = (*placing, self.models, self.dispatcher, self.tasks)
+        calling = (*placing, self.models, self.dispatcher, self.tasks, self._cache_watch())
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
         for part in parts:
             await stack.enter_async_context(part)
         await self.prober.settle_in()
         return self._doors()
+
+    def _cache_watch(self) -> AbstractAsyncContextManager[object]:
+        if not self.runtimes.current.document.cache.redis_enabled:
+            return nullcontext()
+        url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
+        watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
+        self.redis["cache_redis"] = lambda: watch.is_reached
+        return watch
 
     def _figures(self) -> Figures:
         return Figures(
@@ -321,12 +357,14 @@ class _Worker:
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
             health=WorkerReadiness(
-                principals=self.principals, fleet=self.fleet, events=self.events
+                principals=self.principals, fleet=self.fleet, events=self.events, redis=self.redis
             ),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
+            return Doors(
+                app, partial(CorkedProtocol, new_id=ids.new)
+            )  # spans are recorded on the application's way
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
         lane = FastLane(
@@ -338,4 +376,4 @@ class _Worker:
             ids=ids,
             turn=turn,
         )
-        return Doors(app, partial(FastLaneProtocol, lane=lane))
+        return Doors(app, partial(FastLaneProtocol, lane=lane, new_id=ids.new))

@@ -1,6 +1,7 @@
 """A whole worker in this process, on a real socket, and a connection that speaks raw HTTP to it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from gateway.app.worker import build_worker
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
+from gateway.patience import Patience
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 from gateway.types import Rule
@@ -53,6 +55,21 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         self.reset()
+
+    def close_half(self) -> None:
+        """Say that nothing more will be sent, and go on reading."""
+        self._writer.write_eof()
+
+    async def send_while_read(self, part: bytes, times: int) -> bool:
+        """Send the part so many times; tell whether the worker let all of it pass."""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(times):
+                if self._reader.at_eof():
+                    return False
+                self._writer.write(part)
+                await self._writer.drain()
+            return not self._reader.at_eof()
+        return False
 
     def reset(self) -> None:
         """Leave without a word."""
@@ -120,12 +137,15 @@ async def running_worker(
     resolver: Resolver | None = None,
     ledger_url: str = "",
     before: Callable[[], None] = lambda: None,
+    patience: Patience | None = None,
+    fast_lane: bool = True,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
-    `document` holds sections of the configuration. A ledger at `ledger_url` is the test's to fill.
+    `patience` bounds its connections; `document` holds sections of the configuration.
+    A ledger at `ledger_url` is the test's to fill.
     `before` is called when all is there that a worker needs.
     """
     settings = Settings(
@@ -137,6 +157,7 @@ async def running_worker(
         upstream_ca=upstream_ca,
         ledger_url=ledger_url,
         drain=2.0,
+        fast_lane=fast_lane,
     )
     _configure(settings, stubs, document)
     if not ledger_url:
@@ -150,7 +171,14 @@ async def running_worker(
     async with building as (app, protocol):
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
-            serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+            serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                patience=patience,
+            )
         )
         listener.listen()
         try:
