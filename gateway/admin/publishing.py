@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.config import tree
-from gateway.config.document import Document
+from gateway.config.document import Document, PriceEntry
 from gateway.config.load import digest, explain, load_sources
 from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import Source, read_folder
@@ -248,15 +248,16 @@ class Publisher:
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, "config.publish.failed")
             raise
-        await asyncio.to_thread(self._remember, published, document)
+        former = () if active is None else load_sources(active.sources).prices
+        await asyncio.to_thread(self._remember, document, former)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
-    def _remember(self, published: Published, document: Document) -> None:
+    def _remember(self, document: Document, former: Sequence[PriceEntry]) -> None:
         """Keep the prices in the ledger; the document is live already."""
         try:
-            self._ledger.prices.publish(document.prices)
+            self._ledger.prices.publish(document.prices, former=former)
         except GatewayError as error:
             _log.warning("prices are not in the ledger", extra={"reason": error.detail})
 

@@ -369,7 +369,12 @@ class _Worker:
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
             health=ReadinessUntilDraining(
-                WorkerReadiness(principals=self.principals, fleet=self.fleet, redis=self.redis),
+                WorkerReadiness(
+                    principals=self.principals,
+                    fleet=self.fleet,
+                    events=self.events,
+                    redis=self.redis,
+                ),
                 draining,
             ),
         )
