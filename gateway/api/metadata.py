@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from litestar import Controller, Request, Response, get
@@ -11,13 +11,14 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
+from gateway.api.grouping import read_groups
 from gateway.api.revalidation import tagged
 from gateway.config.document import Document, ModelEntry
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
-from gateway.types import Principal, RegionName, ServedModel, TenantId
+from gateway.types import Principal, RegionName, ServedModel
 
-GroupBy = Literal["model", "day", "key", "task"]
+_GROUPS = ("model", "day", "key", "task")
 _DEFAULT_ENTRY = ModelEntry()
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _FIRST_YEAR, _LAST_YEAR = 1970, 2261
@@ -48,7 +49,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one group; `cost` is in 10^-9 of `currency`."""
+    """Usage of one group; `cost` is a decimal number, exact, as on invoices."""
 
     group: dict[str, str]
     requests: int
@@ -59,7 +60,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     rows: int
     tokens: int
-    cost: int
+    cost: str
     currency: str
 
 
@@ -87,9 +88,12 @@ class UsageSource(Protocol):
     """Where usage is counted. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
 
     def report(
-        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+        self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the tenant's usage, a line per group."""
+        """Return the usage of the caller's tenant, a line per group.
+
+        Of a key that is limited to models it is the usage of those.
+        """
         ...
 
 
@@ -151,9 +155,12 @@ class MetadataController(Controller):
             str | None, QueryParameter(name="from", description="Date or time")
         ] = None,
         until: Annotated[str | None, QueryParameter(name="to", description="Date or time")] = None,
-        group_by: FromQuery[list[GroupBy] | None] = None,
+        group_by: FromQuery[list[str] | None] = None,
     ) -> UsageReport:
-        """Return usage between two moments (this month so far by default), grouped by model."""
+        """Return usage between two moments (this month so far by default), grouped by model.
+
+        Of a key that is limited to models it is the usage of those.
+        """
         now = datetime.now(UTC)
         start = _moment("from", since) or now.replace(
             day=1, hour=0, minute=0, second=0, microsecond=0
@@ -161,9 +168,8 @@ class MetadataController(Controller):
         end = _moment("to", until) or now + timedelta(seconds=1)
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
-        groups = group_by or ["model"]
-        tenant = _principal(request).tenant
-        lines = await asyncio.to_thread(usage.report, tenant, start, end, groups)
+        groups = read_groups(group_by, _GROUPS, default="model")
+        lines = await asyncio.to_thread(usage.report, _principal(request), start, end, groups)
         return UsageReport(since=_shown(start), until=_shown(end), data=lines)
 
 
@@ -175,7 +181,8 @@ def _principal(request: Request[Any, Any, Any]) -> Principal:
 def _visible(model: ServedModel, document: Document, principal: Principal) -> bool:
     name = model.info.name
     allowed = principal.models is None or name in principal.models
-    return allowed and document.models.get(name, _DEFAULT_ENTRY).enabled
+    # An encoder without tasks is there for what builds on it, and answers nobody.
+    return allowed and bool(model.info.tasks) and document.models.get(name, _DEFAULT_ENTRY).enabled
 
 
 def _card(model: ServedModel) -> ModelCard:

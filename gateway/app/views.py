@@ -10,11 +10,12 @@ from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
 from gateway.config.document import Document
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.rendering import exact
 from gateway.ledger.types import GroupBy, UsageRow
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.store import RuntimeStore
-from gateway.types import TenantId
+from gateway.types import Principal
 
 
 class CurrentDocument:
@@ -36,12 +37,17 @@ class LedgerUsage:
         self._runtimes = runtimes
 
     def report(
-        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+        self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the tenant's usage, a line per group; blocks."""
+        """Return the usage of the caller's tenant, and of its key's models; blocks."""
         groups = [GroupBy(name) for name in group_by]
         rows = self._ledger.usage(
-            tenant, since, until, groups, prices=self._runtimes.current.document.prices
+            caller.tenant,
+            since,
+            until,
+            groups,
+            prices=self._runtimes.current.document.prices,
+            models=caller.models,
         )
         return [_line(row, groups) for row in rows]
 
@@ -77,7 +83,7 @@ def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:
     values = msgspec.structs.asdict(row)
     return UsageLine(
         group={group.value: str(values[group.value]) for group in groups},
-        cost=row.cost,
+        cost=exact(row.cost),
         currency=row.currency,
         **msgspec.structs.asdict(row.units),
     )

@@ -1,7 +1,7 @@
 """The ledger: accounts, what was used, what it costs, who changed what. All calls block."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -65,8 +65,12 @@ class Ledger:
         group_by: Sequence[GroupBy] = (),
         *,
         prices: Sequence[PriceEntry] = (),
+        models: Collection[str] | None = None,
     ) -> list[UsageRow]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
+
+        With `models` it is the usage of these alone. Requests that were refused before their model
+        was known are in no row of a model.
 
         Raises:
             InvalidRequest: a time has no zone, or they are in the wrong order.
@@ -76,7 +80,12 @@ class Ledger:
             raise InvalidRequest("`from` is after `to`")
         groups = list(dict.fromkeys(group_by))
         found = self._usage.priced(
-            tenant=tenant, since=start, until=end, group_by=groups, prices=PriceList(prices)
+            tenant=tenant,
+            since=start,
+            until=end,
+            group_by=groups,
+            prices=PriceList(prices),
+            models=models,
         )
         return usage_rows(found, groups)
 

@@ -187,7 +187,7 @@ def test_a_data_directory_gives_the_address_with_its_key(
 ) -> None:
     """What is given of the same instance, or wholly on the line, is used."""
     (tmp_path / "admin-key").write_text(KEY)
-    with hold_access(tmp_path, access_to("0.0.0.0", 1, KEY)  ):  # noqa: S104 - told, not bound
+    with hold_access(tmp_path, access_to("0.0.0.0", 1, KEY)):  # noqa: S104 - told, not bound
         result = run("keys", "list", "--data-dir", str(tmp_path), *arguments)
 
     assert result.exit_code == 4
