@@ -37,7 +37,10 @@ class SharedCache(Protocol):
 
 
 class SharedWork:
-    """A runner that waits, `lease` seconds at most, for what another worker computes already."""
+    """A runner that waits, `lease` seconds at most, for what another worker computes already.
+
+    `lease` may be changed at any time.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class SharedWork:
     ) -> None:
         self._runner = runner
         self._cache = cache
-        self._lease = lease
+        self.lease = lease
         self._wall = wall
 
     async def run(
@@ -96,7 +99,7 @@ class SharedWork:
     ) -> list[WorkItem]:
         """Settle what others have computed in time, and return the rest."""
         now = asyncio.get_running_loop().time
-        until = now() + min(self._lease, (deadline - now()) * _SHARE_OF_TIME)
+        until = now() + min(self.lease, (deadline - now()) * _SHARE_OF_TIME)
         pause = _FIRST_PAUSE
         while items and now() < until:
             await asyncio.sleep(pause)

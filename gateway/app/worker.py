@@ -196,6 +196,7 @@ class _Worker:
         )
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
         self._configure(self.runtimes.current)
+        self.runtimes.on_swap(self._configure_cache)
         # Until the new backends were heard of, the old ones serve.
         self.runtimes.on_prepare(self._meet_backends)
         self.runtimes.on_swap(self._configure)
@@ -236,6 +237,10 @@ class _Worker:
         endpoints = self.discovery.expand(runtime.endpoints)
         self.fleet.configure(endpoints, routing)
         self.client.configure(endpoints, routing)
+
+    def _configure_cache(self, runtime: Runtime) -> None:
+        self.cache.configure(runtime.document.cache)
+        self.runner.lease = runtime.document.cache.lease
 
     async def _place_backends(self) -> None:
         """Take up what names lead to now, once the new backends were heard of."""
