@@ -60,9 +60,10 @@ class ModelsController(Controller):
         422: a model is broken; what was served of it before is served on. Others were taken up.
         """
         before = await backends_seen(control)
+        # First: what is not in the audit does not happen.
+        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         version = await control.touch(Topic.MODELS)
         workers = await control.settled(Topic.MODELS, version, within=_PATIENCE)
-        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         backends = changes(before, await backends_seen(control))
         broken = any(backend.problems for backend in backends.values())
         live = not broken and all(outcome == "ok" for outcome in workers.values())

@@ -20,6 +20,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
+from gateway.telemetry.metric_files import files_held
 
 _PATIENCE = 5.0
 _REDIS_FIGURES = (
@@ -99,9 +100,10 @@ class OperationsController(Controller):
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
+        # First: what is not in the audit does not happen.
+        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         version = await control.raise_epoch(name)
         workers = await control.settled(Topic.EPOCHS, version, within=_PATIENCE)
-        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         live = all(outcome == "ok" for outcome in workers.values())
         purged = Purged(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
@@ -257,8 +259,10 @@ async def _drained(
 
 def _collect(folder: Path) -> bytes:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    with files_held(folder, exclusive=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
 
 async def _reports(control: Control, part: str) -> Json:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gateway.config import tree
 from gateway.config.document import Document
 from gateway.config.load import digest, explain, load_sources
 from gateway.config.sources import Source, read_folder
@@ -97,6 +98,7 @@ class Publisher:
         active = await self._control.active()
         if active is not None and active.sources == sources:
             return await self._waited(active, changed=False)
+        await self._check_change(sources, active)
         return await self._publish(
             active, sources, author=author, reason="reload", folder_digest=folder_digest
         )
@@ -105,19 +107,24 @@ class Publisher:
         """Publish `text` in place of everything, provided that `if_match` names what is active.
 
         Raises:
-            ConfigurationError: it is not valid; nothing changed.
+            ConfigurationError: it is not valid, or would change what the past costs; nothing
+                changed.
             PreconditionFailed: another version is active.
         """
         sources = (Source(name=_POSTED, text=text),)
         await self._check(sources)
         active = await self._control.active()
         _match(if_match, active)
+        await self._check_change(sources, active)
         return await self._publish(active, sources, author=author, reason="put")
 
     async def check(self, text: str, *, if_match: str) -> Checked:
         """Do what `put` does, up to the point where something would change."""
-        checked = await self._check((Source(name=_POSTED, text=text),))
-        _match(if_match, await self._control.active())
+        sources = (Source(name=_POSTED, text=text),)
+        checked = await self._check(sources)
+        active = await self._control.active()
+        _match(if_match, active)
+        await self._check_change(sources, active)
         return Checked(digest=checked)
 
     async def rollback(self, generation: int | None, *, author: str) -> Change:
@@ -130,6 +137,7 @@ class Publisher:
         history = await self._control.history()
         target = _earlier(history, active, generation)
         await self._check(target.sources)
+        await self._check_change(target.sources, active)
         reason = f"rollback to generation {target.origin}"
         return await self._publish(
             active, target.sources, author=author, reason=reason, origin=target.origin
@@ -140,14 +148,43 @@ class Publisher:
         folder_digest = await self._check(sources)
         active = await self._control.active()
         if active is None or active.folder_digest != folder_digest:
+            if active is None:  # a new gateway may begin with nothing but defaults
+                await self._check_prices(sources, active)
+            else:
+                await self._check_change(sources, active)
             await self._publish(
                 active, sources, author="start", reason="start", folder_digest=folder_digest
             )
+        else:
+            # Also those that a process which ended in between, or an older one, did not keep.
+            prices = load_sources(active.sources).prices
+            await asyncio.to_thread(self._ledger.prices.publish, prices)
 
     async def _check(self, sources: Sequence[Source]) -> str:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         return digest(await asyncio.to_thread(load_sources, sources))
+
+    async def _check_change(self, sources: Sequence[Source], active: Published | None) -> None:
+        """Check what `sources` would change: something is left, and the past costs the same.
+
+        Raises:
+            ConfigurationError: it would change what must not.
+            DependencyUnavailable: the ledger is away, and the prices are not those in force.
+        """
+        if not any(tree.parse(source).values for source in sources):
+            raise ConfigurationError(
+                "the document is empty: it would remove every region, model, limit and price"
+            )
+        await self._check_prices(sources, active)
+
+    async def _check_prices(self, sources: Sequence[Source], active: Published | None) -> None:
+        prices = load_sources(sources).prices
+        try:
+            await asyncio.to_thread(self._ledger.prices.check, prices)
+        except DependencyUnavailable:
+            if active is None or load_sources(active.sources).prices != prices:
+                raise
 
     async def _publish(
         self,
@@ -181,7 +218,7 @@ class Publisher:
         """Keep prices and who did it in the ledger; the document is live already."""
         detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
         try:
-            self._ledger.remember_prices(document.prices)
+            self._ledger.prices.publish(document.prices)
             subject = f"generation {published.generation}"
             self._ledger.audit(published.author, "config.publish", subject, detail)
         except GatewayError as error:

@@ -12,9 +12,10 @@ from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
 from gateway.api.grouping import read_groups
+from gateway.api.request_headers import time_allowed
 from gateway.api.revalidation import tagged
 from gateway.config.document import Document, ModelEntry
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import DependencyUnavailable, InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
 from gateway.types import Principal, RegionName, ServedModel
 
@@ -85,14 +86,17 @@ class ModelCatalog(Protocol):
 
 
 class UsageSource(Protocol):
-    """Where usage is counted. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
+    """Where usage is counted."""
 
-    def report(
+    async def report(
         self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
         """Return the usage of the caller's tenant, a line per group.
 
         Of a key that is limited to models it is the usage of those.
+
+        Raises:
+            DependencyUnavailable: it cannot be asked.
         """
         ...
 
@@ -151,6 +155,7 @@ class MetadataController(Controller):
         self,
         request: Request[Any, Any, Any],
         usage: UsageOfTenants,
+        documents: CurrentDocuments,
         since: Annotated[
             str | None, QueryParameter(name="from", description="Date or time")
         ] = None,
@@ -169,7 +174,14 @@ class MetadataController(Controller):
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
         groups = read_groups(group_by, _GROUPS, default="model")
-        lines = await asyncio.to_thread(usage.report, _principal(request), start, end, groups)
+        asked = request.headers.get("x-request-timeout", "").encode()
+        try:
+            async with asyncio.timeout(time_allowed(asked, documents.document().deadline)):
+                lines = await usage.report(_principal(request), start, end, groups)
+        except TimeoutError as error:
+            raise DependencyUnavailable(
+                "The ledger did not answer in time; try again, or ask for less.", retry_after=1.0
+            ) from error
         return UsageReport(since=_shown(start), until=_shown(end), data=lines)
 
 

@@ -1,7 +1,11 @@
 """What the API's handlers see of the worker's parts: documents, usage, readiness."""
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -17,6 +21,8 @@ from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal
 
+_QUERIES: Final = 4
+
 
 class CurrentDocument:
     """The document of the current runtime."""
@@ -30,18 +36,24 @@ class CurrentDocument:
 
 
 class LedgerUsage:
-    """Usage as the ledger has it, priced by the current document."""
+    """Usage as the ledger has it.
+
+    The ledger is asked in threads of this object's own, so that one that does not answer keeps none
+    that others need.
+    """
 
     def __init__(self, ledger: Ledger, runtimes: RuntimeStore) -> None:
         self._ledger = ledger
         self._runtimes = runtimes
+        self._threads = ThreadPoolExecutor(_QUERIES, thread_name_prefix="usage")
 
-    def report(
+    async def report(
         self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the usage of the caller's tenant, and of its key's models; blocks."""
+        """Return the usage of the caller's tenant, and of its key's models."""
         groups = [GroupBy(name) for name in group_by]
-        rows = self._ledger.usage(
+        ask = partial(
+            self._ledger.usage,
             caller.tenant,
             since,
             until,
@@ -49,6 +61,7 @@ class LedgerUsage:
             prices=self._runtimes.current.document.prices,
             models=caller.models,
         )
+        rows = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         return [_line(row, groups) for row in rows]
 
 

@@ -58,7 +58,7 @@ from gateway.shared_work import SharedWork
 from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
-from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
+from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
@@ -87,7 +87,6 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     listener = listener_on(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
-    ask_for_the_process_once()
     async with build_worker(settings) as (app, protocol):
         _calm_the_collector()
         await serve(

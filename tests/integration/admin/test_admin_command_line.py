@@ -34,7 +34,7 @@ def listener(settings: Settings) -> Iterator[Settings]:
     wait_until(lambda: _answers(url), what="the listener answers")
     yield settings
     loop.call_soon_threadsafe(stop.set)
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     loop.close()
 
 

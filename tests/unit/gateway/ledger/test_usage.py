@@ -172,19 +172,6 @@ def test_an_invoice_needs_a_tenant_and_a_month(ledger: Ledger) -> None:
         ledger.invoice("nobody", "2026-09", PRICES)
 
 
-def test_prices_are_remembered_when_they_change(ledger: Ledger, clock: Clock) -> None:
-    changed = PriceEntry(model="big", since="2026-01-01", hit=8)
-
-    counts = [ledger.remember_prices(p) for p in (PRICES, PRICES)]
-    clock.advance(1)
-    counts.append(ledger.remember_prices([changed, *PRICES[:2]]))
-
-    history = [entry for _, entry in ledger.price_history()]
-    assert counts == [3, 0, 1]
-    assert set(history) == {*PRICES, changed}
-    assert history[-1] == changed
-
-
 def test_requests_without_a_model_are_in_no_line_of_models(ledger: Ledger) -> None:
     """They were refused before it was known: counted by day, and on no invoice."""
     events = [make_event(1, time=at(SINCE), model=""), make_event(2, time=at(SINCE), model="m")]
