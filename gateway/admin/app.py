@@ -18,6 +18,7 @@ from gateway.admin.accounts import AccountChanges, KeyController, TenantControll
 from gateway.admin.active import ActiveDocument
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
+from gateway.admin.known_models import KnownModels
 from gateway.admin.models import ModelsController
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
@@ -81,13 +82,15 @@ def build_admin(
     publisher: Publisher,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
+    active = ActiveDocument(control=control, settings=settings)
     objects: dict[str, object] = {
         "settings": settings,
         "control": control,
         "cache_redis": cache_redis,
         "ledger": ledger,
         "publisher": publisher,
-        "active": ActiveDocument(control=control, settings=settings),
+        "active": active,
+        "known_models": KnownModels(control=control, active=active),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
     return Litestar(

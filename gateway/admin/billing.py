@@ -51,6 +51,8 @@ class BillingController(Controller):
         end = _moment("to", until) or now + timedelta(seconds=1)
         document = await active.document()
         groups = [GroupBy(name) for name in read_groups(group_by, _GROUPS, default=_DEFAULT)]
+        if tenant is not None:
+            await asyncio.to_thread(ledger.accounts.tenant, tenant)
         rows = await asyncio.to_thread(
             ledger.usage, tenant, start, end, groups, prices=document.prices
         )

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
+from gateway.admin.known_models import known_models, unknown
 from gateway.config import tree
 from gateway.config.document import Document
-from gateway.config.load import digest, explain, load_sources
+from gateway.config.load import check_models, digest, explain, load_sources
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
     ConfigurationError,
@@ -98,6 +100,7 @@ class Publisher:
         active = await self._control.active()
         if active is not None and active.sources == sources:
             return await self._waited(active, changed=False)
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return await self._publish(
             active, sources, author=author, reason="reload", folder_digest=folder_digest
@@ -115,6 +118,7 @@ class Publisher:
         await self._check(sources)
         active = await self._control.active()
         _match(if_match, active)
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return await self._publish(active, sources, author=author, reason="put")
 
@@ -124,6 +128,7 @@ class Publisher:
         checked = await self._check(sources)
         active = await self._control.active()
         _match(if_match, active)
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return Checked(digest=checked)
 
@@ -164,6 +169,18 @@ class Publisher:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         return digest(await asyncio.to_thread(load_sources, sources))
+
+    async def _check_models(self, sources: Sequence[Source], active: Published | None) -> None:
+        """Check the models that `sources` name; a start and a rollback go by what was accepted.
+
+        Raises:
+            ConfigurationError: one is neither served, nor named in what is active, nor planned.
+        """
+        before = None if active is None else load_sources(active.sources)
+        known = await known_models(self._control, before)
+        if known is not None:
+            explain = partial(unknown, known=known)
+            await asyncio.to_thread(check_models, sources, known, explain)
 
     async def _check_change(self, sources: Sequence[Source], active: Published | None) -> None:
         """Check what `sources` would change: something is left, and the past costs the same.
