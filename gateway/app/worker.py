@@ -234,6 +234,7 @@ class _Worker:
         )
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
         self._configure(self.runtimes.current)
+        self.runtimes.on_swap(self._configure_cache)
         # Until the new backends were heard of, the old ones serve.
         self.runtimes.on_prepare(self._meet_backends)
         self.runtimes.on_swap(self._configure)
@@ -274,6 +275,10 @@ class _Worker:
         endpoints = self.discovery.expand(runtime.endpoints)
         self.fleet.configure(endpoints, routing)
         self.client.configure(endpoints, routing)
+
+    def _configure_cache(self, runtime: Runtime) -> None:
+        self.cache.configure(runtime.document.cache)
+        self.runner.lease = runtime.document.cache.lease
 
     async def _place_backends(self) -> None:
         """Take up what names lead to now, once the new backends were heard of."""
@@ -334,6 +339,12 @@ class _Worker:
             details={"fleet": self.fleet.statistics},
         )
 
+    def _readiness(self, draining: Draining) -> ReadinessUntilDraining:
+        source = WorkerReadiness(
+            principals=self.principals, fleet=self.fleet, events=self.events, redis=self.redis
+        )
+        return ReadinessUntilDraining(source, draining)
+
     def _doors(self, draining: Draining) -> Doors:
         ids = RequestIds()
         inference = Inference(
@@ -368,21 +379,12 @@ class _Worker:
             models=self.fleet,
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
-            health=ReadinessUntilDraining(
-                WorkerReadiness(
-                    principals=self.principals,
-                    fleet=self.fleet,
-                    events=self.events,
-                    redis=self.redis,
-                ),
-                draining,
-            ),
+            health=self._readiness(draining),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(
-                app, partial(CorkedProtocol, new_id=ids.new)
-            )  # spans are recorded on the application's way
+            # Spans are recorded on the application's way.
+            return Doors(app, partial(CorkedProtocol, new_id=ids.new))
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
         draining.on_close(heads.close)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
