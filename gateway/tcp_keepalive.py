@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -41,18 +41,27 @@ class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
     def apply(self, transport: asyncio.BaseTransport) -> None:
-        """Set the options on the connection of `transport`; one that is not TCP has none.
-
-        Closing it then discards what was not acknowledged. Else the kernel goes on sending it, and
-        the other side runs, perhaps much later, a command that nobody waits for any more.
-        """
+        """Set the options on the connection of `transport`; one that is not TCP has none."""
         connection = transport.get_extra_info("socket")
-        if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
-            return
+        if _is_tcp(connection):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in self.options().items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def discard_at_close(transport: asyncio.BaseTransport) -> None:
+    """Have the closing of a connection discard what was not acknowledged, and reset it.
+
+    Else the kernel goes on sending it, and the other side runs, perhaps much later, a command that
+    nobody waits for any more.
+    """
+    connection = transport.get_extra_info("socket")
+    if _is_tcp(connection) and connection.fileno() >= 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in self.options().items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _is_tcp(connection: Any) -> bool:  # Any: asyncio's and uvloop's differ
+    return connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
 
 
 SHIPPED: Final = TcpKeepalive()

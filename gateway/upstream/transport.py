@@ -6,6 +6,7 @@ The parser is the server's, `httptools`.
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
@@ -171,6 +172,7 @@ class BackendTransport:
 
     def _drop(self, connection: "_Connection") -> None:
         self._busy.discard(connection)
+        connection.discard()
         connection.abort()
 
     def _sweep(self) -> None:
@@ -275,6 +277,11 @@ class _Connection(asyncio.Protocol):
             self._is_paused = False
             self._transport.resume_reading()
         return whole
+
+    def discard(self) -> None:
+        """Have what was not yet sent never arrive."""
+        with contextlib.suppress(OSError):  # it may be closed already
+            discard_at_close(self._transport)
 
     def abort(self) -> None:
         """Close at once."""
