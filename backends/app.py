@@ -66,7 +66,10 @@ async def open_backend(
             admit=admit,
         )
         repository = Repository(
-            root=settings.models, tools=tools, retire_after=settings.retire_after
+            root=settings.models,
+            tools=tools,
+            retire_after=settings.retire_after,
+            more=settings.more_models,
         )
         yield await stack.enter_async_context(repository)
 
@@ -132,7 +135,7 @@ async def _serve(
         settings, tracing=tracing, open_executor=executor_opener(settings)
     ) as repository:
         for name, reason in repository.served.problems.items():
-            _log.error("a model is not served", extra={"model": name, "reason": reason})
+            _log.error("a model is broken", extra={"model": name, "reason": reason})
         # What was loaded stays: the collector need not walk it for every generation.
         gc.collect()
         gc.freeze()

@@ -23,6 +23,7 @@ GatewayError
 ├── EventLogUnavailable        503   an answer that cannot be billed is not given
 ├── DependencyUnavailable      503   SQL store or Redis, where there is no way around it
 ├── ConfigurationError         422   a document is refused: file, line, field
+├── ModelsBroken               422   a reload found models that cannot be served
 └── InternalError              500   a fault of ours
 """
 
@@ -239,3 +240,11 @@ class ConfigurationError(GatewayError):
         self.file = file
         self.line = line
         self.field = field
+
+
+class ModelsBroken(GatewayError):
+    """Models were read again, and some cannot be served as their folders say."""
+
+    status = 422
+    code = "models_broken"
+    title = "Models are broken"

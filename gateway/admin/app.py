@@ -18,6 +18,7 @@ from gateway.admin.accounts import AccountChanges, KeyController, TenantControll
 from gateway.admin.active import ActiveDocument
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
+from gateway.admin.models import ModelsController
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
@@ -38,6 +39,7 @@ from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
 _REQUEST_ID = "request_id"
+_IS_ADMIN = "is_admin"
 
 
 class AdminAccess(ASGIMiddleware):
@@ -61,7 +63,8 @@ class AdminAccess(ASGIMiddleware):
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        if not (scope["route_handler"].opt.get("public") or self._is_admin(scope)):
+        scope["state"][_IS_ADMIN] = is_admin = self._is_admin(scope)
+        if not (scope["route_handler"].opt.get("public") or is_admin):
             raise AuthenticationFailed("send `Authorization: Bearer` with the admin key")
         await next_app(scope, receive, answer)
 
@@ -96,6 +99,7 @@ def build_admin(
             TenantController,
             KeyController,
             BillingController,
+            ModelsController,
             OperationsController,
             metrics,
             live,

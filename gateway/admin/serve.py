@@ -9,6 +9,7 @@ from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
+from gateway.operator_access import access_to, hold_access
 from gateway.redis_connection import connect
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
@@ -34,8 +35,10 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         settings.listen_fd,
         setting="SLUICEGATE_ADMIN_PORT",
     )
+    access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
+        stack.enter_context(hold_access(settings.data_dir, access))
         keepalive = settings.tcp_keepalive
         state = connect(settings.state_url, timeout=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(state.aclose)

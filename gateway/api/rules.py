@@ -33,7 +33,6 @@ from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import Found
 from gateway.corked import CLOSE
 from gateway.errors import (
-    AuthenticationFailed,
     DeadlineExceeded,
     GatewayError,
     InternalError,
@@ -128,12 +127,10 @@ class InferenceRules:
         exchange.wants_timing = bool(headers.get(b"x-server-timing"))
         if method != "POST":
             raise MethodNotAllowed("Use POST for this route.")
-        exchange.principal = self._keys.find(bearer_token(headers.get(b"authorization", b"")))
+        key = bearer_token(headers.get(b"authorization", b""))
+        exchange.principal = self._keys.find(key)
         if exchange.principal is None:
-            raise AuthenticationFailed(
-                "Send a valid API key as `Authorization: Bearer <key>`; this one is missing,"
-                " unknown or revoked."
-            )
+            raise self._keys.refusal(key)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         exchange.asked = read_headers(headers, document.deadline)
 
@@ -259,7 +256,8 @@ class InferenceRules:
     def _found(self, exchange: Exchange, job: Job, found: list[Found | None]) -> Reply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
-            outcomes = exchange.outcomes = self._inference.hits(found, exchange.asked.directives)
+            directives = exchange.asked.directives
+            outcomes = exchange.outcomes = self._inference.hits(job, found, directives)
             hits = [outcome for outcome in outcomes if outcome is not None]
             if len(hits) < len(outcomes):
                 return None

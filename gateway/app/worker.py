@@ -66,7 +66,7 @@ from gateway.shared_work import SharedWork
 from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
-from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
+from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
@@ -96,7 +96,6 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     listener = listener_on(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
-    ask_for_the_process_once()
     async with build_worker(settings) as (app, protocol):
         _calm_the_collector()
         await serve(
@@ -180,6 +179,7 @@ class _Worker:
         self.redis: dict[str, Callable[[], bool]] = {}
         self._make_storage()
         self._make_routing()
+        self.figures = self._figures()
 
     def _make_storage(self) -> None:
         document = self.runtimes.current.document
@@ -230,6 +230,7 @@ class _Worker:
             control=Control(self.state),
             worker=identity(self.settings),
             reload=ModelReloader(fleet=self.fleet, client=self.client, prober=self.prober).reload,
+            report=self._report,
         )
         self.dispatcher = Dispatcher(
             fleet=self.fleet,
@@ -247,6 +248,9 @@ class _Worker:
         self.stale = StaleAnswers(
             cache=self.cache, flights=self.flights, runner=self.runner, tasks=self.tasks
         )
+
+    def _report(self) -> bytes:
+        return self.figures.report()
 
     async def _meet_backends(self, runtime: Runtime) -> None:
         await self.discovery.prepare(runtime.endpoints, runtime.document.routing)
@@ -267,7 +271,7 @@ class _Worker:
 
     async def enter(self, stack: AsyncExitStack) -> Doors:
         """Start every part, and return the doors once backends are known, or had their time."""
-        figures = self._figures()
+        figures = self.figures
         follower = RuntimeFollower(
             store=self.runtimes,
             redis=self.state,

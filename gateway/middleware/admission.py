@@ -14,7 +14,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.auth.key_ring import KeyRing
-from gateway.errors import AuthenticationFailed, RateLimited
+from gateway.errors import RateLimited
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_headers
@@ -79,9 +79,10 @@ class AdmissionMiddleware(ASGIMiddleware):
         await next_app(scope, receive, _with_headers(scope, send))
 
     def _authenticate(self, scope: Scope) -> Principal:
-        principal = self._keys.find(bearer(scope))
+        key = bearer(scope)
+        principal = self._keys.find(key)
         if principal is None:
-            raise AuthenticationFailed("Send a valid API key as `Authorization: Bearer <key>`.")
+            raise self._keys.refusal(key)
         return principal
 
     def _charges(self, principal: Principal) -> Sequence[Charge]:

@@ -21,6 +21,7 @@ from gateway.workers.group import Entry, GroupReader, consumer_name
 from gateway.workers.intake import Intake, Taken
 from gateway.workers.patience import Backoff, pause
 from gateway.workers.stream import BILLING
+from gateway.workers.usage_rollup import UsageRollup
 
 _REDIS_TIMEOUT: Final = 5.0
 _WAIT: Final = 0.25
@@ -132,6 +133,12 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
                 group.create_task(
                     _bill(redis, ledger, consumer_name(settings), report=report, stop=stop)
                 )
+            rollup = UsageRollup(
+                ledger.rollup,
+                keep=settings.usage_events_keep,
+                report=partial(metrics.statistics, "rollup"),
+            )
+            group.create_task(rollup.run(stop))
 
 
 async def _bill(

@@ -107,7 +107,7 @@ async def test_events_reach_the_ledger_and_their_log_is_deleted(pipeline: Pipeli
         await until(lambda: pipeline.billed() == 1000, what="all are billed")
         await until(lambda: pipeline.logs() == 0, what="the finished log is deleted")
         # The stream is trimmed in a turn of its own, after the log.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60.0):
             while await pipeline.redis.xlen(STREAM) or await pipeline.redis.hgetall(SHIPPED):
                 pass
 

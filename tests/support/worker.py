@@ -18,6 +18,7 @@ from gateway.settings import Settings
 from gateway.types import Rule
 from gateway.upstream.resolving import Resolver
 from tests.support.stub_backend import StubBackend
+from tests.support.waiting import PATIENCE
 
 KEY = "sk-a-key-of-the-worker-under-test"
 _END = b"\r\n\r\n"
@@ -67,7 +68,7 @@ class Connection:
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Return the status and headers that come next."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             text = (await self._reader.readuntil(_END)).decode("latin-1")
         first, *lines = text.strip().split("\r\n")
         pairs = (line.split(": ", 1) for line in lines)
@@ -77,14 +78,17 @@ class Connection:
         """Return the response that comes next, which must give its length."""
         status, headers = await self.head()
         length = 0 if to_head else int(headers["content-length"])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             body = await self._reader.readexactly(length)
         return Response(status=status, headers=headers, body=body)
 
     async def is_closed(self) -> bool:
         """Tell whether nothing more comes because the worker closed the connection."""
-        async with asyncio.timeout(10):
-            return await self._reader.read(1) == b""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                return await self._reader.read(1) == b""
+            except ConnectionResetError:  # it closed while more was sent
+                return True
 
 
 class RunningWorker:
@@ -114,12 +118,13 @@ async def running_worker(
     state_url: str = "",
     upstream_ca: Path | None = None,
     resolver: Resolver | None = None,
+    ledger_url: str = "",
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
-    `document` holds sections of the configuration.
+    `document` holds sections of the configuration. A ledger at `ledger_url` is the test's to fill.
     """
     settings = Settings(
         data_dir=folder,
@@ -128,12 +133,14 @@ async def running_worker(
         state_url=state_url or url,
         secret="shared by the workers of a test",
         upstream_ca=upstream_ca,
+        ledger_url=ledger_url,
         drain=2.0,
     )
     _configure(settings, stubs, document)
-    with Ledger(settings.ledger) as ledger:
-        ledger.accounts.create_tenant("acme", rules=rules)
-        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    if not ledger_url:
+        with Ledger(settings.ledger) as ledger:
+            ledger.accounts.create_tenant("acme", rules=rules)
+            ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     registry = CollectorRegistry()
     stop = asyncio.Event()
     building = build_worker(settings, registry=registry, resolver=resolver)

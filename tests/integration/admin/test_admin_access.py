@@ -1,5 +1,7 @@
 """The operators' listener: access, health, caches, regions, metrics."""
 
+from pathlib import Path
+
 import httpx
 import msgspec
 import pytest
@@ -73,6 +75,23 @@ async def test_a_purge_is_live_in_every_worker_when_it_returns(
 
     assert (answer.status_code, answer.json()["live"]) == (200, True)
     assert worker.current.epochs == {"model:m": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/admin/cache/purge", {"model": "m"}), ("/admin/models/reload", None)],
+)
+async def test_what_cannot_be_in_the_audit_does_not_happen(
+    settings: Settings, redis: Redis, tmp_path: Path, path: str, body: dict[str, str] | None
+) -> None:
+    (tmp_path / "no-folder").write_text("")
+    before = await Control(redis).versions()
+    with Ledger(f"sqlite:///{tmp_path / 'no-folder' / 'ledger.db'}") as away:
+        async with client_of(settings, redis, away) as client:
+            answer = await client.post(path, json=body)
+
+    refused(answer, 503, "dependency_unavailable")
+    assert await Control(redis).versions() == before
 
 
 async def test_shares_of_limits_are_shown(admin: httpx.AsyncClient, ledger: Ledger) -> None:

@@ -1,6 +1,7 @@
 """The fast lane on one connection: at once, in order, and no faster than its peer reads."""
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -186,7 +187,8 @@ async def test_a_fault_after_the_cache_was_asked_is_an_answer_and_an_event(door:
     door.api.scene.cache.has_memory = False
     (key,) = door.api.scene.cache.entries
     entry = door.api.scene.cache.entries[key]
-    door.api.scene.cache.entries[key] = msgspec.structs.replace(entry, stored_at=float("-inf"))
+    broken: Any = None  # no payload: not what a cache may return
+    door.api.scene.cache.entries[key] = msgspec.structs.replace(entry, payload=broken)
 
     answer = await door.send(ask("known"))
 
