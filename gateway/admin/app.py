@@ -23,6 +23,7 @@ from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.cache.redis_pipes import Pipe
+from gateway.draining import Draining
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -53,7 +54,7 @@ class AdminAccess(ASGIMiddleware):
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Pass the request on, or refuse it."""
-        request_id = _new_id()
+        request_id = new_id()
         scope["state"][_REQUEST_ID] = request_id
 
         async def answer(message: Message) -> None:
@@ -81,6 +82,7 @@ def build_admin(
     ledger: Ledger,
     publisher: Publisher,
     recovery: Recovery,
+    draining: Draining | None = None,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
     objects: dict[str, object] = {
@@ -90,6 +92,7 @@ def build_admin(
         "ledger": ledger,
         "publisher": publisher,
         "recovery": recovery,
+        "draining": draining or Draining(),
         "active": ActiveDocument(control=control, settings=settings),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
@@ -113,7 +116,8 @@ def build_admin(
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Return an id for a request of an operator."""
     return f"adm_{secrets.token_hex(12)}"
 
 
@@ -123,7 +127,7 @@ def _provide(value: object) -> Provide:
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     # A route that does not exist is refused before the middleware names the request.
-    request_id = str(request.scope["state"].get(_REQUEST_ID) or _new_id())
+    request_id = str(request.scope["state"].get(_REQUEST_ID) or new_id())
     known = _known(error, request_id)
     headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
     headers |= {"x-request-id": request_id}

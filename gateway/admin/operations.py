@@ -1,7 +1,6 @@
 """The routes of what runs: caches, regions, metrics and health."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from gateway.admin.fleet_view import backends_seen
 from gateway.cache.redis_pipes import Pipe
 from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
+from gateway.draining import DRAINING, Draining
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
@@ -23,6 +23,7 @@ from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.telemetry.metric_files import files_held
+from gateway.telemetry.restarts_collector import RestartsCollector
 
 _PATIENCE = 5.0
 _REDIS_FIGURES = (
@@ -196,7 +197,7 @@ class OperationsController(Controller):
 @get("/metrics")
 async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
-    text = await asyncio.to_thread(_collect, settings.metrics_dir)
+    text = await asyncio.to_thread(_collect, settings)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -212,9 +213,10 @@ async def ready(
     control: NamedDependency[Control],
     ledger: NamedDependency[Ledger],
     cache_redis: NamedDependency[SkipValidation[Pipe]],
+    draining: NamedDependency[Draining],
 ) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
-    missing = []
+    missing = [DRAINING] if draining.is_announced else []
     for name, question in (
         ("state_redis", control.versions()),
         ("ledger", asyncio.to_thread(ledger.accounts.version)),
@@ -272,8 +274,10 @@ async def _drained(
     return Response(done, status_code=200 if live else 202)
 
 
-def _collect(folder: Path) -> bytes:
+def _collect(settings: Settings) -> bytes:
     registry = CollectorRegistry()
+    registry.register(RestartsCollector(settings.data_dir))
+    folder = settings.metrics_dir
     with files_held(folder, exclusive=False):
         folder.mkdir(parents=True, exist_ok=True)
         MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]

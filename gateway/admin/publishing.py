@@ -5,12 +5,14 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
 from gateway.config import tree
 from gateway.config.document import Document
 from gateway.config.load import digest, explain, load_sources
+from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
     ConfigurationError,
@@ -34,7 +36,8 @@ _TRIES = 3
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A document that is published; `live` when every worker has taken it.
 
-    `workers` has `ok`, `pending` or what was wrong, by worker.
+    `workers` has `ok`, `pending` or what was wrong, by worker. `notice` says why a change that was
+    expected may not be there.
     """
 
     generation: int
@@ -42,6 +45,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool
     live: bool
     workers: dict[str, str]
+    notice: str = ""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +103,7 @@ class Publisher:
         """Publish the configuration folder.
 
         Raises:
-            ConfigurationError: it is not valid; nothing changed.
+            ConfigurationError: it is not valid, or not the one that was edited; nothing changed.
         """
         tries = _TRIES
         while True:
@@ -151,11 +155,14 @@ class Publisher:
         )
 
     async def _reload(self, author: str) -> Change:
-        sources = await asyncio.to_thread(read_folder, self._settings.config)
+        folder = self._settings.config
+        await asyncio.to_thread(check_mounts, folder)
+        sources = await asyncio.to_thread(read_folder, folder)
         folder_digest = await self._check(sources)
         active = await self._active()
         if active is not None and active.sources == sources:
-            return await self._waited(active, changed=False)
+            same = await self._waited(active, changed=False)
+            return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
         await self._check_change(sources, active)
         return await self._publish(
             active, sources, author=author, reason="reload", folder_digest=folder_digest
@@ -269,6 +276,17 @@ class Publisher:
             live=all(outcome == "ok" for outcome in workers.values()),
             workers=workers,
         )
+
+
+def _unchanged(folder: Path) -> str:
+    """Return why the files of `folder` may not be those that were edited, if that may be."""
+    mounted = [path.name for path in mounted_files(folder)]
+    if not mounted:
+        return ""
+    return (
+        f"nothing changed since the last load; mounted as single files: `{'`, `'.join(mounted)}`:"
+        " an editor that writes a new file is not seen through such a mount, so mount the folder"
+    )
 
 
 def etag(published: Published) -> str:

@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+import signal
 import time
+from functools import partial
 
-from gateway.admin.app import build_admin
+from gateway.admin.app import build_admin, new_id
 from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
+from gateway.corked import CorkedProtocol
+from gateway.draining import Draining
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.operator_access import access_to, hold_access
@@ -15,7 +19,6 @@ from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
-from gateway.telemetry.logs import configure_logging
 
 _TIMEOUT = 2.0
 
@@ -26,7 +29,6 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: there is no admin key, or the address cannot be had.
     """
-    configure_logging(settings.log_level)
     if not settings.admin_key:
         raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
     listener = listener_on(
@@ -36,6 +38,8 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         setting="SLUICEGATE_ADMIN_PORT",
     )
     access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         stack.enter_context(hold_access(settings.data_dir, access))
@@ -61,8 +65,17 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             ledger=ledger,
             publisher=publisher,
             recovery=recovery,
+            draining=draining,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
             tasks.create_task(recovery.follow(stop))
-            await serve(app, listener, drain=settings.drain, stop=stop)
+            protocol = partial(CorkedProtocol, new_id=new_id)
+            await serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                draining=draining,
+            )

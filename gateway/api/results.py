@@ -15,23 +15,29 @@ class LabelScore(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class LabelsResult(msgspec.Struct, frozen=True, kw_only=True):
+class LabelsResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Labels, best first."""
 
     labels: list[LabelScore]
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
-class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The index of the chosen option, and each option's score."""
 
     choice: int
     scores: list[float]
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
-class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A vector."""
 
     embedding: list[float]
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
 class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +46,8 @@ class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     index: int
     score: float
     document: str | None = None
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
 class Entity(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,8 @@
 
 A body says what the caller wrote; `request()` takes it apart into parameters (which all items
 share, and which are part of the cache key) and items. What only shapes the answer (`top_n`,
-`return_documents`, `on_error`) stays with the body and reaches neither key nor backend.
+`return_documents`, `on_error`) stays with the body and reaches neither key nor backend; `truncate`
+reaches the backend alone.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -40,11 +41,12 @@ class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     top_k: Positive | None = None
     function: Literal["softmax", "sigmoid", "none"] | None = None
     on_error: OnError = "fail"
+    truncate: bool = True
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = ClassifyParameters(top_k=self.top_k, function=self.function)
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +59,7 @@ class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     multi_label: bool = False
     hypothesis_template: str = "This text is about {}."
     on_error: OnError = "fail"
+    truncate: bool = True
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -65,7 +68,7 @@ class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             multi_label=self.multi_label,
             hypothesis_template=self.hypothesis_template,
         )
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,12 +78,11 @@ class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model: str
     input: ChooseItem | list[ChooseItem]
     on_error: OnError = "fail"
+    truncate: bool = True
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
-        return _request(
-            self.task, self.model, _NO_CHOOSE_PARAMETERS, _listed(self.input), self.on_error
-        )
+        return _request(self.task, self.model, _NO_CHOOSE_PARAMETERS, _listed(self.input), self)
 
 
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,11 +95,12 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     top_n: Positive | None = None
     return_documents: bool = False
     on_error: OnError = "fail"
+    truncate: bool = True
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = RerankParameters(query=self.query)
-        return _request(self.task, self.model, parameters, self.documents, self.on_error)
+        return _request(self.task, self.model, parameters, self.documents, self)
 
 
 class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,11 +111,12 @@ class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     input: Text | list[Text]
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
     on_error: OnError = "fail"
+    truncate: bool = True
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = EntitiesParameters(aggregation=self.aggregation)
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,11 +128,12 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     normalize: bool = True
     dimensions: Positive | None = None
     on_error: OnError = "fail"
+    truncate: bool = True
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,11 +143,12 @@ class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     inputs: list[Any]
     parameters: dict[str, Any] = {}
     on_error: OnError = "fail"
+    truncate: bool = True
 
     def request_for(self, model: str) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = InferParameters(parameters=self.parameters)
-        return _request(self.task, model, parameters, self.inputs, self.on_error)
+        return _request(self.task, model, parameters, self.inputs, self)
 
 
 TaskBody = ClassifyBody | ZeroShotBody | ChooseBody | RerankBody | EntitiesBody | EmbedBody
@@ -164,12 +170,13 @@ def _listed(value: object) -> list[Any]:
 
 
 def _request(
-    task: Task, model: str, parameters: Parameters, items: list[Any], on_error: OnError
+    task: Task, model: str, parameters: Parameters, items: list[Any], body: "Body"
 ) -> InferenceRequest:
     return InferenceRequest(
         task=task,
         model=ModelName(model),
         parameters=_encode(parameters),
         items=tuple([_encode(item) for item in items]),
-        continue_on_error=on_error == "continue",
+        continue_on_error=body.on_error == "continue",
+        truncate=body.truncate,
     )

@@ -10,10 +10,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.api.health import Readiness
+from gateway.api.health import Readiness, ReadinessSource
 from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
 from gateway.config.document import Document
+from gateway.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, UsageRow
 from gateway.routing.fleet import Fleet
@@ -96,6 +97,22 @@ class WorkerReadiness:
 def _lacking(one: EndpointStatistics) -> str:
     """Return what a backend lacks, for everybody: why names files, and is for operators."""
     return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
+
+
+class ReadinessUntilDraining:
+    """The readiness of a worker, which is not ready once its gateway is stopping."""
+
+    def __init__(self, source: ReadinessSource, draining: Draining) -> None:
+        self._source = source
+        self._draining = draining
+
+    def readiness(self) -> Readiness:
+        """Return what is missing."""
+        readiness = self._source.readiness()
+        if not self._draining.is_announced:
+            return readiness
+        missing = [DRAINING, *readiness.missing]
+        return msgspec.structs.replace(readiness, ready=False, missing=missing)
 
 
 def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import random
 import secrets
+import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import (
@@ -33,7 +35,12 @@ from gateway.app.figures import Figures, worker_statistics
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
 from gateway.app.shares import limits_of_region
-from gateway.app.views import CurrentDocument, LedgerUsage, WorkerReadiness
+from gateway.app.views import (
+    CurrentDocument,
+    LedgerUsage,
+    ReadinessUntilDraining,
+    WorkerReadiness,
+)
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
 from gateway.cache.coalescing import Flights
@@ -46,6 +53,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.limited import LimitedRunner
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
+from gateway.draining import Draining
 from gateway.events.log import EventLog
 from gateway.inference import Inference
 from gateway.ledger.ledger import Ledger
@@ -65,7 +73,6 @@ from gateway.settings import Settings, process_environment
 from gateway.shared_work import SharedWork
 from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
-from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
@@ -92,11 +99,13 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: the document, or an address, cannot be used.
     """
-    configure_logging(settings.log_level)
     listener = listener_on(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
-    async with build_worker(settings) as (app, protocol):
+    siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
             app,
@@ -109,6 +118,8 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
                 idle=settings.keep_alive,
                 connections=settings.max_connections,
             ),
+            draining=draining,
+            siblings=siblings,
         )
 
 
@@ -126,6 +137,7 @@ async def build_worker(
     *,
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
+    draining: Draining | None = None,
 ) -> AsyncIterator[Doors]:
     """Make a worker and enter its parts, each before those that use it.
 
@@ -144,7 +156,7 @@ async def build_worker(
         own = resolver or SystemResolver()
         stores = _Stores(state, ledger, recovery)
         worker = _Worker(settings, stores, runtimes, GatewayMetrics(registry), own)
-        yield await worker.enter(stack)
+        yield await worker.enter(stack, draining or Draining())
 
 
 class _Stores(NamedTuple):
@@ -269,7 +281,7 @@ class _Worker:
         self._configure(self.runtimes.current)
         self.prober.refresh()
 
-    async def enter(self, stack: AsyncExitStack) -> Doors:
+    async def enter(self, stack: AsyncExitStack, draining: Draining) -> Doors:
         """Start every part, and return the doors once backends are known, or had their time."""
         figures = self.figures
         follower = RuntimeFollower(
@@ -295,7 +307,7 @@ class _Worker:
         for part in parts:
             await stack.enter_async_context(part)
         await self.prober.settle_in()
-        return self._doors()
+        return self._doors(draining)
 
     def _cache_watch(self) -> AbstractAsyncContextManager[object]:
         if not self.runtimes.current.document.cache.redis_enabled:
@@ -322,7 +334,7 @@ class _Worker:
             details={"fleet": self.fleet.statistics},
         )
 
-    def _doors(self) -> Doors:
+    def _doors(self, draining: Draining) -> Doors:
         ids = RequestIds()
         inference = Inference(
             models=self.fleet,
@@ -356,12 +368,18 @@ class _Worker:
             models=self.fleet,
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
-            health=WorkerReadiness(principals=self.principals, fleet=self.fleet, redis=self.redis),
+            health=ReadinessUntilDraining(
+                WorkerReadiness(principals=self.principals, fleet=self.fleet, redis=self.redis),
+                draining,
+            ),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
+            return Doors(
+                app, partial(CorkedProtocol, new_id=ids.new)
+            )  # spans are recorded on the application's way
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
+        draining.on_close(heads.close)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
         lane = FastLane(
             rules=rules,
@@ -372,4 +390,4 @@ class _Worker:
             ids=ids,
             turn=turn,
         )
-        return Doors(app, partial(FastLaneProtocol, lane=lane))
+        return Doors(app, partial(FastLaneProtocol, lane=lane, new_id=ids.new))

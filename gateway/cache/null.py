@@ -31,9 +31,12 @@ class NullTier:
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Keep nothing."""
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
         """Tell nobody."""
         return [False] * len(keys)
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Tell nobody."""
 
     def statistics(self) -> RemoteStatistics:
         """Return zeros."""
@@ -65,9 +68,12 @@ class NullCache:
     def store(self, key: CacheKey, entry: Entry) -> None:
         """Keep nothing."""
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
         """Tell nobody."""
         return [False] * len(keys)
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Tell nobody."""
 
     def statistics(self) -> CacheStatistics:
         """Return zeros."""

@@ -7,6 +7,7 @@ The parser is the server's, `httptools`.
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections import deque
 from typing import NamedTuple
@@ -142,18 +143,11 @@ class BackendTransport:
         return None
 
     async def _connect(self, origin: Origin, patience: float | None) -> "_Connection":
-        scheme, host, port, server_name = origin
-        loop = asyncio.get_running_loop()
+        scheme, *_ = origin
         try:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                transport, connection = await loop.create_connection(
-                    lambda: _Connection(context),
-                    host,
-                    port,
-                    ssl=context,
-                    server_hostname=server_name if context is not None else None,
-                )
+                transport, connection = await _connected(origin, context)
             self._tcp_keepalive.apply(transport)
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
@@ -188,6 +182,30 @@ class BackendTransport:
             else:
                 del self._idle[origin]
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
+
+
+async def _connected(
+    origin: Origin, context: ssl.SSLContext | None
+) -> tuple[asyncio.Transport, "_Connection"]:
+    """Return a connection, and its transport, to the first address of the origin that takes it."""
+    # Resolved here: uvloop's own look-up outlives a cancelled connect, and its failure is logged.
+    _, host, port, server_name = origin
+    loop = asyncio.get_running_loop()
+    failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
+    for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return await loop.create_connection(
+                lambda: _Connection(context),
+                str(address[0]),
+                port,
+                ssl=context,
+                server_hostname=server_name if context is not None else None,
+            )
+        except ssl.SSLError:
+            raise  # it is there, and another address would say the same
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 class Response:

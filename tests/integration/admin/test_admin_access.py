@@ -31,6 +31,15 @@ async def test_nothing_is_told_without_the_admin_key(
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
+async def test_several_keys_are_none(admin: httpx.AsyncClient) -> None:
+    del admin.headers["authorization"]
+    right = ("authorization", f"Bearer {KEY}")
+
+    for lines in ([right, right], [("authorization", "Basic YTpi"), right]):
+        refused(await admin.get("/admin/keys", headers=lines), 401, "authentication_failed")
+    assert (await admin.get("/admin/keys", headers=[right])).status_code == 200
+
+
 async def test_without_an_admin_key_nobody_is_admin(
     settings: Settings, redis: Redis, ledger: Ledger
 ) -> None:
