@@ -1,6 +1,7 @@
 """Options of TCP connections that end those whose other side is no longer reached."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Mapping
@@ -56,8 +57,9 @@ def discard_at_close(transport: asyncio.BaseTransport) -> None:
     nobody waits for any more.
     """
     connection = transport.get_extra_info("socket")
-    if _is_tcp(connection) and connection.fileno() >= 0:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+    if _is_tcp(connection):
+        with contextlib.suppress(OSError):  # it may be closed already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
 
 
 def _is_tcp(connection: Any) -> bool:  # Any: asyncio's and uvloop's differ

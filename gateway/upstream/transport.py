@@ -6,7 +6,6 @@ The parser is the server's, `httptools`.
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections import deque
@@ -166,8 +165,7 @@ class BackendTransport:
 
     def _drop(self, connection: "_Connection") -> None:
         self._busy.discard(connection)
-        connection.discard()
-        connection.abort()
+        connection.abort(discard=True)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -296,13 +294,10 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return whole
 
-    def discard(self) -> None:
-        """Have what was not yet sent never arrive."""
-        with contextlib.suppress(OSError):  # it may be closed already
+    def abort(self, *, discard: bool = False) -> None:
+        """Close at once; `discard` what did not arrive yet."""
+        if discard:
             discard_at_close(self._transport)
-
-    def abort(self) -> None:
-        """Close at once."""
         self._error = self._error or TransportError("the connection was given up")
         self._transport.abort()
 
