@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import time
 
 from gateway.admin.app import build_admin
@@ -36,7 +35,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         setting="SLUICEGATE_ADMIN_PORT",
     )
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    draining.hear_announcement()
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         state = connect(settings.state_url, timeout=_TIMEOUT)
