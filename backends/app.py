@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from ipaddress import ip_address
 
 import uvicorn
@@ -18,6 +19,7 @@ import uvloop
 from typing_extensions import override
 
 from backends.admission.admit import Admit, admit
+from backends.api.bounded import Waits
 from backends.api.calls import CallHandler, Door
 from backends.api.corked import CorkedProtocol
 from backends.api.engine import Engine
@@ -42,6 +44,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE = 120
 _LOOK = 0.05
 _FIRST_CALL = 1.0
+# uvicorn's ticks, ten a second, between two looks for connections that are late.
+_TICKS = 5
 
 
 @asynccontextmanager
@@ -71,7 +75,10 @@ async def open_backend(
             admit=admit,
         )
         repository = Repository(
-            root=settings.models, tools=tools, retire_after=settings.retire_after
+            root=settings.models,
+            tools=tools,
+            retire_after=settings.retire_after,
+            more=settings.more_models,
         )
         yield await stack.enter_async_context(repository)
 
@@ -152,7 +159,7 @@ async def _serve_repository(
     parent: int,
 ) -> None:
     for name, reason in repository.served.problems.items():
-        _log.error("a model is not served", extra={"model": name, "reason": reason})
+        _log.error("a model is broken", extra={"model": name, "reason": reason})
     # What was loaded stays: the collector need not walk it for every generation.
     gc.collect()
     gc.freeze()
@@ -245,11 +252,13 @@ async def _parent_gone(parent: int) -> None:
 class BackendServer(uvicorn.Server):
     """uvicorn without its own idea of signals: ours drain first and exit with 0."""
 
-    def __init__(self, application: Routes, tls: ServerTls | None = None) -> None:
+    def __init__(
+        self, application: Routes, tls: ServerTls | None = None, waits: Waits | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
-                http=CorkedProtocol,
+                http=partial(CorkedProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
                 ws="none",
                 lifespan="off",
                 loop="none",
@@ -290,6 +299,15 @@ class BackendServer(uvicorn.Server):
             if not self.server_state.connections:
                 return
             await asyncio.sleep(_LOOK)
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        if counter % _TICKS == 0:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, CorkedProtocol):
+                    connection.end_if_late(now)
+        return await super().on_tick(counter)
 
     @contextmanager
     @override

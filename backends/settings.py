@@ -22,6 +22,8 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
+    `more_models` is a second repository: its models are served beside those of `models`, and of a
+    name that is in both, that of `models`.
     `threads` is the number of one-thread runs at a time per encoder (0: what `models tune`
     found, or one per core);
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
@@ -46,6 +48,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     models: Path = Path("models")
+    more_models: Path | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
     region: str = "local"

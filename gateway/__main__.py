@@ -47,6 +47,11 @@ def run_entry(entry: str, settings: Settings) -> None:
     if entry in _PATIENT:
         give_way()
     export_metrics_dir(settings)
+    from gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
+        keep_metrics_in_files,
+    )
+
+    keep_metrics_in_files(settings.metrics_dir)
     module, function = ENTRIES[entry]
     run: Run = getattr(importlib.import_module(module), function)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

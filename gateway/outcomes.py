@@ -35,8 +35,13 @@ def hit_outcome(entry: Entry, tier: str, now: float, max_age: float | None) -> I
     return ItemOutcome(source=Source.HIT, result=entry.payload, age=age, tier=tier)
 
 
-def kept_entry(outcome: ItemOutcome, *, now: float, ttl: float) -> Entry:
-    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
+def kept_entry(
+    outcome: ItemOutcome, *, now: float, ttl: float, owner: str = "", owner_epoch: int = 0
+) -> Entry:
+    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal.
+
+    `owner` is whose request computed it, where other tenants may be given it too.
+    """
     failure = outcome.failure
     return Entry(
         payload=outcome.result,
@@ -47,6 +52,8 @@ def kept_entry(outcome: ItemOutcome, *, now: float, ttl: float) -> Entry:
         tokens=outcome.tokens,
         stored_at=now,
         expires_at=now + ttl,
+        owner=owner,
+        owner_epoch=owner_epoch,
     )
 
 

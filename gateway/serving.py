@@ -112,7 +112,9 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="none",
-        http=partial(protocol, patience=patience, draining=draining),  # type: ignore[arg-type]
+        http=partial(  # type: ignore[arg-type]  # it makes one
+            protocol, patience=patience, draining=draining, turned_away=set()
+        ),
         timeout_keep_alive=max(1, round(patience.idle)),
         ws="none",
         lifespan="off",

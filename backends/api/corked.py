@@ -8,9 +8,9 @@ import select
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from backends.api.asgi import CLIENT_EXTENSION, Client
+from backends.api.bounded import BoundedProtocol
 
 
 class CorkedTransport(asyncio.Transport):
@@ -59,8 +59,8 @@ class CorkedTransport(asyncio.Transport):
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
 
-class CorkedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over a corked transport, which says when its client leaves.
+class CorkedProtocol(BoundedProtocol):
+    """A protocol over a corked transport, which says when its client leaves.
 
     ASGI would have a task wait for that, a third of what a call of one item costs in tasks.
     """

@@ -19,6 +19,7 @@ from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
 from gateway.rate_limit.spender import Spender
+from gateway.request_head import MAX_FIELDS, has_one_host
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.types import CacheDirectives, Principal
@@ -167,6 +168,8 @@ class _HeadReader:
         lengths = [value for name, value in self.headers if name == b"content-length"]
         return (
             not self._has_more
+            and len(self.headers) <= MAX_FIELDS
+            and has_one_host(self.headers)
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()

@@ -7,7 +7,12 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
@@ -39,6 +44,8 @@ from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
 from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
+from gateway.cache.redis_pipes import open_pipe
+from gateway.cache.redis_watch import RedisWatch
 from gateway.corked import CorkedProtocol
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
@@ -57,6 +64,7 @@ from gateway.routing.fleet import Fleet
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.models import ModelsFollower
+from gateway.runtime.recovery import LedgerRecovery, Recovery
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.serving import listener_on, serve
@@ -65,13 +73,14 @@ from gateway.shared_work import SharedWork
 from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
 from gateway.telemetry.logs import configure_logging
-from gateway.telemetry.metrics import GatewayMetrics, ask_for_the_process_once
+from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
 
 _STATE_TIMEOUT = 1.0
+_PROBE = 0.5
 # Work that no request waits for any more: those had their time while the server drained.
 _LEFT_BEHIND = 0.5
 _LONGEST_IN_LOG_NAME = 8
@@ -97,7 +106,6 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.hear_announcement()
-    ask_for_the_process_once()
     async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
@@ -137,12 +145,27 @@ async def build_worker(
     Names are looked up by `resolver`, by default as the operating system does.
     """
     async with AsyncExitStack() as stack:
-        state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
+        state = connect(
+            settings.state_url, timeout=_STATE_TIMEOUT, keepalive=settings.tcp_keepalive
+        )
         stack.push_async_callback(state.aclose)
-        runtimes = RuntimeStore(await first_runtime(state, settings))
+        ledger = stack.enter_context(Ledger(settings.ledger))
+        recovery = LedgerRecovery(
+            control=Control(state), record=ledger.published, region=settings.region
+        )
+        runtimes = RuntimeStore(await first_runtime(state, settings, recovery))
         own = resolver or SystemResolver()
-        worker = _Worker(settings, state, runtimes, GatewayMetrics(registry), own)
+        stores = _Stores(state, ledger, recovery)
+        worker = _Worker(settings, stores, runtimes, GatewayMetrics(registry), own)
         yield await worker.enter(stack, draining or Draining())
+
+
+class _Stores(NamedTuple):
+    """What outlives the worker."""
+
+    state: Redis
+    ledger: Ledger
+    recovery: Recovery
 
 
 class _Worker:
@@ -151,24 +174,25 @@ class _Worker:
     def __init__(
         self,
         settings: Settings,
-        state: Redis,
+        stores: _Stores,
         runtimes: RuntimeStore,
         metrics: GatewayMetrics,
         resolver: Resolver,
     ) -> None:
         self.settings = settings
-        self.state = state
+        self.state, self.ledger, self.recovery = stores
         self.runtimes = runtimes
         self.loop_time = asyncio.get_running_loop().time
         self.tracer = tracer_from(process_environment(), service="sluicegate-gateway")
         self.metrics = metrics
         self.resolver = resolver
         self.keys = KeyRing()
-        self.ledger = Ledger(settings.ledger)
         self.principals = PrincipalsFollower(ring=self.keys, accounts=self.ledger.accounts)
         self.tasks = TaskOwner(drain=_LEFT_BEHIND)
+        self.redis: dict[str, Callable[[], bool]] = {}
         self._make_storage()
         self._make_routing()
+        self.figures = self._figures()
 
     def _make_storage(self) -> None:
         document = self.runtimes.current.document
@@ -178,6 +202,7 @@ class _Worker:
             clock=time.time,  # noqa: TID251 - entries travel between machines
             monotonic=self.loop_time,
             random=random.random,
+            keepalive=self.settings.tcp_keepalive,
         )
         self.flights = Flights()
         self.limits = limits_of_region(
@@ -201,7 +226,9 @@ class _Worker:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self.fleet = Fleet(clock=self.loop_time, random=chooser)
         self.client = HttpBackendClient(
-            token=self.settings.backend_token, tls=client_tls(self.settings)
+            token=self.settings.backend_token,
+            tls=client_tls(self.settings),
+            tcp_keepalive=self.settings.tcp_keepalive,
         )
         self.discovery = Discovery(
             resolver=self.resolver, random=chooser, changed=self._place_backends
@@ -216,6 +243,7 @@ class _Worker:
             control=Control(self.state),
             worker=identity(self.settings),
             reload=ModelReloader(fleet=self.fleet, client=self.client, prober=self.prober).reload,
+            report=self._report,
         )
         self.dispatcher = Dispatcher(
             fleet=self.fleet,
@@ -233,6 +261,9 @@ class _Worker:
         self.stale = StaleAnswers(
             cache=self.cache, flights=self.flights, runner=self.runner, tasks=self.tasks
         )
+
+    def _report(self) -> bytes:
+        return self.figures.report()
 
     async def _meet_backends(self, runtime: Runtime) -> None:
         await self.discovery.prepare(runtime.endpoints, runtime.document.routing)
@@ -253,7 +284,7 @@ class _Worker:
 
     async def enter(self, stack: AsyncExitStack, draining: Draining) -> Doors:
         """Start every part, and return the doors once backends are known, or had their time."""
-        figures = self._figures()
+        figures = self.figures
         follower = RuntimeFollower(
             store=self.runtimes,
             redis=self.state,
@@ -262,21 +293,30 @@ class _Worker:
             accounts_changed=self.principals.read_again,
             models_changed=self.models.newest,
             drains_changed=self.fleet.drain,
+            recovery=self.recovery,
         )
+        self.redis["state_redis"] = lambda: follower.is_reached
         stack.push_async_callback(asyncio.to_thread, self.tracer.close)
-        stack.enter_context(self.ledger)
         stack.enter_context(self.events)
         storage = (
             *(self.cache, self.limits.follower, self.limiter),
             *(self.principals, follower, figures),
         )
         placing = (self.client, self.prober, self.discovery)
-        calling = (*placing, self.models, self.dispatcher, self.tasks)
+        calling = (*placing, self.models, self.dispatcher, self.tasks, self._cache_watch())
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
         for part in parts:
             await stack.enter_async_context(part)
         await self.prober.settle_in()
         return self._doors(draining)
+
+    def _cache_watch(self) -> AbstractAsyncContextManager[object]:
+        if not self.runtimes.current.document.cache.redis_enabled:
+            return nullcontext()
+        url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
+        watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
+        self.redis["cache_redis"] = lambda: watch.is_reached
+        return watch
 
     def _figures(self) -> Figures:
         return Figures(
@@ -330,12 +370,15 @@ class _Worker:
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
             health=ReadinessUntilDraining(
-                WorkerReadiness(principals=self.principals, fleet=self.fleet), draining
+                WorkerReadiness(principals=self.principals, fleet=self.fleet, redis=self.redis),
+                draining,
             ),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
+            return Doors(
+                app, partial(CorkedProtocol, new_id=ids.new)
+            )  # spans are recorded on the application's way
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
         draining.on_close(heads.close)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
@@ -348,4 +391,4 @@ class _Worker:
             ids=ids,
             turn=turn,
         )
-        return Doors(app, partial(FastLaneProtocol, lane=lane))
+        return Doors(app, partial(FastLaneProtocol, lane=lane, new_id=ids.new))

@@ -9,7 +9,7 @@ from xxhash import xxh3_128
 
 from backends.protocol import Task
 
-KEY_VERSION = 1
+KEY_VERSION = 2
 """Part of every key: raise it when the encoding below, or what an entry holds, changes meaning."""
 
 _LENGTH = struct.Struct("<Q")

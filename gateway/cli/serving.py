@@ -57,7 +57,16 @@ def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ..
 @click.option(
     "--config", type=FOLDER, envvar="SLUICEGATE_CONFIG", default="config", show_default=True
 )
-@click.option("--models", type=FOLDER, help="Model repository.  [default: <data-dir>/models]")
+@click.option(
+    "--models",
+    type=FOLDER,
+    help="Model repository.  [default: the demo models, built in <data-dir>/models]",
+)
+@click.option(
+    "--demo-models",
+    is_flag=True,
+    help="Serve the demo models beside those of --models, whose names win.",
+)
 @click.option(
     "--admin-key",
     envvar="SLUICEGATE_ADMIN_KEY",
@@ -82,6 +91,7 @@ def up(
     data_dir: Path,
     config: Path,
     models: Path | None,
+    demo_models: bool,
     admin_key: str,
     demo_key: str,
 ) -> None:
@@ -104,6 +114,7 @@ def up(
             workers=workers or _default_workers(),
             regions=regions,
             models=models,
+            demo_models=demo_models,
             admin_key=admin_key,
             demo_key=demo_key,
         )

@@ -23,15 +23,21 @@ _LOADING = 3.0
 
 
 def backend_specs(
-    regions: Sequence[str], *, models: Path, settings: Settings, choose: random.Random
+    regions: Sequence[str],
+    *,
+    models: Path,
+    more_models: Path | None = None,
+    settings: Settings,
+    choose: random.Random,
 ) -> list[ProcessSpec]:
     """Return one backend for each region, on a free loopback port that it keeps."""
+    more = () if more_models is None else ("--more-models", str(more_models))
     taken: set[int] = set()
     specs = []
     for region in regions:
         port = free_port(_LOOPBACK, taken=taken, choose=choose)
         taken.add(port)
-        options = ("--models", str(models), "--host", _LOOPBACK, "--port", str(port))
+        options = ("--models", str(models), *more, "--host", _LOOPBACK, "--port", str(port))
         name = f"{region}-0"
         specs.append(
             ProcessSpec(

@@ -58,7 +58,7 @@ def serving(
         env=dict(process_environment()) | dict(environment or {}),
     ) as process:
         try:
-            wait_until(lambda: process.poll() is not None or is_ready(port), within=30.0)
+            wait_until(lambda: process.poll() is not None or is_ready(port), within=60)
             yield process
         finally:
             process.kill()
@@ -103,7 +103,7 @@ def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
         ready = json.loads(request(port, "GET", "/health/ready")[1])
         answers = classify(port, ["good film", "bad card", "the paris text"])
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=20.0)
+        _, log = process.communicate(timeout=60.0)
 
     assert process.returncode == 0
     assert (ready["provider"], ready["missing"]) == ("CPUExecutionProvider", [])
@@ -204,11 +204,11 @@ def test_it_ends_with_its_parent(models: Path) -> None:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         try:
-            wait_until(lambda: is_ready(port), within=30.0)
+            wait_until(lambda: is_ready(port), within=60)
         finally:
             parent.kill()
 
-    wait_until(lambda: not is_running(child), within=15.0, what="the backend outlived its parent")
+    wait_until(lambda: not is_running(child), within=60, what="the backend outlived its parent")
 
 
 def is_running(pid: int) -> bool:

@@ -48,7 +48,7 @@ class Scene:
     def _script(self, target: Endpoint, call: Call) -> AsyncIterator[Step]:
         return self.scripts.get(target.backend, echo_all)(target, call)
 
-    async def run(self, count: int, *, within: float = 5.0, traceparent: str = "") -> Outcomes:
+    async def run(self, count: int, *, within: float = 60.0, traceparent: str = "") -> Outcomes:
         """Run so many items as one request; all must end, and leave nothing in flight."""
         async with self.dispatcher:
             await self.dispatcher.run(
