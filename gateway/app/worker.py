@@ -4,7 +4,6 @@ import asyncio
 import gc
 import random
 import secrets
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -104,7 +103,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    draining.hear_announcement()
     async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
