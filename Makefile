@@ -9,12 +9,14 @@ CHECKED := gateway backends loadtests tools tests
 PEERS := litserve bentoml triton
 ARGS ?=
 PYTEST_ARGS ?=
+# Test files that run side by side; `auto` is one per core.
+TEST_PROCESSES ?= auto
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install install-dev install-system run test lint format types imports shape lock \
-	chaos soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+.PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
+	chaos arena arena-partitions soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
 	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
@@ -27,8 +29,13 @@ install-dev: $(VENV)/.installed-dev ## Install what `make test` needs into .venv
 run: install ## Start everything on this machine; options in ARGS="--port 9090 ..."
 	@exec $(BIN)/sluicegate up $(ARGS)
 
-test: lint types imports ## Run every check and every test; options in PYTEST_ARGS
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: install-dev ## Run every check and every test, side by side; options in PYTEST_ARGS
+	@$(MAKE) --no-print-directory --jobs 2 tests checks
+
+tests: install-dev
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+
+checks: lint imports types
 
 lint: install-dev ## Check style, format and shape
 	$(BIN)/ruff check .
@@ -53,6 +60,12 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare
 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
+
+arena: install-dev ## Run compose.yaml in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
+	$(BIN)/python -m loadtests arena $(ARGS)
+
+arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
+	$(BIN)/python -m loadtests partitions $(ARGS)
 
 soak: install-dev ## Wear everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
 	$(BIN)/python -m loadtests soak $(ARGS)

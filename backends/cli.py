@@ -49,6 +49,11 @@ def main() -> None:
 
 @main.command("serve")
 @_MODELS
+@click.option(
+    "--more-models",
+    type=click.Path(path_type=Path),
+    help="A second repository; of a name in both, the model of the first is served.",
+)
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on.")
 @click.option("--region", help="Region this backend belongs to.")
@@ -60,7 +65,9 @@ def main() -> None:
     "--exit-with-parent", is_flag=True, default=None, help="Stop when the parent process ends."
 )
 def serve_command(
+    *,
     models: Path | None,
+    more_models: Path | None,
     host: str | None,
     port: int | None,
     region: str | None,
@@ -68,7 +75,6 @@ def serve_command(
     threads: int | None,
     provider: str | None,
     drain: float | None,
-    *,
     exit_with_parent: bool | None,
 ) -> None:
     """Serve the models until SIGTERM.
@@ -79,6 +85,7 @@ def serve_command(
     with _one_line("backend"):
         settings = read_settings(
             models=models,
+            more_models=more_models,
             host=host,
             port=port,
             region=region,

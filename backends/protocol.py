@@ -255,7 +255,8 @@ class BackendState(msgspec.Struct, frozen=True, kw_only=True):
     """A backend's identity, readiness, models and load.
 
     `missing` says what is not as it should be; a ready backend may still miss a model whose
-    repository entry is broken.
+    repository entry is broken. `problems` says of such models, by name, what is wrong with the
+    revision that should be served, be another served in its place or none.
     """
 
     backend_id: str
@@ -264,6 +265,7 @@ class BackendState(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str]
     provider: str
     models: list[ModelInfo]
+    problems: dict[str, str] = {}
     report: Report
 
 

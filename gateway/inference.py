@@ -46,7 +46,7 @@ from gateway.types import (
 from gateway.waiting import Lead, Waiting, is_leaders_own
 
 _DEFAULT_ENTRY = ModelEntry()
-_NO_WISHES = CacheDirectives()
+_OK = 200
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
@@ -142,7 +142,13 @@ class Inference:
             return None, 0.0
         now = self._wall()
         entry = self._cache.peek(job.keys[0], now)
-        return entry, 0.0 if entry is None else max(0.0, now - entry.stored_at)
+        if entry is None:
+            return None, 0.0
+        age = now - entry.stored_at
+        is_plain = entry.status == _OK and not entry.owner and age <= plan.entry.cache_ttl
+        if not is_plain and not plan.is_valid(entry, now):
+            return None, 0.0
+        return entry, max(0.0, age)
 
     def peek(self, job: Job, directives: CacheDirectives) -> tuple[Entry | None, float]:
         """Return the entry that answers a job of one item, if memory has it, and its age."""
@@ -150,7 +156,7 @@ class Inference:
             return None, 0.0
         now = self._wall()
         entry = self._cache.peek(job.keys[0], now)
-        if entry is None:
+        if entry is None or not job.plan.is_valid(entry, now):
             return None, 0.0
         age = now - entry.stored_at
         if directives.max_age is not None and age > directives.max_age:
@@ -164,8 +170,7 @@ class Inference:
         now = self._wall()
         outcomes = []
         for key in job.keys:
-            entry = self._cache.peek(key, now)
-            hit = hit_outcome(entry, "memory", now, directives.max_age) if entry else None
+            hit = self._hit(job, self._cache.peek(key, now), "memory", now, directives)
             if hit is None:
                 return None
             outcomes.append(_as_asked(job, hit))
@@ -184,7 +189,7 @@ class Inference:
         """Return what was found as outcomes, without those that are too old for the caller."""
         now = self._wall()
         hits = [
-            hit_outcome(f.entry, f.tier, now, directives.max_age) if f is not None else None
+            self._hit(job, f.entry, f.tier, now, directives) if f is not None else None
             for f in found
         ]
         return [None if hit is None else _as_asked(job, hit) for hit in hits]
@@ -260,6 +265,7 @@ class Inference:
                 if keeps_last(entry)
                 else None
             ),
+            owner=f"tenant:{principal.tenant}" if scope == "shared" else "",
         )
 
     def _prefix(
@@ -292,9 +298,15 @@ class Inference:
         if not job.may_read(caller.directives):
             return None
         now = self._wall()
-        entry = self._cache.peek(key, now)
-        hit = hit_outcome(entry, "memory", now, caller.directives.max_age) if entry else None
+        hit = self._hit(job, self._cache.peek(key, now), "memory", now, caller.directives)
         return None if hit is None else _as_asked(job, hit)
+
+    def _hit(
+        self, job: Job, entry: Entry | None, tier: str, now: float, directives: CacheDirectives
+    ) -> ItemOutcome | None:
+        if entry is None or not job.plan.is_valid(entry, now):
+            return None
+        return hit_outcome(entry, tier, now, directives.max_age)
 
     def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> Waiting:
         waiting: dict[int, Seat] = {}

@@ -5,12 +5,14 @@ from typing import Literal
 
 import msgspec
 
+from gateway.cache.entry import Entry
 from gateway.cache.key import CacheKey, Prefix
 from gateway.config.document import ModelEntry
 from gateway.dispatch.work import Work, WorkItem
 from gateway.runtime.runtime import Runtime
 from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
 
+_OK = 200
 # Of the tags of flights whose texts are not cut: no key has one.
 _WHOLE = b"whole"
 
@@ -25,6 +27,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     entry: ModelEntry
     unrevised: Prefix | None = None
     """Makes the keys of last answers, whatever revision gave them; `None`: none are kept."""
+    owner: str = ""
+    """The scope of the tenant that asks, where the answers are kept for all tenants."""
+
+    @property
+    def owner_epoch(self) -> int:
+        """The epoch of `owner`, which purging the tenant raises."""
+        return self.runtime.epochs.get(self.owner, 0) if self.owner else 0
+
+    def is_valid(self, entry: Entry, now: float) -> bool:
+        """Tell whether a stored answer may still be given.
+
+        The document may have shortened lives since it was stored, and the tenant whose request
+        computed it may have been purged.
+        """
+        if entry.status == _OK:
+            life = self.entry.cache_ttl
+        else:
+            life = self.runtime.document.cache.refusal_ttl
+        return now - entry.stored_at <= life and self.is_kept(entry)
+
+    def is_kept(self, entry: Entry) -> bool:
+        """Tell whether the tenant whose request computed it was not purged since."""
+        owner = entry.owner
+        return not owner or entry.owner_epoch == self.runtime.epochs.get(owner, 0)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,8 +67,13 @@ def refused_if_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
     return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
 
 
-def kept_entry(outcome: ItemOutcome, *, now: float, ttl: float) -> Entry:
-    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
+def kept_entry(
+    outcome: ItemOutcome, *, now: float, ttl: float, owner: str = "", owner_epoch: int = 0
+) -> Entry:
+    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal.
+
+    `owner` is whose request computed it, where other tenants may be given it too.
+    """
     failure = outcome.failure
     return Entry(
         payload=outcome.result,
@@ -79,6 +84,8 @@ def kept_entry(outcome: ItemOutcome, *, now: float, ttl: float) -> Entry:
         tokens=outcome.tokens,
         stored_at=now,
         expires_at=now + ttl,
+        owner=owner,
+        owner_epoch=owner_epoch,
         truncated_from=outcome.truncated_from,
     )
 

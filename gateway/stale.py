@@ -105,7 +105,14 @@ class StaleAnswers:
         ttl = job.entry.cache_ttl if failure is None else refusal_ttl
         if ttl <= 0:
             return
-        entry = kept_entry(outcome, now=self._wall(), ttl=ttl)
+        plan = job.plan
+        entry = kept_entry(
+            outcome,
+            now=self._wall(),
+            ttl=ttl,
+            owner=plan.owner,
+            owner_epoch=plan.owner_epoch,
+        )
         self._cache.store(job.keys[index], entry)
         if job.plan.unrevised is not None:
             (key,) = job.plan.unrevised.keys([job.request.items[index]])
@@ -124,7 +131,7 @@ class StaleAnswers:
         taken_up = self._when_taken_up(job.model, now)
         old: OldAnswers = {}
         for index, one in zip(missing, found, strict=True):
-            if one is None or one.entry.revision == "":
+            if one is None or one.entry.revision == "" or not job.plan.is_kept(one.entry):
                 continue
             if one.entry.truncated_from and not job.request.truncate:
                 continue

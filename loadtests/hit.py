@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from backends.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
 from loadtests.machine import busy_seconds, pin, resident_mib, this_machine
@@ -73,6 +74,7 @@ def start_systems(
 ) -> dict[str, System]:
     """Start the product once for each way to a hit (or those named), filled and pinned."""
     models = root / "models"
+    build_demo_models(models, print)
     without_memory = _without_memory_tier(root)
     off = {"SLUICEGATE_FAST_LANE": "false"}
     systems = {

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
+from backends.demo.build import build_demo_models
 from backends.protocol import (
     CALL_PATH,
     BackendState,
@@ -47,6 +48,7 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         padded = write_padded(root / "padded.onnx")
+        build_demo_models(root / "models", print)
         with System(root / "data", models=root / "models") as system:
             served = root / "models" / "minilm" / "1" / "model.onnx"
             backend = system.processes("backend")[0].address or ""

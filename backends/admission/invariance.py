@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
+from backends.errors import ModelFailed
 from backends.executors.base import ModelExecutor
 from backends.types import FloatArray, IntArray, OutputKind
 
@@ -57,7 +58,7 @@ def measure_invariance(
     """Run a few rows alone, and among ordinary and unusual ones.
 
     Raises:
-        ModelFailed: the executor cannot run them.
+        ModelFailed: the executor cannot run them, or makes no numbers of them.
     """
     ordinary = [row[:max_tokens] for row in encode(ORDINARY)]
     outliers = [row[:max_tokens] for row in encode(OUTLIERS)]
@@ -101,6 +102,8 @@ class _Bench:
             mask[number, : len(row)] = 1
         given = {"ids": ids, "mask": mask, "type_ids": np.zeros_like(ids)}
         result: FloatArray = self._executor.run(**given, output=self._output)[place]
+        if not np.isfinite(result).all():
+            raise ModelFailed("its output holds what is no number: a weight may be NaN or infinite")
         return result[: len(self._subject)] if self._output is OutputKind.TOKENS else result
 
 

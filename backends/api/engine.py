@@ -52,12 +52,54 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repository's models became: endpoints, what runs below them, and what is broken."""
+    """What a repository's models became: endpoints, what runs below them, and what is broken.
+
+    Of the problems, `blocked` are those that another model's is to blame for. `needs` names for
+    each model all that it may ask. `kept` holds models that are broken now and answer as before.
+    """
 
     endpoints: Mapping[str, Endpoint]
     pipelines: Mapping[str, Pipeline]
     encoders: Sequence[RunningEncoder]
     problems: Mapping[str, str]
+    blocked: frozenset[str] = frozenset()
+    needs: Mapping[str, frozenset[str]] = {}
+    kept: Mapping[str, "Retired"] = {}
+
+    def sources(self) -> dict[str, "Retired"]:
+        """Return every endpoint by name, with what it is served with."""
+        own = {
+            name: Retired(endpoint=endpoint, served=self)
+            for name, endpoint in self.endpoints.items()
+        }
+        return {**self.kept, **own}
+
+    def find(self, name: str) -> "Retired | None":
+        """Return the endpoint of a name, with what it is served with."""
+        endpoint = self.endpoints.get(name)
+        if endpoint is not None:
+            return Retired(endpoint=endpoint, served=self)
+        return self.kept.get(name)
+
+    def part(self, name: str) -> "Served":
+        """Return what the model `name` needs, and nothing else."""
+        needed = self.needs.get(name, frozenset())
+        return Served(
+            endpoints={},
+            pipelines={n: pipeline for n, pipeline in self.pipelines.items() if n in needed},
+            encoders=[encoder for encoder in self.encoders if encoder.name in needed],
+            problems={},
+            needs={name: needed},
+        )
+
+    def all_encoders(self) -> list[RunningEncoder]:
+        """Return every encoder that runs, those of models kept from before after the others."""
+        used = [self, *(kept.served for kept in self.kept.values())]
+        return list({id(e.batcher): e for served in used for e in served.encoders}.values())
+
+    def infos(self) -> list[ModelInfo]:
+        """Return what is said of each model."""
+        return [source.endpoint.info for source in self.sources().values()]
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +151,9 @@ class Engine:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
+        """It takes no more calls."""
+        self.leaving = False
+        """It is to be given no more, and answers those that come all the same."""
         # Servers that run models of ours and are not ready now.
         self.unready: frozenset[Upstream] = frozenset()
         self._clock = clock
@@ -126,14 +171,13 @@ class Engine:
     def replace(self, served: Served) -> Mapping[Variant, Retired]:
         """Serve something else from now on; return what is served no longer, to be forgotten."""
         before, self._served = self._served, served
-        kept = {_variant(endpoint.info) for endpoint in served.endpoints.values()}
-        gone = {_variant(endpoint.info): endpoint for endpoint in before.endpoints.values()}
+        kept = {_variant(info) for info in served.infos()}
         for variant in kept:
             self._retired.pop(variant, None)
         retired = {
-            variant: Retired(endpoint=endpoint, served=before)
-            for variant, endpoint in gone.items()
-            if variant not in kept
+            variant: source
+            for source in before.sources().values()
+            if (variant := _variant(source.endpoint.info)) not in kept
         }
         self._retired |= retired
         return retired
@@ -147,7 +191,7 @@ class Engine:
     def running(self) -> list[RunningEncoder]:
         """Return every encoder that a call may still need."""
         used = [self._served, *(retired.served for retired in self._retired.values())]
-        found = {id(e.batcher): e for served in used for e in served.encoders}
+        found = {id(e.batcher): e for served in used for e in served.all_encoders()}
         return list(found.values())
 
     def admit(self, call: Call) -> Admitted:
@@ -171,9 +215,11 @@ class Engine:
 
     def _find(self, call: Call) -> tuple[Endpoint, Served]:
         asked = (call.model, call.revision, call.profile)
-        endpoint = self._served.endpoints.get(call.model)
+        endpoint, served = self._served.endpoints.get(call.model), self._served
+        if endpoint is None and (kept := self._served.kept.get(call.model)) is not None:
+            endpoint, served = kept.endpoint, kept.served
         if endpoint is not None and _variant(endpoint.info) == asked:
-            return endpoint, self._served
+            return endpoint, served
         if (retired := self._retired.get(asked)) is not None:
             return retired.endpoint, retired.served
         if endpoint is None:
@@ -214,7 +260,7 @@ class Engine:
         """Return what was loaded and has died since."""
         return [
             f"{encoder.name}: {encoder.failure}"
-            for encoder in self._served.encoders
+            for encoder in self._served.all_encoders()
             if encoder.failure is not None
         ]
 
@@ -224,22 +270,25 @@ class Engine:
         problems = [f"{name}: {reason}" for name, reason in self._served.problems.items()]
         away = [
             f"{encoder.name}: {encoder.upstream} is not ready"
-            for encoder in self._served.encoders
+            for encoder in self._served.all_encoders()
             if encoder.upstream in self.unready
         ]
         missing = [*failures, *problems, *away]
-        if self.draining:
-            missing.append("the backend is stopping")
-        if not self._served.endpoints:
+        is_leaving = self.draining or self.leaving
+        if is_leaving:
+            missing.append("draining: the backend is stopping")
+        infos = self._infos()
+        if not infos:
             missing.append("no model is served")
-        providers = {encoder.batcher.provider for encoder in self._served.encoders}
+        providers = {encoder.batcher.provider for encoder in self._served.all_encoders()}
         return BackendState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
-            ready=not (failures or away or self.draining) and bool(self._served.endpoints),
+            ready=not (failures or away or is_leaving) and bool(infos),
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
-            models=self._infos(),
+            models=infos,
+            problems=dict(self._served.problems),
             report=self.report(),
         )
 
@@ -249,10 +298,10 @@ class Engine:
         for name, revision, _ in self._retired:
             earlier.setdefault(name, []).append(revision)
         return [
-            msgspec.structs.replace(endpoint.info, earlier=earlier[name])
-            if name in earlier
-            else endpoint.info
-            for name, endpoint in self._served.endpoints.items()
+            msgspec.structs.replace(info, earlier=earlier[info.name])
+            if info.name in earlier
+            else info
+            for info in self._served.infos()
         ]
 
     def report_frame(self) -> bytes:
@@ -264,7 +313,7 @@ class Engine:
 
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
-        statistics = [encoder.batcher.statistics() for encoder in self._served.encoders]
+        statistics = [encoder.batcher.statistics() for encoder in self._served.all_encoders()]
         work = sum(s.work for s in statistics)
         return Report(
             queued_rows=sum(s.queued_rows for s in statistics),
@@ -279,7 +328,8 @@ class Engine:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the numbers the metrics are made of."""
+        """Return the numbers the metrics are made of; of two encoders of a name, the newer's."""
+        encoders = {encoder.name: encoder for encoder in reversed(self._served.all_encoders())}
         return Snapshot(
             ready=self.state().ready,
             calls_in_flight=self.calls_in_flight,
@@ -291,7 +341,7 @@ class Engine:
                     queue=encoder.batcher.statistics(),
                     rows=encoder.rows.statistics(),
                 )
-                for encoder in self._served.encoders
+                for encoder in reversed(encoders.values())
             ],
             shadows=self._mirror.statistics() if self._mirror else ShadowStatistics(),
         )

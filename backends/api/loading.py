@@ -24,12 +24,13 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
-from backends.repository.catalogue import Catalogue, Model
+from backends.repository.catalogue import Catalogue, Model, base_name
 from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
     GraphManifest,
     HeadManifest,
+    builds_on,
 )
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
@@ -110,6 +111,8 @@ def load_models(
         pipelines=loader.pipelines,
         encoders=loader.running,
         problems=loader.problems,
+        blocked=frozenset(loader.blocked),
+        needs=loader.needs,
     )
 
 
@@ -134,9 +137,14 @@ class _Loader:
         self.pipelines: dict[str, Pipeline] = {}
         self.running: list[RunningEncoder] = []
         self.problems = dict(catalogue.problems)
+        self.blocked = set(catalogue.blocked)
+        self.needs: dict[str, frozenset[str]] = {}
 
     def load(self, model: Model) -> None:
         """Load one model; those it builds on came before it."""
+        below = builds_on(model.manifest)
+        if any(name in self.problems and base_name(name) != model.name for name in below):
+            self.blocked.add(model.name)
         try:
             endpoint = build_endpoint(model, self.endpoints)
             if isinstance(model.manifest, EncoderManifest | ClassifierManifest):
@@ -146,7 +154,12 @@ class _Loader:
         except ModelProblem as error:
             self.problems[model.name] = str(error)
             return
+        except Exception as error:  # noqa: BLE001 - whatever a model's files do, others are served
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.problems[model.name] = f"{model.folder}: it cannot be loaded: {reason}"
+            return
         self.endpoints[model.name] = endpoint
+        self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
 
     def mirror(self, model: Model) -> None:
         """Let the shadow of a model see its items; one that is broken is named, and sees none."""
@@ -162,6 +175,7 @@ class _Loader:
             self.problems[name] = f"it is the shadow of `{model.name}` and has no task of it"
         else:
             self.endpoints[model.name] = both
+            self.needs[model.name] |= self.needs[name]
 
     def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
         running = self._kept.get((model.name, model.digest))

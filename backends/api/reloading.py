@@ -9,6 +9,7 @@ from typing import Self
 
 from backends.api.engine import Engine, Identity, Retired, RunningEncoder, Served, Variant
 from backends.api.loading import Tools, load_models, make_shared
+from backends.api.recovery import Pinned, Recovered, load_repository
 from backends.errors import StartProblem
 from backends.open_inference.address import Upstream, servers
 from backends.open_inference.client import fingerprint
@@ -25,24 +26,27 @@ class Repository:
 
     A reload opens what is new before anything of before is let go: new calls are answered by the
     new revisions from the moment all of them are warm, calls that name an old one by the old, for
-    `retire_after` seconds more.
+    `retire_after` seconds more. A model whose new revision is broken is served as before. `more`
+    is a second directory, whose models are served beside those of `root`.
     """
 
-    def __init__(self, *, root: Path, tools: Tools, retire_after: float) -> None:
+    def __init__(
+        self, *, root: Path, tools: Tools, retire_after: float, more: Path | None = None
+    ) -> None:
         """Read the directory and load its models.
 
         Raises:
             StartProblem: there is no such directory.
         """
-        self._root = root
+        self._root, self._more = root, more
         self._tools = tools
         self._retire_after = retire_after
         self._shared = make_shared(tools)
         settings = tools.settings
         self._servers = servers(settings)
-        catalogue = read_catalogue(root, self._servers)
-        served = self._load(catalogue, ())
-        self._upstreams = catalogue.upstreams
+        loaded = self._load(None, ())
+        served = loaded.served
+        self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
         # Seconds after which a server that is ready is tried again whose model could not be loaded.
         self.try_again_after = _TRY_AGAIN
@@ -108,17 +112,14 @@ class Repository:
 
     async def _reload(self) -> None:
         self._tried = self._tools.clock()
-        catalogue = await asyncio.to_thread(read_catalogue, self._root, self._servers)
-        changed = self._changed(catalogue.upstreams)
-        # What another server runs since then is opened anew, even if it should be the same.
-        running = [each for each in self.engine.running() if each.upstream not in changed]
-        served = await asyncio.to_thread(self._load, catalogue, running)
+        loaded = await asyncio.to_thread(self._load, self.served, self.engine.running())
+        served = loaded.served
         await self._start(served.encoders)
         self.served = served
-        self._upstreams = catalogue.upstreams
+        self._upstreams = loaded.catalogue.upstreams
         retired = self.engine.replace(served)
         for name, reason in served.problems.items():
-            _log.error("a model is not served", extra={"model": name, "reason": reason})
+            _log.error("a model is broken", extra={"model": name, "reason": reason})
         _log.info("the models were read again", extra={"replaced": len(retired)})
         task = asyncio.create_task(self._retire(retired))
         self._tasks.add(task)
@@ -144,7 +145,7 @@ class Repository:
             found = dict(zip(known, await asyncio.gather(*asked), strict=True))
             ill = await self._ill({each for each in known if found[each]})
             self.engine.unready = frozenset(ill.union(e for e in known if not found[e]))
-            used = {encoder.upstream for encoder in self.served.encoders}
+            used = {encoder.upstream for encoder in self.served.all_encoders()}
             # One that is ready and could not be loaded then may be loaded later.
             late = self._tools.clock() - self._tried >= self.try_again_after
             broken = any(found[each] and each not in used for each in known) and late
@@ -153,7 +154,7 @@ class Repository:
 
     async def _ill(self, ready: set[Upstream]) -> set[Upstream]:
         """Return those of the servers that say they are ready and do not answer."""
-        asked = [encoder for encoder in self.served.encoders if encoder.upstream in ready]
+        asked = [encoder for encoder in self.served.all_encoders() if encoder.upstream in ready]
         well = await asyncio.gather(*(asyncio.to_thread(each.is_well) for each in asked))
         pairs = zip(asked, well, strict=True)
         return {each.upstream for each, is_well in pairs if each.upstream and not is_well}
@@ -166,8 +167,19 @@ class Repository:
         known = self._upstreams
         return {each for each in found if found[each] and found[each] != known.get(each)}
 
-    def _load(self, catalogue: Catalogue, running: Sequence[RunningEncoder]) -> Served:
-        return load_models(catalogue, self._tools, self._shared, running)
+    def _load(self, before: Served | None, running: Sequence[RunningEncoder]) -> Recovered:
+        def read(pinned: Pinned) -> Catalogue:
+            return read_catalogue(self._root, self._servers, more=self._more, pinned=pinned)
+
+        def load(catalogue: Catalogue, known: Sequence[RunningEncoder]) -> Served:
+            return load_models(catalogue, self._tools, self._shared, known)
+
+        def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
+            # What another server runs since then is opened anew, even if it should be the same.
+            changed = self._changed(catalogue.upstreams) if running else set()
+            return [each for each in running if each.upstream not in changed]
+
+        return load_repository(read, load, before=before, usable=usable)
 
     async def _retire(self, retired: Mapping[Variant, Retired]) -> None:
         """Give gateways the time to hear of the change, then let go of what nobody needs."""

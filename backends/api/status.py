@@ -41,8 +41,16 @@ class StatusHandlers:
         await respond(send, _UNAVAILABLE if failures else _OK, body, _JSON)
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`GET /health/ready`: whether calls are answered, on what, and what is missing."""
+        """`GET /health/ready`: whether calls are answered, on what, and what is missing.
+
+        Why something is missing names files, and is only told who may also give work.
+        """
         state = self._engine.state()
+        missing = state.missing
+        try:
+            self._door.check(scope)
+        except Unauthorized:
+            missing = list(dict.fromkeys(line.partition(":")[0] for line in missing))
         body = json.dumps(
             {
                 "ready": state.ready,
@@ -50,7 +58,7 @@ class StatusHandlers:
                 "region": state.region,
                 "provider": state.provider,
                 "models": [model.name for model in state.models],
-                "missing": state.missing,
+                "missing": missing,
             }
         ).encode()
         await respond(send, _OK if state.ready else _UNAVAILABLE, body, _JSON)

@@ -1,9 +1,6 @@
 """Converts a folder, tries what came of it, and gives it its place in the repository."""
 
 import asyncio
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,6 +14,8 @@ from backends.protocol import ModelInfo
 from backends.repository.catalogue import read_catalogue
 from backends.repository.description import describe_model
 from backends.repository.manifest import NAME
+from backends.repository.publishing import publish_revision
+from backends.repository.staging import open_staging
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tuning.gate_options import Wanted, make_variant
@@ -46,7 +45,7 @@ def import_model(folder: Path, settings: BackendSettings, wish: Wish, *, say: Sa
     if not NAME.fullmatch(name):
         raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
     try:
-        with _staging(root) as staging:
+        with open_staging(root, _STAGING) as staging:
             entry = staging / name / "1"
             origin = convert(folder, entry)
             if wish.truncate:
@@ -61,9 +60,9 @@ def import_model(folder: Path, settings: BackendSettings, wish: Wish, *, say: Sa
                 here = msgspec.structs.replace(settings, models=staging)
                 made = make_variant(here, name, wish.variant, dry_run=False, say=say)
                 accepted = made is not None
-            for revision in sorted((staging / name).iterdir()):
+            for revision in sorted((staging / name).glob("[0-9]*")):
                 if not wish.dry_run:
-                    say(f"written to             {_publish(revision, root / name)}")
+                    say(f"written to             {publish_revision(revision, root / name)}")
             return accepted
     except OSError as error:
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
@@ -79,18 +78,3 @@ async def _try(staging: Path, name: str) -> ModelInfo:
             raise StartProblem(f"`{name}` cannot be served: {problems[name]}")
         (info,) = repository.engine.state().models
         return info
-
-
-@contextmanager
-def _staging(root: Path) -> Iterator[Path]:
-    """Yield a hidden repository on the same disk, so that a rename is all that publishing is."""
-    root.mkdir(parents=True, exist_ok=True)
-    # A folder of its own: two imports at a time do not meet.
-    with tempfile.TemporaryDirectory(prefix=_STAGING, dir=root) as staging:
-        yield Path(staging)
-
-
-def _publish(entry: Path, model: Path) -> Path:
-    model.mkdir(exist_ok=True)
-    newest = max((int(p.name) for p in model.iterdir() if p.name.isdecimal()), default=0)
-    return entry.rename(model / str(newest + 1))

@@ -51,14 +51,30 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return self.digest[:_DIGITS]
 
 
+class Revisions(msgspec.Struct, frozen=True, kw_only=True):
+    """The revisions of a model: all of them, and the `shares` of those that are to answer.
+
+    Without `shares` nothing that can be read says which.
+    """
+
+    folder: Path
+    numbers: list[str]
+    shares: Mapping[str, int] = {}
+
+
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """What a repository holds: models, each after those it builds on, and what is wrong.
 
-    `upstreams` holds the fingerprints of models that other servers run, "" of those not ready.
+    `blocked` names those of the problems that another model's is to blame for, `waiting` those
+    that end by themselves when another server is ready. `upstreams` holds the fingerprints of
+    models that other servers run, "" of those not ready.
     """
 
     models: dict[str, Model]
     problems: dict[str, str]
+    revisions: dict[str, Revisions] = {}
+    blocked: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
     upstreams: dict[Upstream, str] = {}
 
 
@@ -71,42 +87,93 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
     upstream: Upstream | None = None
 
 
-def read_catalogue(root: Path, servers: Servers | None = None) -> Catalogue:
+class _Findings:
+    """What is found while a repository is read."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, _Found] = {}
+        self.models: dict[str, Model] = {}
+        self.problems: dict[str, str] = {}
+        self.revisions: dict[str, Revisions] = {}
+        self.blocked: set[str] = set()
+        self.waiting: set[str] = set()
+
+
+def read_catalogue(
+    root: Path,
+    servers: Servers | None = None,
+    *,
+    more: Path | None = None,
+    pinned: Mapping[str, Mapping[str, int]] | None = None,
+) -> Catalogue:
     """Read every model; a broken one takes only those with it that build on it.
 
+    Of a name that is in `more` as well the model of `root` is read. `pinned` holds, for models
+    that are not to be served as their folders say, the shares of the revisions that answer.
+
     Raises:
-        StartProblem: `root` is no directory.
+        StartProblem: `root` or `more` is no directory.
     """
-    if not root.is_dir():
-        raise StartProblem(
-            f"the models directory `{root}` does not exist; build or copy the models there, or "
-            "name another directory"
-        )
-    found: dict[str, _Found] = {}
-    problems: dict[str, str] = {}
-    for folder in sorted(root.iterdir()):
-        if not folder.is_dir() or folder.name.startswith("."):
-            continue
+    findings = _Findings()
+    for folder in _model_folders(root, more):
         try:
-            found |= _read_model(folder, problems)
+            numbers = _numbers(folder)
+            findings.revisions[folder.name] = Revisions(folder=folder, numbers=numbers)
+            findings.found |= _read_model(
+                folder, numbers, findings, (pinned or {}).get(folder.name)
+            )
         except ModelProblem as error:
-            problems[folder.name] = str(error)
-    upstreams = _ask_upstreams(found, problems, servers or Servers())
-    models: dict[str, Model] = {}
-    for name in found:
-        _resolve(name, found, models, problems, ())
-    return Catalogue(models=models, problems=problems, upstreams=upstreams)
+            findings.problems[folder.name] = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a model's files do, others are served
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            findings.problems[folder.name] = f"{folder}: it cannot be read: {reason}"
+    upstreams = _ask_upstreams(findings, servers or Servers())
+    for name in findings.found:
+        _resolve(name, findings, ())
+    return Catalogue(
+        models=findings.models,
+        problems=findings.problems,
+        revisions=findings.revisions,
+        blocked=frozenset(findings.blocked),
+        waiting=frozenset(findings.waiting),
+        upstreams=upstreams,
+    )
 
 
-def _ask_upstreams(
-    found: dict[str, _Found], problems: dict[str, str], servers: Servers
-) -> dict[Upstream, str]:
+def _model_folders(root: Path, more: Path | None) -> list[Path]:
+    found: dict[str, Path] = {}
+    for directory in (root, *([more] if more is not None else [])):
+        if not directory.is_dir():
+            raise StartProblem(
+                f"the models directory `{directory}` does not exist; build or copy the models "
+                "there, or name another directory"
+            )
+        for folder in sorted(directory.iterdir()):
+            if folder.is_dir() and not folder.name.startswith("."):
+                found.setdefault(folder.name, folder)
+    return [found[name] for name in sorted(found)]
+
+
+def _numbers(folder: Path) -> list[str]:
+    if not NAME.fullmatch(folder.name):
+        raise ModelProblem(
+            f"{folder}: no model can have this name; rename the folder: at most 64 lower-case "
+            "letters, digits, `.`, `_`, `-`, a letter or digit first"
+        )
+    numbers = [p.name for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
+    if not numbers:
+        raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
+    return numbers
+
+
+def _ask_upstreams(findings: _Findings, servers: Servers) -> dict[Upstream, str]:
     """Say of models where they run, if not here; return the fingerprints.
 
     What a server says of a model is part of its digest where there is no graph to tell one from
     another.
     """
     prints: dict[Upstream, str] = {}
+    found, problems = findings.found, findings.problems
     for name, own in found.items():
         manifest = own.entry.manifest
         if not isinstance(manifest, GraphManifest):
@@ -125,33 +192,35 @@ def _ask_upstreams(
             prints[upstream] = fingerprint(upstream, servers.token_for(upstream))
         if not prints[upstream]:
             problems[name] = f"{own.folder}: {upstream} is not ready"
+            findings.waiting.add(name)
             continue
         digest = own.own_digest + ("" if manifest.graph else prints[upstream])
         found[name] = msgspec.structs.replace(own, own_digest=digest, upstream=upstream)
     return prints
 
 
-def _read_model(folder: Path, problems: dict[str, str]) -> dict[str, _Found]:
+def _read_model(
+    folder: Path,
+    numbers: list[str],
+    findings: _Findings,
+    pinned: Mapping[str, int] | None,
+) -> dict[str, _Found]:
     """Return what a folder serves: the model, and revisions of it that are models of their own."""
-    if not NAME.fullmatch(folder.name):
-        raise ModelProblem(
-            f"{folder}: no model can have this name; rename the folder: at most 64 lower-case "
-            "letters, digits, `.`, `_`, `-`, a letter or digit first"
-        )
-    numbers = [p.name for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
-    if not numbers:
-        raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
     triton = read_triton(folder)
-    serving = read_serving(folder) or (triton.serving(numbers) if triton else Serving())
+    if pinned is not None:
+        serving = Serving(revisions=dict(pinned))
+    else:
+        serving = read_serving(folder) or (triton.serving(numbers) if triton else Serving())
     shares = serving.revisions or {max(numbers, key=int): 1}
     aside = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
+    findings.revisions[folder.name] = Revisions(folder=folder, numbers=numbers, shares=shares)
     _check_revisions(folder, numbers, shares, aside, serving.shadow)
     found: dict[str, _Found] = {}
     for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *aside]):
         try:
             found[f"{folder.name}@{number}"] = _read_revision(folder / number, triton)
         except ModelProblem as error:
-            problems[f"{folder.name}@{number}"] = str(error)
+            findings.problems[f"{folder.name}@{number}"] = str(error)
     if len(shares) == 1:
         (only,) = shares
         answering = _read_revision(folder / only, triton)
@@ -207,14 +276,9 @@ def find_file(folder: Path, beside: Path | None, name: str) -> Path:
     return folder / name
 
 
-def _resolve(
-    name: str,
-    found: Mapping[str, _Found],
-    models: dict[str, Model],
-    problems: dict[str, str],
-    path: tuple[str, ...],
-) -> Model | None:
-    """Add `name` to `models` after what it builds on; `None` where that cannot be served."""
+def _resolve(name: str, findings: _Findings, path: tuple[str, ...]) -> Model | None:
+    """Add `name` to the models after what it builds on; `None` where that cannot be served."""
+    found, models, problems = findings.found, findings.models, findings.problems
     if name in models or name in problems or name not in found:
         return models.get(name)
     if name in path:
@@ -224,10 +288,9 @@ def _resolve(
     manifest = own.entry.manifest
     below = []
     for needed in builds_on(manifest):
-        model = _resolve(needed, found, models, problems, (*path, name))
+        model = _resolve(needed, findings, (*path, name))
         if model is None:
-            state = "is broken" if needed in problems else "is not in the repository"
-            problems.setdefault(name, f"it builds on `{needed}`, which {state}")
+            _note_missing(name, needed, findings)
             return None
         below.append(model.digest)
     digest = hashlib.blake2b("".join([own.own_digest, *below]).encode()).hexdigest()
@@ -242,6 +305,22 @@ def _resolve(
         upstream=own.upstream,
     )
     return models[name]
+
+
+def _note_missing(name: str, needed: str, findings: _Findings) -> None:
+    """Say that `name` cannot be served because of what it builds on."""
+    is_broken = needed in findings.problems
+    state = "is broken" if is_broken else "is not in the repository"
+    findings.problems.setdefault(name, f"it builds on `{needed}`, which {state}")
+    if is_broken and base_name(needed) != name:
+        findings.blocked.add(name)
+    if needed in findings.waiting:
+        findings.waiting.add(name)
+
+
+def base_name(name: str) -> str:
+    """Return the name of the model that `name` is, or is a revision of."""
+    return name.partition("@")[0]
 
 
 def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:

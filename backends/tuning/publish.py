@@ -10,11 +10,13 @@ import yaml
 from backends.admission.certificate import FILE
 from backends.errors import StartProblem
 from backends.repository.catalogue import Model
+from backends.repository.publishing import publish_revision
+from backends.repository.staging import open_staging
 from backends.tuning.precision import Report
 from backends.tuning.subject import Subject
 
 _LONGEST_NAME = 64
-_DRAFT = ".draft"
+_STAGING = ".tuning-"
 
 
 def publish(models: Path, subject: Subject, graph: bytes, report: Report) -> list[Path]:
@@ -24,7 +26,7 @@ def publish(models: Path, subject: Subject, graph: bytes, report: Report) -> lis
     head's labels and for no other.
 
     Raises:
-        StartProblem: the repository cannot be written.
+        StartProblem: the repository cannot be written, or the encoder's name is another model's.
     """
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
     model, below, profile = subject.model, subject.below, report.profile
@@ -38,6 +40,7 @@ def publish(models: Path, subject: Subject, graph: bytes, report: Report) -> lis
             "profile": profile,
             "tasks": [],
         }
+        _check_name(models / name, str(encoder["description"]))
         return [
             _write(models, below, encoder, files, name=name),
             _write(models, model, {"encoder": name}, {}),
@@ -59,15 +62,34 @@ def _write(
     Its `model.yaml` is that of `source` with `changes`, under another `name` where one is given.
     """
     model = models / (name or source.name)
-    model.mkdir(exist_ok=True)
-    draft = model / _DRAFT
-    shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(source.folder, draft, ignore=shutil.ignore_patterns(".*", *files))
-    for file, content in files.items():
-        (draft / file).write_bytes(content)
-    written = source.file("model.yaml")
-    manifest = (yaml.safe_load(written.read_bytes()) or {}) if written.is_file() else {}
-    text = yaml.safe_dump(manifest | changes, sort_keys=False, allow_unicode=True)
-    (draft / "model.yaml").write_text(text, encoding="utf-8")
-    newest = max((int(p.name) for p in model.iterdir() if p.name.isdecimal()), default=0)
-    return draft.rename(model / str(newest + 1))
+    with open_staging(models, _STAGING) as staging:
+        draft = staging / model.name
+        shutil.copytree(source.folder, draft, ignore=shutil.ignore_patterns(".*", *files))
+        for file, content in files.items():
+            (draft / file).write_bytes(content)
+        written = source.file("model.yaml")
+        manifest = (yaml.safe_load(written.read_bytes()) or {}) if written.is_file() else {}
+        text = yaml.safe_dump(manifest | changes, sort_keys=False, allow_unicode=True)
+        (draft / "model.yaml").write_text(text, encoding="utf-8")
+        return publish_revision(draft, model)
+
+
+def _check_name(model: Path, description: str) -> None:
+    """Refuse a folder that is there already and holds another model.
+
+    Raises:
+        StartProblem: a revision of it is none that was written for the same head.
+    """
+    for revision in model.iterdir() if model.is_dir() else ():
+        if not revision.name.isdecimal():
+            continue
+        try:
+            manifest = yaml.safe_load((revision / "model.yaml").read_bytes())
+            is_own = manifest["description"] == description
+        except (OSError, yaml.YAMLError, KeyError, TypeError):
+            is_own = False
+        if not is_own:
+            raise StartProblem(
+                f"the variant would be called `{model.name}`, and `{revision}` is another model: "
+                "rename that one"
+            )

@@ -18,10 +18,12 @@ from gateway.admin.accounts import AccountChanges, KeyController, TenantControll
 from gateway.admin.active import ActiveDocument
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
+from gateway.admin.models import ModelsController
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.cache.redis_pipes import Pipe
+from gateway.draining import Draining
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -33,10 +35,12 @@ from gateway.errors import (
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import bearer
 from gateway.runtime.control import Control
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
 _REQUEST_ID = "request_id"
+_IS_ADMIN = "is_admin"
 
 
 class AdminAccess(ASGIMiddleware):
@@ -50,7 +54,7 @@ class AdminAccess(ASGIMiddleware):
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Pass the request on, or refuse it."""
-        request_id = _new_id()
+        request_id = new_id()
         scope["state"][_REQUEST_ID] = request_id
 
         async def answer(message: Message) -> None:
@@ -60,7 +64,8 @@ class AdminAccess(ASGIMiddleware):
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        if not (scope["route_handler"].opt.get("public") or self._is_admin(scope)):
+        scope["state"][_IS_ADMIN] = is_admin = self._is_admin(scope)
+        if not (scope["route_handler"].opt.get("public") or is_admin):
             raise AuthenticationFailed("send `Authorization: Bearer` with the admin key")
         await next_app(scope, receive, answer)
 
@@ -76,6 +81,8 @@ def build_admin(
     cache_redis: Pipe,
     ledger: Ledger,
     publisher: Publisher,
+    recovery: Recovery,
+    draining: Draining | None = None,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
     objects: dict[str, object] = {
@@ -84,6 +91,8 @@ def build_admin(
         "cache_redis": cache_redis,
         "ledger": ledger,
         "publisher": publisher,
+        "recovery": recovery,
+        "draining": draining or Draining(),
         "active": ActiveDocument(control=control, settings=settings),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
@@ -93,6 +102,7 @@ def build_admin(
             TenantController,
             KeyController,
             BillingController,
+            ModelsController,
             OperationsController,
             metrics,
             live,
@@ -106,7 +116,8 @@ def build_admin(
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Return an id for a request of an operator."""
     return f"adm_{secrets.token_hex(12)}"
 
 
@@ -116,7 +127,7 @@ def _provide(value: object) -> Provide:
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     # A route that does not exist is refused before the middleware names the request.
-    request_id = str(request.scope["state"].get(_REQUEST_ID) or _new_id())
+    request_id = str(request.scope["state"].get(_REQUEST_ID) or new_id())
     known = _known(error, request_id)
     headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
     headers |= {"x-request-id": request_id}

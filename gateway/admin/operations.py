@@ -1,28 +1,31 @@
 """The routes of what runs: caches, regions, metrics and health."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from litestar import Controller, Response, get, post
+from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, SkipValidation
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.admin.active import ActiveDocument
+from gateway.admin.fleet_view import backends_seen
 from gateway.cache.redis_pipes import Pipe
+from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
+from gateway.draining import DRAINING, Draining
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
+from gateway.telemetry.metric_files import files_held
+from gateway.telemetry.restarts_collector import RestartsCollector
 
 _PATIENCE = 5.0
-# Backends open what is new before they serve it.
-_RELOAD_PATIENCE = 60.0
 _REDIS_FIGURES = (
     "used_memory",
     "maxmemory",
@@ -49,13 +52,6 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[str, str]
 
 
-class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """`live` when every backend serves its repository as it is, and every worker knows it."""
-
-    live: bool
-    workers: dict[str, str]
-
-
 class Drained(msgspec.Struct, frozen=True, kw_only=True):
     """Whether `backend` is given work; `live` when every worker has heard of it."""
 
@@ -76,10 +72,15 @@ class RegionShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Ready when nothing is `missing`."""
+    """Ready when nothing is `missing`; `degraded` names what is away and not needed for changes.
+
+    Who has the key is told what `backends` lack, and why.
+    """
 
     ready: bool
     missing: list[str]
+    degraded: list[str] = []
+    backends: dict[str, list[str]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OperationsController(Controller):
@@ -106,27 +107,13 @@ class OperationsController(Controller):
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
+        # First: what is not in the audit does not happen.
+        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         version = await control.raise_epoch(name)
         workers = await control.settled(Topic.EPOCHS, version, within=_PATIENCE)
-        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         live = all(outcome == "ok" for outcome in workers.values())
         purged = Purged(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
-
-    @post("/models/reload", status_code=200)
-    async def reload_models(
-        self, control: NamedDependency[Control], ledger: NamedDependency[Ledger]
-    ) -> Response[Reloaded]:
-        """Have backends read their repositories; 200 when every worker knows the new revisions.
-
-        From then on no request is answered by a revision that was replaced; 202: not yet by all.
-        """
-        version = await control.touch(Topic.MODELS)
-        workers = await control.settled(Topic.MODELS, version, within=_RELOAD_PATIENCE)
-        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
-        live = all(outcome == "ok" for outcome in workers.values())
-        reloaded = Reloaded(live=live, workers=workers)
-        return Response(reloaded, status_code=200 if live else 202)
 
     @get("/regions")
     async def regions(
@@ -175,14 +162,17 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a backend no more work; what it has is finished. 200 when every worker knows.
 
         The id of an entry with a DNS name is that of all its backends.
         """
         await _find(active, control, region, backend)
-        version = await control.drain(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
+        version = await control.drain(backend)
+        await recovery.reconcile()
         return await _drained(control, backend, version, drained=True)
 
     @post("/regions/{region:str}/backends/{backend:str}/restore", status_code=200)
@@ -193,18 +183,21 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
         await _find(active, control, region, backend)
-        version = await control.restore(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
+        version = await control.restore(backend)
+        await recovery.reconcile()
         return await _drained(control, backend, version, drained=False)
 
 
 @get("/metrics")
 async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
-    text = await asyncio.to_thread(_collect, settings.metrics_dir)
+    text = await asyncio.to_thread(_collect, settings)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -216,21 +209,40 @@ async def live() -> dict[str, str]:
 
 @get("/health/ready", opt={"public": True})
 async def ready(
-    control: NamedDependency[Control], ledger: NamedDependency[Ledger]
+    request: Request[Any, Any, Any],
+    control: NamedDependency[Control],
+    ledger: NamedDependency[Ledger],
+    cache_redis: NamedDependency[SkipValidation[Pipe]],
+    draining: NamedDependency[Draining],
 ) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
-    missing = []
+    missing = [DRAINING] if draining.is_announced else []
     for name, question in (
-        ("state Redis", control.versions()),
+        ("state_redis", control.versions()),
         ("ledger", asyncio.to_thread(ledger.accounts.version)),
     ):
         try:
             await question
         except GatewayError as error:
             missing.append(f"{name}: {error.detail}")
-    return Response(
-        Readiness(ready=not missing, missing=missing), status_code=503 if missing else 200
-    )
+    degraded = [] if await answers(cache_redis) else ["cache_redis: cannot be reached"]
+    is_admin = request.scope["state"]["is_admin"]
+    backends = (await _trouble(control) or msgspec.UNSET) if is_admin else msgspec.UNSET
+    readiness = Readiness(ready=not missing, missing=missing, degraded=degraded, backends=backends)
+    return Response(readiness, status_code=503 if missing else 200)
+
+
+async def _trouble(control: Control) -> dict[str, list[str]]:
+    """Return why backends are not as they should be, by their ids."""
+    try:
+        seen = await backends_seen(control)
+    except GatewayError:
+        return {}
+    lines = {
+        name: view.missing or ([view.trouble or view.health] if view.health != "ready" else [])
+        for name, view in sorted(seen.items())
+    }
+    return {name: lines[name] for name in lines if lines[name]}
 
 
 async def _find(active: ActiveDocument, control: Control, region: str, backend: str) -> None:
@@ -262,10 +274,14 @@ async def _drained(
     return Response(done, status_code=200 if live else 202)
 
 
-def _collect(folder: Path) -> bytes:
+def _collect(settings: Settings) -> bytes:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    registry.register(RestartsCollector(settings.data_dir))
+    folder = settings.metrics_dir
+    with files_held(folder, exclusive=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
 
 async def _reports(control: Control, part: str) -> Json:

@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
+from gateway.config import tree
 from gateway.config.document import Document
 from gateway.config.load import digest, explain, load_sources
+from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
     ConfigurationError,
@@ -20,17 +24,20 @@ from gateway.errors import (
 )
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Published, Topic
+from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
+_TRIES = 3
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A document that is published; `live` when every worker has taken it.
 
-    `workers` has `ok`, `pending` or what was wrong, by worker.
+    `workers` has `ok`, `pending` or what was wrong, by worker. `notice` says why a change that was
+    expected may not be there.
     """
 
     generation: int
@@ -38,6 +45,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool
     live: bool
     workers: dict[str, str]
+    notice: str = ""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +58,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 class Publisher:
     """Publishes documents; all that is refused is refused before anything changed.
 
-    `clock` is the wall clock. `patience` is how long a change waits for the workers.
+    `clock` is the wall clock. `patience` is how long a change waits for the workers. `recovery`
+    is asked first: what the state Redis has lost is published again before anything else is.
     """
 
     def __init__(
@@ -60,13 +69,17 @@ class Publisher:
         ledger: Ledger,
         settings: Settings,
         clock: Callable[[], float],
+        recovery: Recovery = NOTHING_RECORDED,
         patience: float = 5.0,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._control = control
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
+        self._recovery = recovery
         self._patience = patience
+        self._chance = chance
 
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
@@ -79,7 +92,7 @@ class Publisher:
                 await self._start()
             except DependencyUnavailable:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _RETRY)
+                    await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
                 _log.error("the folder is not published", extra={"reason": explain(error)})
                 return
@@ -90,34 +103,39 @@ class Publisher:
         """Publish the configuration folder.
 
         Raises:
-            ConfigurationError: it is not valid; nothing changed.
+            ConfigurationError: it is not valid, or not the one that was edited; nothing changed.
         """
-        sources = await asyncio.to_thread(read_folder, self._settings.config)
-        folder_digest = await self._check(sources)
-        active = await self._control.active()
-        if active is not None and active.sources == sources:
-            return await self._waited(active, changed=False)
-        return await self._publish(
-            active, sources, author=author, reason="reload", folder_digest=folder_digest
-        )
+        tries = _TRIES
+        while True:
+            tries -= 1
+            try:
+                return await self._reload(author)
+            except Conflict:  # the folder is what is wanted, whatever was published meanwhile
+                if not tries:
+                    raise
 
     async def put(self, text: str, *, if_match: str, author: str) -> Change:
         """Publish `text` in place of everything, provided that `if_match` names what is active.
 
         Raises:
-            ConfigurationError: it is not valid; nothing changed.
+            ConfigurationError: it is not valid, or would change what the past costs; nothing
+                changed.
             PreconditionFailed: another version is active.
         """
         sources = (Source(name=_POSTED, text=text),)
         await self._check(sources)
-        active = await self._control.active()
+        active = await self._active()
         _match(if_match, active)
+        await self._check_change(sources, active)
         return await self._publish(active, sources, author=author, reason="put")
 
     async def check(self, text: str, *, if_match: str) -> Checked:
         """Do what `put` does, up to the point where something would change."""
-        checked = await self._check((Source(name=_POSTED, text=text),))
-        _match(if_match, await self._control.active())
+        sources = (Source(name=_POSTED, text=text),)
+        checked = await self._check(sources)
+        active = await self._control.active()
+        _match(if_match, active)
+        await self._check_change(sources, active)
         return Checked(digest=checked)
 
     async def rollback(self, generation: int | None, *, author: str) -> Change:
@@ -126,28 +144,77 @@ class Publisher:
         Raises:
             NotFound: there is none.
         """
-        active = await self._control.active()
+        active = await self._active()
         history = await self._control.history()
         target = _earlier(history, active, generation)
         await self._check(target.sources)
+        await self._check_change(target.sources, active)
         reason = f"rollback to generation {target.origin}"
         return await self._publish(
             active, target.sources, author=author, reason=reason, origin=target.origin
         )
 
+    async def _reload(self, author: str) -> Change:
+        folder = self._settings.config
+        await asyncio.to_thread(check_mounts, folder)
+        sources = await asyncio.to_thread(read_folder, folder)
+        folder_digest = await self._check(sources)
+        active = await self._active()
+        if active is not None and active.sources == sources:
+            same = await self._waited(active, changed=False)
+            return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
+        await self._check_change(sources, active)
+        return await self._publish(
+            active, sources, author=author, reason="reload", folder_digest=folder_digest
+        )
+
     async def _start(self) -> None:
         sources = await asyncio.to_thread(read_folder, self._settings.config)
         folder_digest = await self._check(sources)
-        active = await self._control.active()
+        active = await self._active()
         if active is None or active.folder_digest != folder_digest:
+            if active is None:  # a new gateway may begin with nothing but defaults
+                await self._check_prices(sources, active)
+            else:
+                await self._check_change(sources, active)
             await self._publish(
                 active, sources, author="start", reason="start", folder_digest=folder_digest
             )
+        else:
+            # Also those that a process which ended in between, or an older one, did not keep.
+            prices = load_sources(active.sources).prices
+            await asyncio.to_thread(self._ledger.prices.publish, prices)
+
+    async def _active(self) -> Published | None:
+        """Return what is published, also where the state Redis had lost it."""
+        await self._recovery.reconcile()
+        return await self._control.active()
 
     async def _check(self, sources: Sequence[Source]) -> str:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         return digest(await asyncio.to_thread(load_sources, sources))
+
+    async def _check_change(self, sources: Sequence[Source], active: Published | None) -> None:
+        """Check what `sources` would change: something is left, and the past costs the same.
+
+        Raises:
+            ConfigurationError: it would change what must not.
+            DependencyUnavailable: the ledger is away, and the prices are not those in force.
+        """
+        if not any(tree.parse(source).values for source in sources):
+            raise ConfigurationError(
+                "the document is empty: it would remove every region, model, limit and price"
+            )
+        await self._check_prices(sources, active)
+
+    async def _check_prices(self, sources: Sequence[Source], active: Published | None) -> None:
+        prices = load_sources(sources).prices
+        try:
+            await asyncio.to_thread(self._ledger.prices.check, prices)
+        except DependencyUnavailable:
+            if active is None or load_sources(active.sources).prices != prices:
+                raise
 
     async def _publish(
         self,
@@ -172,20 +239,31 @@ class Publisher:
             time=self._clock(),
             folder_digest=folder_digest or known,
         )
-        if not await self._control.publish(published):
-            raise Conflict("another document was published meanwhile; look at it and try again")
+        # First: what is not in the audit does not happen.
+        await asyncio.to_thread(self._audit, published, "config.publish")
+        try:
+            if not await self._control.publish(published):
+                raise Conflict("another document was published meanwhile; look at it and try again")
+        except GatewayError:
+            with contextlib.suppress(GatewayError):
+                await asyncio.to_thread(self._audit, published, "config.publish.failed")
+            raise
         await asyncio.to_thread(self._remember, published, document)
+        with contextlib.suppress(GatewayError):  # who follows it tries again
+            await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
     def _remember(self, published: Published, document: Document) -> None:
-        """Keep prices and who did it in the ledger; the document is live already."""
-        detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
+        """Keep the prices in the ledger; the document is live already."""
         try:
-            self._ledger.remember_prices(document.prices)
-            subject = f"generation {published.generation}"
-            self._ledger.audit(published.author, "config.publish", subject, detail)
+            self._ledger.prices.publish(document.prices)
         except GatewayError as error:
-            _log.warning("a change is not in the audit", extra={"reason": error.detail, **detail})
+            _log.warning("prices are not in the ledger", extra={"reason": error.detail})
+
+    def _audit(self, published: Published, action: str) -> None:
+        detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
+        subject = f"generation {published.generation}"
+        self._ledger.audit(published.author, action, subject, detail)
 
     async def _waited(self, published: Published, *, changed: bool) -> Change:
         workers = await self._control.settled(
@@ -198,6 +276,17 @@ class Publisher:
             live=all(outcome == "ok" for outcome in workers.values()),
             workers=workers,
         )
+
+
+def _unchanged(folder: Path) -> str:
+    """Return why the files of `folder` may not be those that were edited, if that may be."""
+    mounted = [path.name for path in mounted_files(folder)]
+    if not mounted:
+        return ""
+    return (
+        f"nothing changed since the last load; mounted as single files: `{'`, `'.join(mounted)}`:"
+        " an editor that writes a new file is not seen through such a mount, so mount the folder"
+    )
 
 
 def etag(published: Published) -> str:

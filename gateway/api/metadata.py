@@ -11,9 +11,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
+from gateway.api.request_headers import time_allowed
 from gateway.api.revalidation import tagged
 from gateway.config.document import Document, ModelEntry
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import DependencyUnavailable, InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
 from gateway.types import Principal, RegionName, ServedModel, TenantId
 
@@ -84,12 +85,16 @@ class ModelCatalog(Protocol):
 
 
 class UsageSource(Protocol):
-    """Where usage is counted. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
+    """Where usage is counted."""
 
-    def report(
+    async def report(
         self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the tenant's usage, a line per group."""
+        """Return the tenant's usage, a line per group.
+
+        Raises:
+            DependencyUnavailable: it cannot be asked.
+        """
         ...
 
 
@@ -147,6 +152,7 @@ class MetadataController(Controller):
         self,
         request: Request[Any, Any, Any],
         usage: UsageOfTenants,
+        documents: CurrentDocuments,
         since: Annotated[
             str | None, QueryParameter(name="from", description="Date or time")
         ] = None,
@@ -163,7 +169,14 @@ class MetadataController(Controller):
             raise InvalidRequest("`to` must be later than `from`.")
         groups = group_by or ["model"]
         tenant = _principal(request).tenant
-        lines = await asyncio.to_thread(usage.report, tenant, start, end, groups)
+        asked = request.headers.get("x-request-timeout", "").encode()
+        try:
+            async with asyncio.timeout(time_allowed(asked, documents.document().deadline)):
+                lines = await usage.report(tenant, start, end, groups)
+        except TimeoutError as error:
+            raise DependencyUnavailable(
+                "The ledger did not answer in time; try again, or ask for less.", retry_after=1.0
+            ) from error
         return UsageReport(since=_shown(start), until=_shown(end), data=lines)
 
 

@@ -36,7 +36,7 @@ class PrincipalsFollower:
         *,
         ring: KeyRing,
         accounts: PrincipalStore,
-        poll: float = 2.0,
+        poll: float = 0.8,
         wall: Callable[[], int] = time.time_ns,
     ) -> None:
         self._ring = ring

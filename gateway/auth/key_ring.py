@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from gateway.auth.keys import LONGEST, SHORTEST, digest_of_key
+from gateway.errors import AuthenticationFailed, DependencyUnavailable, GatewayError
 from gateway.types import Principal
 
 
@@ -18,7 +19,9 @@ class KeyRing:
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
         self._principals: dict[bytes, Principal] = {}
         self.generation = 0
-        self.replace(principals or {})
+        self._loaded = False
+        if principals is not None:
+            self.replace(principals)
 
     def __len__(self) -> int:
         return len(self._principals)
@@ -29,6 +32,20 @@ class KeyRing:
             return None
         return self._principals.get(digest_of_key(key))
 
+    def refusal(self, key: bytes) -> GatewayError:
+        """Return why `key`, which was not found, is refused.
+
+        Until keys were read for the first time, nobody can tell whether it is one.
+        """
+        if self._loaded or not SHORTEST <= len(key) <= LONGEST:
+            return AuthenticationFailed(
+                "Send a valid API key as `Authorization: Bearer <key>`; this one is missing,"
+                " unknown or revoked."
+            )
+        return DependencyUnavailable(
+            "accounts unavailable: the keys could not be read yet; try again", retry_after=1.0
+        )
+
     def replace(self, principals: Mapping[str, Principal]) -> None:
         """Know exactly `principals`, by `hash_key`, from the next look-up on.
 
@@ -37,6 +54,7 @@ class KeyRing:
         """
         self._principals = {bytes.fromhex(hash_): one for hash_, one in principals.items()}
         self.generation += 1
+        self._loaded = True
 
     def drop_expired(self, now: int) -> None:
         """Forget the keys that expired by `now` (nanoseconds since the epoch)."""

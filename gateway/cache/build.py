@@ -9,6 +9,7 @@ from gateway.cache.redis_pipes import open_pipe
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 
 _PATIENCE = 0.1
 """Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
@@ -21,6 +22,7 @@ def build_cache(
     clock: Callable[[], float],
     monotonic: Callable[[], float],
     random: Callable[[], float],
+    keepalive: TcpKeepalive = SHIPPED,
 ) -> Cache:
     """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
 
@@ -32,9 +34,13 @@ def build_cache(
     if entry.redis_enabled:
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
         patience = max(_PATIENCE, 2 * entry.redis_timeout)
+        reads, writes = (
+            open_pipe(url, timeout=patience, slow=entry.redis_timeout, keepalive=keepalive)
+            for _ in range(2)
+        )
         remote = RedisTier(
-            reads=open_pipe(url, timeout=patience, slow=entry.redis_timeout),
-            writes=open_pipe(url, timeout=patience, slow=entry.redis_timeout),
+            reads=reads,
+            writes=writes,
             timeout=entry.redis_timeout,
             ttl_jitter=entry.ttl_jitter,
             lease=entry.lease,

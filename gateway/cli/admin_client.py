@@ -1,7 +1,6 @@
 """Asks the admin listener, for commands that are shorter lived than an HTTP library's import."""
 
 import http.client
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +8,9 @@ from urllib.parse import urlencode, urlsplit
 
 import click
 import msgspec
+from click.core import ParameterSource
 
+from gateway.cli.connecting import choose_listener
 from gateway.cli.failures import ADMIN_REFUSED, Failure
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,8 +32,11 @@ class AdminClient:
         query: dict[str, str] | None = None,
         body: object = None,
         patience: float = _TIMEOUT,
+        also: str = "",
     ) -> Any:
         """Return the answer's JSON, within `patience` seconds for each step of the exchange.
+
+        A problem of the code `also` is an answer, too.
 
         Raises:
             Failure: nothing answers, or it refuses.
@@ -42,7 +46,7 @@ class AdminClient:
             answer = msgspec.json.decode(content)
         except msgspec.DecodeError as error:
             raise self._failure(f"answered {status} and no JSON") from error
-        if status >= http.client.BAD_REQUEST:
+        if status >= http.client.BAD_REQUEST and not (also and answer.get("code") == also):
             raise self._failure(_problem(answer))
         return answer
 
@@ -84,8 +88,18 @@ def _problem(answer: Any) -> str:
 def admin_options(command: F) -> F:
     """Give `command` the options that say where the listener is; it takes an `AdminClient`."""
 
-    def connect(context: click.Context, _: click.Parameter, url: str) -> AdminClient:
-        key = context.meta["admin_key"] or _kept_key(context.meta["data_dir"])
+    def connect(context: click.Context, _: click.Parameter, given: str) -> AdminClient:
+        named = (ParameterSource.COMMANDLINE, ParameterSource.PROMPT)
+        from_line = {
+            name: context.get_parameter_source(name) in named
+            for name in ("client", "admin_key", "data_dir")
+        }
+        url, key = choose_listener(
+            given,
+            context.meta["admin_key"],
+            context.meta["data_dir"],
+            insists=from_line["data_dir"] and not (from_line["client"] and from_line["admin_key"]),
+        )
         return AdminClient(url=url, key=key)
 
     for decorate in (
@@ -93,9 +107,9 @@ def admin_options(command: F) -> F:
             "--admin-url",
             "client",
             envvar="SLUICEGATE_ADMIN_URL",
-            default="http://127.0.0.1:8081",
-            show_default=True,
+            default="",
             callback=connect,
+            help="Else that of the instance that runs on the data directory.",
         ),
         click.option(
             "--admin-key",
@@ -123,10 +137,3 @@ def admin_options(command: F) -> F:
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
     context.meta[str(option.name)] = value
     return value
-
-
-def _kept_key(data_dir: Path) -> str:
-    path = data_dir / "admin-key"
-    if os.access(path, os.R_OK):
-        return path.read_text().strip()
-    raise click.UsageError("no admin key; give `--admin-key` or set SLUICEGATE_ADMIN_KEY")

@@ -1,5 +1,7 @@
 """`sluicegate models`: the model repository. All but `reload` is work of the backends' package."""
 
+from typing import Any
+
 import click
 
 from gateway.cli.admin_client import AdminClient, admin_options
@@ -9,6 +11,7 @@ from gateway.supervisor.errors import ExitCode
 
 # The listener itself waits a minute for every worker.
 _PATIENCE = 90.0
+_BROKEN = "models_broken"
 _PASSED_ON = {
     "check": "Load every model and run it once.",
     "import": "Import a Hugging Face folder.",
@@ -26,18 +29,32 @@ def models() -> None:
 @admin_options
 @JSON
 def reload(*, client: AdminClient, as_json: bool) -> None:
-    """Have every backend read its repository again; exit with 1 when not all workers know it.
+    """Have every backend read its repository again.
 
-    Once all of them do, no request is answered by a revision that was replaced.
+    Exit with 1 where a model is broken, or not all workers know the new revisions. Once all of
+    them do, no request is answered by a revision that was replaced. A model that is broken is
+    served as before.
     """
-    answer = client.ask("POST", "/admin/models/reload", patience=_PATIENCE)
+    answer = client.ask("POST", "/admin/models/reload", patience=_PATIENCE, also=_BROKEN)
     if as_json:
         print_json(answer)
     else:
         for name, outcome in answer["workers"].items():
             click.echo(f"{name}: {outcome}")
+        for name, backend in answer["backends"].items():
+            _show(f"{backend['region']}/{name}", backend)
     if not answer["live"]:
         raise SystemExit(ExitCode.FAILED)
+
+
+def _show(place: str, backend: dict[str, Any]) -> None:
+    """Print what changed on a backend, and what is broken there."""
+    for model, change in backend["models"].items():
+        if change["old"] != change["new"]:
+            old, new = change["old"] or "(none)", change["new"] or "(none)"
+            click.echo(f"{place}: {model} {old} -> {new}")
+    for model, reason in backend["problems"].items():
+        click.echo(f"{place}: {model} is broken: {reason}", err=True)
 
 
 def _pass_on(name: str, description: str) -> None:

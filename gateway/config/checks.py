@@ -17,6 +17,9 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _LAST_PORT = 65_535
+_LARGEST_NUMBER = 2**63 - 1
+# A price of a million for one item is a slip; what it multiplies to must fit an invoice.
+_LARGEST_PRICE = 10**15
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -33,6 +36,7 @@ def findings(document: Document) -> Iterator[Finding]:
     yield from _cache(document)
     yield from _at_least(document.request.max_body_bytes, 1, ("request", "max_body_bytes"))
     yield from _at_least(document.request.max_items, 1, ("request", "max_items"))
+    yield from _at_least(document.request.max_values, 1, ("request", "max_values"))
     yield from _limits(document.limits)
     yield from _routing(document)
     yield from _prices(document.prices)
@@ -156,11 +160,18 @@ def _prices(prices: tuple[PriceEntry, ...]) -> Iterator[Finding]:
             detail = f"`{price.currency}` must be three capital letters such as `EUR`"
             yield Finding((*here, "currency"), detail)
         for name in ("hit", "computed", "row", "token"):
-            yield from _at_least(getattr(price, name), 0, (*here, name))
+            yield from _amount(getattr(price, name), (*here, name))
         if (price.model, price.since) in seen:
             detail = f"`{price.model}` has another price from {price.since} on"
             yield Finding((*here, "since"), detail)
         seen.add((price.model, price.since))
+
+
+def _amount(value: int, path: Path) -> Iterator[Finding]:
+    if value < 0:
+        yield Finding(path, "must be at least 0")
+    elif value > _LARGEST_PRICE:
+        yield Finding(path, f"must be at most {_LARGEST_PRICE}, a million of the currency a unit")
 
 
 def _is_date(text: str) -> bool:
@@ -220,7 +231,9 @@ def _unique(names: list[str], path: Path, field: str) -> Iterator[Finding]:
 
 
 def _at_least(value: float, minimum: int, path: Path) -> Iterator[Finding]:
-    if not (math.isfinite(value) and value >= minimum):
+    if isinstance(value, int) and value > _LARGEST_NUMBER:
+        yield Finding(path, f"must be at most {_LARGEST_NUMBER}")
+    elif not (math.isfinite(value) and value >= minimum):
         yield Finding(path, f"must be at least {minimum}, got {value:g}")
 
 

@@ -4,7 +4,7 @@ The payload is a msgpack list of what the log holds, byte for byte: shipping dec
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -75,6 +75,14 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
     return block
 
 
+class Readable(NamedTuple):
+    """What can be read of a malformed block: events, their sequence numbers, and the rest."""
+
+    events: list[RequestEvent]
+    numbers: list[int]
+    wrong: list[bytes]
+
+
 class Unpacker:
     """Takes the events out of blocks."""
 
@@ -99,17 +107,17 @@ class Unpacker:
             raise MalformedBlock("the payload holds another number of events")
         return events
 
-    def readable(self, block: Block) -> tuple[list[RequestEvent], list[bytes]]:
+    def readable(self, block: Block) -> "Readable":
         """Return the events of a malformed `block`, and the records that are none."""
-        events: list[RequestEvent] = []
-        wrong: list[bytes] = []
+        found = Readable([], [], [])
         try:
             records = self._list.decode(block.payload)
         except msgspec.DecodeError:
-            return [], [block.payload]
-        for record in records:
+            return Readable([], [], [block.payload])
+        for number, record in enumerate(records, start=block.first):
             try:
-                events.append(self._event.decode(record))
+                found.events.append(self._event.decode(record))
+                found.numbers.append(number)
             except msgspec.DecodeError:
-                wrong.append(bytes(record))
-        return events, wrong
+                found.wrong.append(bytes(record))
+        return found

@@ -62,7 +62,7 @@ def _is_of_log(path: Path) -> bool:
 
 
 class LogReader:
-    """Reads runs of records from the log in `directory`, and deletes what is no longer needed.
+    """Reads runs of records from the log in `directory`, and deletes what it is told to.
 
     Raises:
         UnreadableLog: the files are not of this format.
@@ -71,6 +71,7 @@ class LogReader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._gone = False
+        self._shortened = False
         self._firsts: dict[int, int] = {}
         self._place = Place(0, segment.HEADER.size)
         self.sequence = 0
@@ -119,16 +120,46 @@ class LogReader:
         self.sequence = sequence
         self.ended = False
 
-    def discard(self, committed: int) -> int:
-        """Delete the read segments that end at or before `committed`; return how many."""
+    def committed_segments(self, committed: int) -> list[int]:
+        """Return the segments that were read and hold nothing behind `committed`, in order."""
         self._list()
         # The segment of the current place is read to its end, but its mark may not be seen yet.
         numbers = sorted(n for n in self._firsts if n <= self._place.number)
         done = [n for n, m in pairwise(numbers) if self._firsts[m] <= committed + 1]
-        for number in done:
-            (self._directory / segment.file_name(number)).unlink(missing_ok=True)
-            del self._firsts[number]
-        return len(done)
+        if self.ended and self.sequence <= committed:
+            done += numbers[-1:]
+        return done
+
+    def path_of(self, number: int) -> Path:
+        """Return the file of a segment."""
+        return self._directory / segment.file_name(number)
+
+    def delete(self, number: int) -> None:
+        """Delete a segment."""
+        self.path_of(number).unlink(missing_ok=True)
+        self._firsts.pop(number, None)
+
+    def shorten(self) -> Path | None:
+        """Give back what is reserved behind the end of a log that has ended.
+
+        Returns:
+            The segment that is shorter now.
+        """
+        if not self.ended or self._shortened:
+            return None
+        self._shortened = True
+        end = self._place.offset + segment.MARK.size
+        path = self.path_of(self._place.number)
+        if not path.exists() or path.stat().st_size <= end:
+            return None
+        os.truncate(path, end)
+        return path
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no segment is left."""
+        self._list()
+        return not self._firsts
 
     def deleted(self) -> int:
         """Return the sequence number up to which segments were deleted; 0 is nothing."""

@@ -6,16 +6,16 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import select
-
 from gateway.config.document import PriceEntry
 from gateway.errors import InvalidRequest
-from gateway.ledger import schema
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.audit import Audit
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
+from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
+from gateway.ledger.published import PublishedState
 from gateway.ledger.recording import Recording
+from gateway.ledger.rollup import Rollup
 from gateway.ledger.shares import RegionShares
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.types import Batch, GroupBy, LedgerStatistics, Recorded, UsageRow
@@ -27,16 +27,22 @@ class Ledger:
     """The SQL database at `url`; several processes may use it at once, and threads one object.
 
     Every call raises `DependencyUnavailable` when the database cannot be reached, and may be
-    tried again. The tables are made by the first call.
+    tried again. The tables are made by the first call. `patience` is the seconds that a statement
+    may take.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], int] = time.time_ns) -> None:
-        self._store = Store(url, clock=clock)
+    def __init__(
+        self, url: str, *, clock: Callable[[], int] = time.time_ns, patience: float = 10.0
+    ) -> None:
+        self._store = Store(url, clock=clock, patience=patience)
         self._recording = Recording(self._store)
         self._usage = UsageQueries(self._store)
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
         self.shares = RegionShares(self._store)
+        self.prices = PublishedPrices(self._store)
+        self.rollup = Rollup(self._store)
+        self.published = PublishedState(self._store)
 
     def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
         """Take in the events of a log of which the last has the sequence number `high_water`."""
@@ -68,6 +74,8 @@ class Ledger:
     ) -> list[UsageRow]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
 
+        It costs what the published prices say; `prices` are those of a ledger without any.
+
         Raises:
             InvalidRequest: a time has no zone, or they are in the wrong order.
         """
@@ -76,12 +84,14 @@ class Ledger:
             raise InvalidRequest("`from` is after `to`")
         groups = list(dict.fromkeys(group_by))
         found = self._usage.priced(
-            tenant=tenant, since=start, until=end, group_by=groups, prices=PriceList(prices)
+            tenant=tenant, since=start, until=end, group_by=groups, prices=self._prices(prices)
         )
         return usage_rows(found, groups)
 
-    def invoice(self, tenant: str, month: str, prices: Sequence[PriceEntry]) -> Invoice:
+    def invoice(self, tenant: str, month: str, prices: Sequence[PriceEntry] = ()) -> Invoice:
         """Return the invoice of `tenant` for a month such as `2026-09`, from its events.
+
+        It goes by the published prices; `prices` are those of a ledger without any.
 
         Raises:
             InvalidRequest: it is no month.
@@ -90,31 +100,16 @@ class Ledger:
         since, until = month_bounds(month)
         self.accounts.tenant(tenant)
         found = self._usage.priced(
-            tenant=tenant, since=since, until=until, group_by=(), prices=PriceList(prices)
+            tenant=tenant, since=since, until=until, group_by=(), prices=self._prices(prices)
         )
         return make_invoice(tenant, month, found)
-
-    def remember_prices(self, prices: Sequence[PriceEntry]) -> int:
-        """Keep the entries of a document that differ from the last known; return how many."""
-        table, now = schema.prices, self._store.clock()
-        with self._store.writing() as connection:
-            old = connection.execute(select(table).order_by(table.c.recorded))
-            known = {(row.model, row.since): _entry(row) for row in old}
-            new = [p for p in prices if known.get((p.model, p.since)) != p]
-            values = [{n: getattr(p, n) for n in p.__struct_fields__} for p in new]
-            rows = [v | {"recorded": now} for v in values]
-            return self._store.insert_new(connection, table, rows)
-
-    def price_history(self) -> list[tuple[int, PriceEntry]]:
-        """Return every price that was ever known, with when it became known, oldest first."""
-        table = schema.prices
-        with self._store.reading() as connection:
-            rows = connection.execute(select(table).order_by(table.c.recorded, table.c.model))
-            return [(row.recorded, _entry(row)) for row in rows]
 
     def statistics(self) -> LedgerStatistics:
         """Return sums over the whole ledger."""
         return self._recording.statistics()
+
+    def _prices(self, otherwise: Sequence[PriceEntry]) -> PriceList:
+        return PriceList(self.prices.entries() or otherwise)
 
     def close(self) -> None:
         """Close the connections."""
@@ -130,7 +125,3 @@ class Ledger:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _entry(row: object) -> PriceEntry:
-    return PriceEntry(**{name: getattr(row, name) for name in PriceEntry.__struct_fields__})

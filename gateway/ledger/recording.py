@@ -9,12 +9,29 @@ from sqlalchemy import Connection, delete, exc, func, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
+from gateway.ledger.rollup import reopen
 from gateway.ledger.store import Store
 from gateway.ledger.types import Batch, LedgerStatistics, Recorded
 from gateway.types import RequestEvent
 
 _LARGEST: Final = 2**63 - 1
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a log is in the ledger: all up to the mark, and `ranges` beyond it, in order.
+
+    That is asked before an event's id, which is gone once events are added up, see `rollup`.
+    """
+
+    mark: int
+    ranges: Sequence[tuple[int, int]]
+
+    def holds(self, number: int | None) -> bool:
+        """Tell whether the record `number` is in the ledger; of `None` nobody knows."""
+        if number is None:
+            return False
+        return number <= self.mark or any(first <= number <= last for first, last in self.ranges)
 
 
 class UnrecordableBatch(Exception):
@@ -35,7 +52,7 @@ class Recording:
             UnrecordableBatch: nothing was written, and never will be.
         """
         try:
-            with self._store.writing() as connection:
+            with self._store.writing(in_bulk=True) as connection:
                 return self._record(connection, batches)
         except (InvalidRequest, exc.IntegrityError) as error:
             raise UnrecordableBatch(f"the database refuses it: {type(error).__name__}") from error
@@ -69,22 +86,28 @@ class Recording:
 
     def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
         counted = duplicates = dead = lost = 0
-        for batch in batches:
-            fit = [e for e in batch.events if _fits(e)]
-            unfit = [_encode(e) for e in batch.events if not _fits(e)]
+        # In one order, so that workers that record blocks of the same logs cannot wait in a circle.
+        for batch in sorted(batches, key=lambda each: each.log_id):
+            known = self._known(connection, batch.log_id)
+            events = [e for number, e in batch.numbered() if not known.holds(number)]
+            fit = [e for e in events if _fits(e)]
+            unfit = [_encode(e) for e in events if not _fits(e)]
             new = self._insert(connection, fit)
             counted += new
+            duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in fit) - new
             dead += self._bury(connection, batch.log_id, "not an event", batch.wrong)
             dead += self._bury(connection, batch.log_id, "numbers out of range", unfit)
-            if batch.lost:
+            if batch.lost and batch.last > known.mark:
                 lost += self._miss(connection, batch)
-            self._advance(connection, batch)
+            self._advance(connection, batch, known)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
     def _insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
         """Add the events that are new; return how many requests those are."""
         table, rows = schema.usage_events, [_row(e) for e in events]
+        if events:
+            reopen(connection, min(e.time for e in events))
         attempt = connection.begin_nested()
         new = self._store.insert_new(connection, table, rows)
         if new in (0, len(rows)):
@@ -95,29 +118,33 @@ class Recording:
         added = (self._store.insert_new(connection, table, [row]) for row in rows)
         return sum(e.count * n for e, n in zip(events, added, strict=True))
 
-    def _advance(self, connection: Connection, batch: Batch) -> None:
+    def _known(self, connection: Connection, log_id: str) -> "_Known":
+        """Return what of a log is in the ledger; workers that record the same log take turns."""
+        marks, ranges = schema.high_water, schema.ranges
+        self._store.insert_new(connection, marks, [{"log_id": log_id, "sequence": 0}])
+        of_log = select(marks.c.sequence).where(marks.c.log_id == log_id).with_for_update()
+        mark = connection.execute(of_log).scalar_one()
+        waiting = select(ranges).where(ranges.c.log_id == log_id).order_by(ranges.c.first)
+        found = [(row.first, row.last) for row in connection.execute(waiting)]
+        return _Known(mark=mark, ranges=found)
+
+    def _advance(self, connection: Connection, batch: Batch, known: "_Known") -> None:
         """Move the mark over `batch`, if nothing before it is missing; else remember it."""
         marks, ranges = schema.high_water, schema.ranges
-        start = {"log_id": batch.log_id, "sequence": 0}
-        self._store.insert_new(connection, marks, [start])
-        of_log = marks.c.log_id == batch.log_id
-        # The lock makes workers that record blocks of one log take turns.
-        before = connection.execute(select(marks.c.sequence).where(of_log).with_for_update())
-        mark = before.scalar_one()
-        if batch.last <= mark:
+        if batch.last <= known.mark:
             return
         row = {"log_id": batch.log_id, "first": batch.first, "last": batch.last}
-        if batch.first > mark + 1:
+        if batch.first > known.mark + 1:
             self._remember(connection, row)
             return
         mark = batch.last
-        waiting = select(ranges).where(ranges.c.log_id == batch.log_id).order_by(ranges.c.first)
-        for found in connection.execute(waiting).all():
-            if found.first > mark + 1:
+        for first, last in known.ranges:
+            if first > mark + 1:
                 break
-            mark = max(mark, found.last)
-            taken = (ranges.c.log_id == batch.log_id) & (ranges.c.first == found.first)
+            mark = max(mark, last)
+            taken = (ranges.c.log_id == batch.log_id) & (ranges.c.first == first)
             connection.execute(delete(ranges).where(taken))
+        of_log = marks.c.log_id == batch.log_id
         connection.execute(update(marks).where(of_log).values(sequence=mark))
 
     def _remember(self, connection: Connection, row: dict[str, Any]) -> None:

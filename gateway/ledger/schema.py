@@ -16,7 +16,6 @@ from sqlalchemy import (
     Text,
 )
 
-VERSION: Final = 2
 metadata: Final = MetaData()
 
 # SQLite numbers rows by itself only in a column of exactly this type.
@@ -25,6 +24,16 @@ _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 schema_version: Final = Table(
     "schema_version", metadata, Column("version", Integer, primary_key=True)
 )
+"""What programs up to schema 2 compare with their own version: the oldest that may be used."""
+
+schema_migrations: Final = Table(
+    "schema_migrations",
+    metadata,
+    Column("version", Integer, primary_key=True),
+    Column("compatible_from", Integer, nullable=False),
+    Column("applied", BigInteger, nullable=False),
+)
+"""The migrations that made the tables, see `migrations`; `applied` is 0 in a ledger made new."""
 
 tenants: Final = Table(
     "tenants",
@@ -83,6 +92,14 @@ usage_events: Final = Table(
 )
 """A row is an event, or a run of them: `requests` ids from `id` on; its numbers are their sums."""
 
+usage_rollups: Final = Table(
+    "usage_rollups",
+    metadata,
+    Column("subject", String(64), primary_key=True),
+    Column("until", BigInteger, nullable=False),
+)
+"""Up to which time events were added up to rows of an hour, see `rollup`."""
+
 high_water: Final = Table(
     "high_water",
     metadata,
@@ -133,7 +150,39 @@ prices: Final = Table(
     Column("row", BigInteger, nullable=False),
     Column("token", BigInteger, nullable=False),
 )
-"""Every price that was ever in force, and since when it was known."""
+"""Every price that was ever known, and since when."""
+
+published_prices: Final = Table(
+    "published_prices",
+    metadata,
+    Column("model", String(255), primary_key=True),
+    Column("since", String(64), primary_key=True),
+    Column("published", BigInteger, nullable=False),
+    Column("currency", String(8), nullable=False),
+    Column("hit", BigInteger, nullable=False),
+    Column("computed", BigInteger, nullable=False),
+    Column("row", BigInteger, nullable=False),
+    Column("token", BigInteger, nullable=False),
+)
+"""The prices that usage and invoices go by. One that has begun is never changed nor deleted."""
+
+published_documents: Final = Table(
+    "published_documents",
+    metadata,
+    Column("region", String(32), primary_key=True),
+    Column("generation", BigInteger, primary_key=True),
+    Column("content", Text, nullable=False),
+)
+"""The last documents that were published in each gateway region, as JSON."""
+
+drained_backends: Final = Table(
+    "drained_backends",
+    metadata,
+    Column("region", String(32), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("backends", Text, nullable=False),
+)
+"""The backends that are given no work in each gateway region, as a JSON list."""
 
 region_workers: Final = Table(
     "region_workers",
@@ -175,9 +224,6 @@ quota_grants: Final = Table(
     Column("granted", BigInteger, nullable=False),
 )
 """What each region may use of a quota in the period that ends at `period` (seconds)."""
-
-UPGRADES: Final = {1: "ALTER TABLE usage_events ADD COLUMN requests BIGINT NOT NULL DEFAULT 1"}
-"""What makes of each older version's tables the next one's."""
 
 audit: Final = Table(
     "audit",

@@ -13,10 +13,11 @@ from typing import Any, Final
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event, exc, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from gateway.errors import DependencyUnavailable, InvalidRequest
-from gateway.ledger import schema
+from gateway.ledger import migrations, schema
+from gateway.ledger.postgresql import lift_limits, make_engine
+from gateway.ledger.write_priority import FileWritePriority, NoPriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
@@ -37,7 +38,12 @@ class Store:
         self._lite = self._url.get_backend_name() == "sqlite"
         self._ready = threading.Event()
         self._preparing = threading.Lock()
-        self._engine = self._lite_engine(patience) if self._lite else self._engine_with(patience)
+        self._engine = (
+            self._lite_engine(patience) if self._lite else make_engine(self._url, patience=patience)
+        )
+        self._priority: WritePriority = NoPriority()
+        if self._lite and self._url.database:
+            self._priority = FileWritePriority(Path(f"{self._url.database}-ahead"))
         self.clock = clock
 
     @contextlib.contextmanager
@@ -54,8 +60,10 @@ class Store:
                 yield connection
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[Connection]:
+    def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:
         """Open a transaction that changes the database wholly or not at all.
+
+        One that writes `in_bulk` lets those go first that do not.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -63,7 +71,10 @@ class Store:
         """
         with _translated():
             self._prepare()
-            with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+            if in_bulk:
+                self._priority.give_way()
+            turn = contextlib.nullcontext() if in_bulk else self._priority.ahead()
+            with turn, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                 yield connection
 
     def insert_new(
@@ -95,9 +106,6 @@ class Store:
         """Close the connections."""
         self._engine.dispose()
 
-    def _engine_with(self, patience: float) -> Engine:
-        return sqlalchemy.create_engine(self._url, pool_pre_ping=True, pool_timeout=patience)
-
     def _lite_engine(self, patience: float) -> Engine:
         engine = sqlalchemy.create_engine(
             self._url, connect_args={"timeout": patience}, pool_timeout=patience
@@ -112,29 +120,21 @@ class Store:
         with self._preparing:
             if self._lite and self._url.database:
                 Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
-            with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
-                self._create(connection)
+            # Read first: where a disk is full, or a server takes no writes, keys are still read.
+            with self._engine.begin() as connection:
+                is_current = migrations.is_current(connection)
+            if not is_current:
+                with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+                    self._create(connection)
             self._ready.set()
 
     def _create(self, connection: Connection) -> None:
         if not self._lite:
             # "if not exists" does not keep two that start at once from making the same table.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
+            lift_limits(connection)
             connection.execute(sqlalchemy.select(lock))
-        for table in schema.metadata.sorted_tables:
-            connection.execute(CreateTable(table, if_not_exists=True))
-            for index in table.indexes:
-                connection.execute(CreateIndex(index, if_not_exists=True))
-        versions = schema.schema_version
-        newest = connection.scalar(sqlalchemy.select(sqlalchemy.func.max(versions.c.version)))
-        while newest in schema.UPGRADES:
-            connection.exec_driver_sql(schema.UPGRADES[newest])
-            newest += 1
-        self.insert_new(connection, versions, [{"version": newest or schema.VERSION}])
-        if newest not in (None, schema.VERSION):
-            raise DependencyUnavailable(
-                f"the ledger has schema {newest}, this program knows {schema.VERSION}: update it"
-            )
+        migrations.migrate(connection, insert_new=self.insert_new, now=self.clock())
 
 
 def to_nanoseconds(moment: datetime) -> int:
@@ -168,9 +168,14 @@ def _translated() -> Iterator[None]:
         ) from error
     except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
         reason = getattr(error, "orig", None) or error
-        raise DependencyUnavailable(
-            f"the ledger cannot be reached: {type(reason).__name__}", retry_after=1.0
-        ) from error
+        raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
+
+
+def _unavailable(reason: BaseException) -> str:
+    """Say why the ledger cannot be used, in words of this program's own."""
+    if getattr(reason, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return "the ledger cannot be written: free space on its disk"
+    return f"the ledger cannot be reached: {type(reason).__name__}"
 
 
 def _connected(connection: sqlite3.Connection, _: object, *, patience: float) -> None:

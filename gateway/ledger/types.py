@@ -35,6 +35,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """What billing read of one log: the events `first` to `last`.
 
     Those that are `lost` have no events; `wrong` are the records that could not be read as one.
+    `numbers` are the sequence numbers of the events where some in between are no events.
     """
 
     log_id: str
@@ -43,6 +44,15 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     events: Sequence[RequestEvent] = ()
     wrong: Sequence[bytes] = ()
     lost: bool = False
+    numbers: Sequence[int] = ()
+
+    def numbered(self) -> list[tuple[int | None, RequestEvent]]:
+        """Return the events, each with its sequence number as far as that is known."""
+        numbers: Sequence[int | None] = self.numbers
+        if len(numbers) != len(self.events):
+            whole = len(self.events) == self.last - self.first + 1
+            numbers = range(self.first, self.last + 1) if whole else [None] * len(self.events)
+        return list(zip(numbers, self.events, strict=True))
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):

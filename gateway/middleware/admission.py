@@ -13,8 +13,9 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
+from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
-from gateway.errors import AuthenticationFailed, RateLimited
+from gateway.errors import RateLimited
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_headers
@@ -43,11 +44,9 @@ class Ids(Protocol):
 
 
 def bearer(scope: Scope) -> bytes:
-    """Return the key that a request came with, empty when with none."""
-    for name, value in scope["headers"]:
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return value[7:].strip()
-    return b""
+    """Return the key that a request came with, empty when with none or with several."""
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    return bearer_token(values[0]) if len(values) == 1 else b""
 
 
 class AdmissionMiddleware(ASGIMiddleware):
@@ -79,9 +78,10 @@ class AdmissionMiddleware(ASGIMiddleware):
         await next_app(scope, receive, _with_headers(scope, send))
 
     def _authenticate(self, scope: Scope) -> Principal:
-        principal = self._keys.find(bearer(scope))
+        key = bearer(scope)
+        principal = self._keys.find(key)
         if principal is None:
-            raise AuthenticationFailed("Send a valid API key as `Authorization: Bearer <key>`.")
+            raise self._keys.refusal(key)
         return principal
 
     def _charges(self, principal: Principal) -> Sequence[Charge]:

@@ -51,9 +51,15 @@ class Lease(msgspec.Struct, gc=False):
     """When a quota's period ends."""
     owed: int = 0
     """Units given out ahead of Redis' answer; what it grants next is first taken for them."""
+    asked_for: Rule | None = None
+    """The rule of the charges that it was last asked for; `rule` is this region's part of it."""
 
     def __post_init__(self) -> None:
         self.refill = rate(self.rule)
+
+    def is_of(self, rule: Rule) -> bool:
+        """Tell whether it was leased under `rule`, and not under one that was replaced since."""
+        return self.asked_for is rule or self.asked_for == rule
 
     def follow(self, rule: Rule) -> None:
         """Go by `rule` from now on: the configuration may have changed."""
@@ -182,14 +188,18 @@ class Leases(dict[str, Lease]):
                 continue
             lease = self.get(charge.bucket)
             if charge.amount > charge.rule.limit or (
-                lease is not None and lease.refuses(charge.amount, now)
+                lease is not None and lease.is_of(charge.rule) and lease.refuses(charge.amount, now)
             ):
                 return True
         return False
 
     def may_run_ahead(self, charges: Sequence[Charge], now: float) -> bool:
         """Say whether all of `charges` may be given out before Redis answered."""
-        return all(self.of(charge).may_run_ahead(charge.amount, now) for charge in charges)
+        return all(
+            (lease := self.of(charge)).is_of(charge.rule)
+            and lease.may_run_ahead(charge.amount, now)
+            for charge in charges
+        )
 
     def run_ahead(self, charges: Sequence[Charge]) -> None:
         """Take note that `charges` were given out before Redis answered."""

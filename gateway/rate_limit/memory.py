@@ -26,6 +26,9 @@ class _Bucket(msgspec.Struct, gc=False):
     level: float
     since: float
     full_at: float
+    rule: Rule
+    beyond: float = 0.0
+    """Units that were used beyond a limit that was lowered."""
     held: int = 0
     period_end: float = inf
 
@@ -109,17 +112,30 @@ class MemoryRateLimiter:
         rule = charge.rule
         if bucket is None:
             self._make_room(now)
-            bucket = _Bucket(capacity(rule, self._share), now, now)
+            bucket = _Bucket(capacity(rule, self._share), now, now, rule)
             self._buckets[charge.bucket] = bucket
             self._begin_period(bucket, rule)
         else:
             if bucket.period_end <= self._wall():
                 bucket.level = capacity(rule, self._share) - bucket.held
+                bucket.beyond, bucket.rule = 0.0, rule
                 self._begin_period(bucket, rule)
+            before = rule if rule.limit == bucket.rule.limit else bucket.rule
             elapsed = now - bucket.since
-            bucket.level = refilled(bucket.level, elapsed, rule, self._share, bucket.held)
+            bucket.level = refilled(bucket.level, elapsed, before, self._share, bucket.held)
+            bucket.beyond = max(0.0, bucket.beyond - elapsed * rate(before) * self._share)
             bucket.since = now
+            if before is not rule:
+                self._resize(bucket, rule)
         return bucket
+
+    def _resize(self, bucket: _Bucket, rule: Rule) -> None:
+        """Move the level with a limit that was changed, so that what was used stays used."""
+        difference = (rule.limit - bucket.rule.limit) * self._share
+        moved = bucket.level + difference - bucket.beyond
+        bucket.level = min(max(moved, min(bucket.level, 0.0)), capacity(rule, self._share))
+        bucket.beyond = max(0.0, bucket.level - moved)
+        bucket.rule = rule
 
     def _begin_period(self, bucket: _Bucket, rule: Rule) -> None:
         bucket.period_end = period_ends(self._wall())[0] if rule.period else inf

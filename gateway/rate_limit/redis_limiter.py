@@ -88,10 +88,10 @@ class RedisRateLimiter:
         for charge in charges:
             lease = self._leases.get(charge.bucket)
             amount = charge.amount
-            if lease is None or (
-                amount and (lease.available < amount or lease.usable_until <= now)
-            ):
-                if lease is None or not (charge.rule.shadow and lease.refuses(amount, now)):
+            if lease is None or not lease.is_of(charge.rule):
+                return self._known_refusal(charges, now)
+            if amount and (lease.available < amount or lease.usable_until <= now):
+                if not (charge.rule.shadow and lease.refuses(amount, now)):
                     return self._known_refusal(charges, now)
                 over += (charge,)
             leases.append(lease)
@@ -99,7 +99,11 @@ class RedisRateLimiter:
 
     def spender(self, charges: Sequence[Charge]) -> Spender:
         """Return what takes `charges` again and again; see `gateway.rate_limit.spender`."""
-        leases = [lease for c in charges if (lease := self._leases.get(c.bucket)) and is_plain(c)]
+        leases = [
+            lease
+            for c in charges
+            if (lease := self._leases.get(c.bucket)) and lease.is_of(c.rule) and is_plain(c)
+        ]
         if len(leases) < len(charges):
             return AskingSpender(charges, ask=self.try_admit)
         for charge, lease in zip(charges, leases, strict=True):
@@ -291,6 +295,7 @@ class RedisRateLimiter:
         parts = []
         for charge in charges:
             lease = self._leases.of(charge)
+            lease.asked_for = charge.rule
             want = self._waiting.units(charge.bucket) + lease.wanted(charge.amount, now)
             want += lease.owed
             kept = lease.keep(now)

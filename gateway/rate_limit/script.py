@@ -1,19 +1,23 @@
 """The Lua script that takes charges from buckets in Redis, leases to workers and takes leases back.
 
 A bucket is a hash: `l` its level, `t` the server's time of that level, `e` the end of the period
-that a quota's level is of, `c` the capacity where that is a region's part of a limit, and
-`h:<holder>` what a worker holds, as `<units>:<end>`: on lease, or reserved for work under way. What
-is held counts as being in the bucket until it was reported as
-spent: level and holds together never exceed the capacity. Without that, a full bucket beside a full
-lease would admit both at once, more than the limit allows.
+that a quota's level is of, `c` the capacity at that time, `f` what was used beyond a capacity that
+was lowered, as `<units>:<rate of refill>:<time>`, and `h:<holder>` what a worker holds, as
+`<units>:<end>`: on lease, or reserved for work under way. What is held counts as being in the
+bucket until it was reported as spent: level and holds together never exceed the capacity. Without
+that, a full bucket beside a full lease would admit both at once, more than the limit allows.
 
 A rule's `refill` says of which kind its bucket is: the seconds in which it fills; the ends of this
 period and the next, as `<time>:<time>`, for a quota; `0` where units come back only from whoever
 holds them, with whose last hold they end.
 
-A region's part of a limit changes. What is refilled before a larger one is noticed is refilled as
-before, and a larger bucket is not a fuller one: all regions together stay within the limit. What a
-region is granted of a quota is added to what it has left.
+A limit that was changed keeps what was used of it: the level moves by as much as the capacity, but
+not below zero. What is cut off there is used again where the limit is raised once more: workers
+that hear of a change one after another must not make room by turns.
+
+A region's part of a limit changes, too. What is refilled before a larger one is noticed is refilled
+as before, and a larger bucket is not a fuller one: all regions together stay within the limit. What
+a region is granted of a quota is added to what it has left.
 
 Keys: the buckets. Arguments: the holder; the seconds of a hold; then for each bucket its capacity,
 its refill, the `amount` to take now, the units it would like on lease (`want`), the units the
@@ -50,7 +54,7 @@ local function read(key, b)
   b.level, b.since, b.period_end = b.capacity, now, 0
   b.was, b.least, b.least_rate = b.capacity, b.capacity, b.rate
   if b.regional then b.level = b.start end
-  b.held, b.running, b.others, b.last_end = 0, 0, 0, 0
+  b.held, b.running, b.others, b.last_end, b.beyond = 0, 0, 0, 0, 0
   local fields = redis.call('HGETALL', key)
   for f = 1, #fields, 2 do
     local name, value = fields[f], fields[f + 1]
@@ -62,6 +66,10 @@ local function read(key, b)
       b.period_end = tonumber(value)
     elseif name == 'c' then
       b.was = tonumber(value)
+    elseif name == 'f' then
+      local units, rate, at = string.match(value, '^([^:]+):([^:]+):(.+)$')
+      b.beyond_rate = tonumber(rate)
+      b.beyond = math.max(0, tonumber(units) - math.max(0, now - tonumber(at)) * b.beyond_rate)
     else
       local cut = string.find(value, ':', 1, true)
       local units = tonumber(string.sub(value, 1, cut - 1))
@@ -80,9 +88,12 @@ end
 
 -- Of two capacities, the smaller holds for the time until now.
 local function change(b)
-  if not b.regional or b.was == b.capacity then return end
+  if b.was == b.capacity then return end
   if b.this_end then
-    b.level = b.level + b.capacity - b.was
+    if b.regional then b.level = b.level + b.capacity - b.was end
+  elseif not b.regional then
+    b.least = b.was
+    b.least_rate = b.rate * b.was / b.capacity
   else
     b.least = math.min(b.was, b.capacity)
     b.least_rate = b.rate * b.least / math.max(b.capacity, 0.000001)
@@ -98,6 +109,17 @@ local function refill(b)
   end
 end
 
+-- After the refill: what was used stays used; what is given back was not.
+local function resize(b)
+  if b.regional or b.was == b.capacity then return end
+  b.level = math.min(b.level + b.back, b.was - b.others - b.kept)
+  b.back = 0
+  local moved = b.level + b.capacity - b.was - b.beyond
+  b.level = math.max(moved, math.min(b.level, 0))
+  b.beyond = b.level - moved
+  b.beyond_rate = math.max(b.rate * b.was / b.capacity, b.rate)
+end
+
 local function begin_period(b)
   local begins = now >= b.period_end
   if begins then b.period_end = now < b.this_end and b.this_end or b.next_end end
@@ -105,6 +127,7 @@ local function begin_period(b)
   if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
   if not begins then return end
   b.level, b.was, b.least, b.held = b.capacity - b.running, b.capacity, b.capacity, b.running
+  b.beyond = 0
 end
 
 for i, key in ipairs(KEYS) do
@@ -138,6 +161,7 @@ for i, key in ipairs(KEYS) do
       b.least = math.min(b.least, b.start)
     end
     refill(b)
+    resize(b)
   end
   b.level = math.min(b.level + b.back, b.capacity - b.others - b.kept)
   b.over = b.amount > b.level + 0.000001
@@ -166,14 +190,18 @@ for i, key in ipairs(KEYS) do
   else
     redis.call('HDEL', key, mine)
   end
+  if b.beyond > 0 then
+    fields[#fields + 1] = 'f'
+    fields[#fields + 1] = string.format('%.17g:%.17g:%.17g', b.beyond, b.beyond_rate, now)
+  elseif b.beyond_rate then
+    redis.call('HDEL', key, 'f')
+  end
   if b.period_end > 0 then
     fields[#fields + 1] = 'e'
     fields[#fields + 1] = string.format('%.17g', b.period_end)
   end
-  if b.regional then
-    fields[#fields + 1] = 'c'
-    fields[#fields + 1] = string.format('%.17g', b.capacity)
-  end
+  fields[#fields + 1] = 'c'
+  fields[#fields + 1] = string.format('%.17g', b.capacity)
   redis.call('HSET', key, unpack(fields))
   -- By then the bucket is full and every hold has ended: as if it had never been.
   redis.call('PEXPIRE', key, math.ceil(b.lasts * 1000))

@@ -21,6 +21,10 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str
     """Why the last probe got no answer; for operators only, since it may name addresses."""
     missing: tuple[str, ...]
+    models: dict[str, str]
+    """The revision of each model that it serves."""
+    problems: dict[str, str]
+    """What is wrong with models, be another revision served in their place or none."""
     provider: str
     in_flight: int
     ejected_for: float
@@ -49,6 +53,8 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         drained=member.drained,
         trouble=member.trouble,
         missing=tuple(state.missing) if state else (),
+        models={name: info.revision for name, info in member.models.items()},
+        problems=dict(state.problems) if state else {},
         provider=state.provider if state else "",
         in_flight=member.in_flight,
         ejected_for=max(0.0, member.ejection.until - now),

@@ -14,14 +14,23 @@ _log = logging.getLogger(__name__)
 
 
 class ModelsFollower:
-    """Has models read again when told of a newer version, and acknowledges it afterwards."""
+    """Has models read again when told of a newer version, and acknowledges it afterwards.
+
+    The `report` (JSON) that it leaves before says what backends serve since.
+    """
 
     def __init__(
-        self, *, control: Control, worker: str, reload: Callable[[], Awaitable[None]]
+        self,
+        *,
+        control: Control,
+        worker: str,
+        reload: Callable[[], Awaitable[None]],
+        report: Callable[[], bytes] = lambda: b"{}",
     ) -> None:
         self._control = control
         self._worker = worker
         self._reload = reload
+        self._report = report
         self._wanted: int | None = None
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -60,4 +69,5 @@ class ModelsFollower:
                 outcome = f"the worker failed to take them: {type(error).__name__}"
             # Who waits for it finds the worker pending.
             with contextlib.suppress(DependencyUnavailable):
+                await self._control.heartbeat(self._worker, self._report())
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)

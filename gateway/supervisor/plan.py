@@ -17,21 +17,29 @@ _EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER)
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line of `up` says beyond the settings. Empty keys are generated."""
+    """What the command line of `up` says beyond the settings. Empty keys are generated.
+
+    Without `models` the demo models are served; with them, only where `demo_models` says so.
+    """
 
     workers: int
     regions: tuple[str, ...]
     models: Path | None = None
+    demo_models: bool = False
     admin_key: str = ""
     demo_key: str = ""
     cache_bytes: int = 256 * 1024 * 1024
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes by when they can start, and the settings they share."""
+    """The processes by when they can start, and the settings they share.
+
+    `demo_models` is where the demo models are built, if they are.
+    """
 
     settings: Settings
     models: Path
+    demo_models: Path | None
     valkeys: tuple[ProcessSpec, ...]
     backends: tuple[ProcessSpec, ...]
     others: tuple[ProcessSpec, ...]
@@ -53,10 +61,21 @@ def plan_up(
     """
     program, sockets = valkey.find_program(), directory.sockets()
     cache = valkey.cache_spec(
-        program, sockets=sockets, data=directory.folder("cache"), max_bytes=options.cache_bytes
+        program,
+        sockets=sockets,
+        data=directory.folder("cache"),
+        max_bytes=options.cache_bytes,
+        silent_within=settings.heartbeat_timeout,
     )
-    state = valkey.state_spec(program, sockets=sockets, data=directory.folder("state"))
-    models = (options.models or directory.root / "models").absolute()
+    state = valkey.state_spec(
+        program,
+        sockets=sockets,
+        data=directory.folder("state"),
+        silent_within=settings.heartbeat_timeout,
+    )
+    own_models = (directory.root / "models").absolute()
+    models = (options.models or own_models).absolute()
+    demo = own_models if options.demo_models or options.models is None else None
     own = msgspec.structs.replace(
         settings,
         data_dir=directory.root,
@@ -71,10 +90,15 @@ def plan_up(
     return Plan(
         settings=own,
         models=models,
+        demo_models=demo,
         valkeys=(cache, state),
         backends=tuple(
             topology.backend_specs(
-                options.regions, models=models, settings=own, choose=random.SystemRandom()
+                options.regions,
+                models=models,
+                more_models=demo if demo != models else None,
+                settings=own,
+                choose=random.SystemRandom(),
             )
         ),
         others=(

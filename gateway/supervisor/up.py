@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from gateway.config.load import explain, load_folder
 from gateway.errors import ConfigurationError
@@ -13,6 +15,7 @@ from gateway.supervisor.credentials import Credentials, choose_credentials
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.placement import write_placement
 from gateway.supervisor.plan import Plan, UpOptions, plan_up
 from gateway.supervisor.reload import reloader
@@ -35,6 +38,7 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
         say(f"{time.monotonic() - started:6.1f} s  {line}")
 
     check_configuration(settings)
+    check_models(options)
     with (
         open_directory(settings.data_dir, tell) as directory,
         open_listeners(settings.host, settings.port, options.workers, option="--port") as workers,
@@ -64,6 +68,31 @@ def check_configuration(settings: Settings) -> None:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
 
 
+def check_models(options: UpOptions) -> None:
+    """Make sure that there are models to serve.
+
+    Raises:
+        CannotStart: there are none.
+    """
+    if options.models is None:
+        return
+    if not options.models.is_dir():
+        raise CannotStart(
+            f"the models directory `{options.models}` does not exist; leave out `--models` to "
+            "serve the demo models"
+        )
+    if not (options.demo_models or _model_names(options.models)):
+        raise CannotStart(
+            f"`{options.models}` holds no model; import one with `sluicegate models import`, or "
+            "add `--demo-models`"
+        )
+
+
+def _model_names(repository: Path) -> set[str]:
+    folders = (path for path in repository.iterdir() if path.is_dir())
+    return {folder.name for folder in folders if not folder.name.startswith(".")}
+
+
 class _Up:
     """One run: the steps of the start, each as soon as what it needs is there."""
 
@@ -88,11 +117,21 @@ class _Up:
 
     async def run(self) -> None:
         reload = reloader(self._plan.settings, self._keys.admin_key, self._tell)
-        await supervise(self._supervisor, self._start, reload=reload, say=self._tell)
+        delay = self._plan.settings.shutdown_delay
+        rotating = partial(keep_small, self._plan.settings.data_dir / "logs")
+        await supervise(
+            self._supervisor,
+            self._start,
+            reload=reload,
+            say=self._tell,
+            delay=delay,
+            beside=rotating,
+        )
 
     async def _start(self) -> None:
         valkeys = self._supervisor.start(self._plan.valkeys)
-        self._tell("starting Valkey, the ledger and the demo models")
+        demo = " and the demo models" if self._plan.demo_models else " and the backends"
+        self._tell(f"starting Valkey, the ledger{demo}")
         backends, *_ = await in_parallel(
             self._start_backends(), self._supervisor.ready(valkeys), self._prepare_ledger()
         )
@@ -101,8 +140,13 @@ class _Up:
         self._show()
 
     async def _start_backends(self) -> list[Child]:
-        command = (*topology.PYTHON, "backends.demo", "--output", str(self._plan.models))
-        await self._spawner.run_step("demo-models", command, environment={}, tell=self._tell)
+        demo, own = self._plan.demo_models, self._plan.models
+        if demo is not None:
+            command = (*topology.PYTHON, "backends.demo", "--output", str(demo))
+            await self._spawner.run_step("demo-models", command, environment={}, tell=self._tell)
+            if demo != own:
+                for name in sorted(_model_names(demo) & _model_names(own)):
+                    self._tell(f"`{name}` is that of {own}, not the demo model of the same name")
         return self._supervisor.start(self._plan.backends)
 
     async def _prepare_ledger(self) -> None:
@@ -115,6 +159,15 @@ class _Up:
 
     def _show(self) -> None:
         settings = self._plan.settings
+        authorization = f"-H 'Authorization: Bearer {self._keys.demo_key}'"
+        example = (
+            f"  curl -s {self._url}/v1/classify \\\n"
+            f"    {authorization} \\\n"
+            "    -H 'Content-Type: application/json' \\\n"
+            f"    -d '{_EXAMPLE}'\n\n"
+        )
+        if self._plan.demo_models is None:
+            example = f"  curl -s {self._url}/v1/models {authorization}\n\n"
         self._tell("ready")
         self._say(
             f"\n  gateway    {self._url}\n"
@@ -123,9 +176,6 @@ class _Up:
             f"  admin key  {self._keys.admin_key}\n"
             f"  logs       {settings.data_dir / 'logs'}\n\n"
             "Try it:\n\n"
-            f"  curl -s {self._url}/v1/classify \\\n"
-            f"    -H 'Authorization: Bearer {self._keys.demo_key}' \\\n"
-            "    -H 'Content-Type: application/json' \\\n"
-            f"    -d '{_EXAMPLE}'\n\n"
+            f"{example}"
             "Ctrl-C stops everything.\n"
         )

@@ -1,32 +1,19 @@
 """Every instrument of a gateway worker, named once, in the order an operator reads them.
 
 Labels come from closed sets (task, status, model as served, source, region), never from a tenant, a
-key or an input. Workers write to files in `PROMETHEUS_MULTIPROC_DIR`; the admin listener adds up.
+key or an input. Processes write to files, see `metric_files`; the admin listener adds up.
 
 The request path only adds to numbers of Python's; `flush` brings them to the instruments, each of
 whose increments costs as much as looking up an answer.
 """
 
-import os
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-
-
-def ask_for_the_process_once() -> None:
-    """Let every metric made from now on remember the process's id.
-
-    The library asks the system for it at each increment, in case of a fork: that was a seventh of
-    a cache hit, and nothing here forks.
-    """
-    process = os.getpid()
-    values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
-        process_identifier=lambda: process
-    )
 
 
 class TalliedHistogram(Histogram):

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.errors import DependencyUnavailable
@@ -20,6 +21,7 @@ from gateway.workers.group import Entry, GroupReader, consumer_name
 from gateway.workers.intake import Intake, Taken
 from gateway.workers.patience import Backoff, pause
 from gateway.workers.stream import BILLING
+from gateway.workers.usage_rollup import UsageRollup
 
 _REDIS_TIMEOUT: Final = 5.0
 _WAIT: Final = 0.25
@@ -127,21 +129,27 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
             for number, url in enumerate(settings.streams):
                 part = f"billing_{number}" if number else "billing"
                 report = partial(metrics.statistics, part)
+                redis = connect(url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
                 group.create_task(
-                    _bill(url, ledger, consumer_name(settings), report=report, stop=stop)
+                    _bill(redis, ledger, consumer_name(settings), report=report, stop=stop)
                 )
+            rollup = UsageRollup(
+                ledger.rollup,
+                keep=settings.usage_events_keep,
+                report=partial(metrics.statistics, "rollup"),
+            )
+            group.create_task(rollup.run(stop))
 
 
 async def _bill(
-    url: str,
+    redis: Redis,
     ledger: Ledger,
     consumer: str,
     *,
     report: Callable[[Mapping[str, float]], None],
     stop: asyncio.Event,
 ) -> None:
-    """Bill what is in the stream of the Redis at `url`."""
-    redis = connect(url, timeout=_REDIS_TIMEOUT)
+    """Bill what is in the stream of `redis`, and close that."""
     try:
         await Billing(
             group=GroupReader(redis, group=BILLING, consumer=consumer, count=_BLOCKS),

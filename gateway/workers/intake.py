@@ -48,10 +48,11 @@ class Intake:
 
     def _batch(self, block: Block) -> Batch:
         wrong: list[bytes] = []
+        numbers: list[int] = []
         try:
             events = self._unpacker.events(block)
         except MalformedBlock:
-            events, wrong = self._unpacker.readable(block)
+            events, numbers, wrong = self._unpacker.readable(block)
             wrong = wrong or [block.payload]
         return Batch(
             log_id=block.log_id,
@@ -60,6 +61,7 @@ class Intake:
             events=events,
             wrong=wrong,
             lost=block.lost,
+            numbers=numbers,
         )
 
     def _record(self, blocks: Sequence[Block], batches: Sequence[Batch]) -> Recorded:

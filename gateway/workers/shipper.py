@@ -1,4 +1,4 @@
-"""Carries event logs into the stream, and deletes them once the ledger has what they hold."""
+"""Carries event logs into the stream, and has them deleted a while after the ledger has them."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from gateway.errors import DependencyUnavailable
 from gateway.events.block import gap, pack
+from gateway.events.committed import CommittedMark
 from gateway.events.reader import LogReader, UnreadableLog, list_logs
 from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
@@ -19,6 +20,7 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers.file_lock import FileLock
 from gateway.workers.patience import Backoff, pause
+from gateway.workers.retention import KeptLog, SegmentRetention
 from gateway.workers.stream import EventStream, Outcome
 
 LOCK_NAME: Final = "shipper.lock"
@@ -49,6 +51,8 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     unreadable: int
     segments_deleted: int
+    segments_kept: int
+    kept_bytes: int
     unconsumed: int
     full: bool
     failures: int
@@ -59,6 +63,7 @@ class _Tail:
 
     def __init__(self, path: Path) -> None:
         self.reader = LogReader(path)
+        self.mark = CommittedMark(path)
         self.known: int | None = None
         self.placed = False
 
@@ -68,7 +73,8 @@ class Shipper:
 
     Redis down or full, or a consumer that is dead: the logs wait on the disk. Ledger down: nothing
     is deleted. Every second the stream is compared with what should be in it, and what Redis lost
-    is shipped again from the ledger's mark.
+    is shipped again from the ledger's mark; so is what a ledger lacks that was restored from a
+    backup, as far as `retention` has kept it.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class Shipper:
         *,
         stream: EventStream,
         marks: Marks,
+        retention: SegmentRetention | None = None,
         block_events: int = 1000,
         poll: float = 0.25,
         check_every: float = 1.0,
@@ -86,6 +93,7 @@ class Shipper:
         self._directory = directory
         self._stream = stream
         self._marks = marks
+        self._retention = retention or SegmentRetention(directory)
         self._block_events = block_events
         self._poll = poll
         self._check_every = check_every
@@ -96,7 +104,6 @@ class Shipper:
         self._backoff = Backoff()
         self._check_at = 0.0
         self._counts = dict.fromkeys(("events", "blocks", "rewinds", "lost", "dropped"), 0)
-        self._deleted = 0
         self._unconsumed = 0
         self._full = False
         self._busy = False
@@ -115,6 +122,7 @@ class Shipper:
     async def turn(self) -> float:
         """Ship a block of each log that has one; return the seconds to wait before the next."""
         clock = asyncio.get_running_loop().time
+        before = self._counts["blocks"]
         try:
             if clock() >= self._check_at:
                 await self._check()
@@ -130,15 +138,19 @@ class Shipper:
             _log.info("events are shipped again")
         if self._full:
             return self._poll * 5
-        return 0.0 if self._busy else self._poll
+        # A log that is found elsewhere again and again is busy, too, and must not make this spin.
+        return 0.0 if self._busy and self._counts["blocks"] > before else self._poll
 
     def statistics(self) -> ShipperStatistics:
         """Return the counts so far."""
+        kept = self._retention.statistics()
         return ShipperStatistics(
             logs=len(self._tails),
             **self._counts,
             unreadable=len(self._unreadable),
-            segments_deleted=self._deleted,
+            segments_deleted=kept.deleted,
+            segments_kept=kept.segments,
+            kept_bytes=kept.size_bytes,
             unconsumed=self._unconsumed,
             full=self._full,
             failures=self._backoff.failures,
@@ -189,10 +201,13 @@ class Shipper:
         log_id = tail.reader.id
         tail.known = (await self._stream.known([log_id]))[log_id]
         marks = await self._committed([log_id])
-        # Without the ledger, what it has is shipped again at worst, and not counted again; what was
-        # deleted, it had.
-        mark = marks[log_id] if log_id in marks else tail.reader.deleted()
-        tail.reader.seek(max(tail.known or 0, mark))
+        # Without the ledger, what it had when it was last seen need not be shipped again.
+        mark = marks.get(log_id, max(tail.mark.value, tail.reader.deleted()))
+        behind = mark < tail.mark.value
+        tail.reader.seek(mark if behind else max(tail.known or 0, mark))
+        if behind:
+            self._note_rewind("the ledger has gone back: it lacks events that it had")
+            tail.mark.move(mark)
         tail.placed = True
 
     async def _check(self) -> None:
@@ -206,20 +221,30 @@ class Shipper:
         # Asked after the stream: an empty stream means that the marks have everything.
         marks = await self._committed(list(tails))
         for log_id, mark in marks.items():
+            self._compare(tails[log_id], mark, known[log_id], is_empty=trimmed.left == 0)
+        self._retention.expire([KeptLog(t.reader, t.mark) for t in tails.values()])
+        for log_id, mark in marks.items():
             tail = tails[log_id]
-            if tail.reader.sequence > mark and (trimmed.left == 0 or known[log_id] != tail.known):
-                self._rewind(tail, mark, known[log_id])
-            self._deleted += tail.reader.discard(mark)
-            if tail.reader.ended and tail.reader.sequence <= mark:
+            if tail.reader.ended and tail.reader.sequence <= mark and tail.reader.is_empty:
                 await self._remove(tail)
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
 
-    def _rewind(self, tail: _Tail, mark: int, known: int | None) -> None:
-        """Ship again from the ledger's mark on what Redis has lost."""
-        _log.warning("the stream has lost events: they are shipped again")
-        self._counts["rewinds"] += 1
+    def _compare(self, tail: _Tail, mark: int, known: int | None, *, is_empty: bool) -> None:
+        """Ship again from the ledger's mark on what the ledger or the stream has lost."""
+        if mark < tail.mark.value:
+            self._rewind(tail, mark, known, "the ledger has gone back: it lacks events that it had")
+        elif tail.reader.sequence > mark and (is_empty or known != tail.known):
+            self._rewind(tail, mark, known, "the stream has lost events")
+        self._retention.committed(KeptLog(tail.reader, tail.mark), mark)
+
+    def _rewind(self, tail: _Tail, mark: int, known: int | None, reason: str) -> None:
+        self._note_rewind(reason)
         tail.known = known
         tail.reader.seek(mark)
+
+    def _note_rewind(self, reason: str) -> None:
+        _log.warning("events are shipped again", extra={"reason": reason})
+        self._counts["rewinds"] += 1
 
     async def _remove(self, tail: _Tail) -> None:
         tail.reader.remove()
@@ -239,7 +264,7 @@ class Shipper:
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
     """Ship the logs of the data directory until `stop`; waits while another process does."""
     metrics = GatewayMetrics(CollectorRegistry())
-    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
     try:
         with FileLock(settings.data_dir / LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
             while not lock.take() and not stop.is_set():
@@ -249,6 +274,11 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
                     settings.events_dir,
                     stream=EventStream(redis, max_blocks=1000),
                     marks=ledger,
+                    retention=SegmentRetention(
+                        settings.events_dir,
+                        keep=settings.events_keep,
+                        keep_bytes=settings.events_keep_bytes,
+                    ),
                     report=lambda figures: metrics.statistics("shipper", figures),
                 ).run(stop)
     finally:

@@ -26,7 +26,7 @@ async def limiter(
     if request.param == "memory":
         yield MemoryRateLimiter(monotonic=time.monotonic)
         return
-    redis = connect(valkey, timeout=5.0)
+    redis = connect(valkey, timeout=60.0)
     async with RedisRateLimiter(
         redis=redis, holder="worker", local_share=0.1, monotonic=time.monotonic
     ) as limiter:
@@ -205,6 +205,46 @@ async def wait_for_place(limiter: RateLimiter, charges: list[Charge]) -> Decisio
         assert time.monotonic() < deadline
         await until_monotonic(time.monotonic() + 0.02)
     return decision
+
+
+async def test_a_lowered_limit_admits_no_more_than_it_says(limiter: RateLimiter) -> None:
+    before = [await decide(limiter, [charge(of=rule(1000))]) for _ in range(500)]
+
+    after = [await decide(limiter, [charge(of=rule(2))]) for _ in range(10)]
+
+    assert all(decision.allowed for decision in before)
+    assert sum(decision.allowed for decision in after) <= 2
+
+
+async def test_a_raised_limit_admits_the_difference_at_once(limiter: RateLimiter) -> None:
+    before = [await decide(limiter, [charge(of=rule(2))]) for _ in range(4)]
+
+    after = [await decide(limiter, [charge(of=rule(1000))]) for _ in range(1001)]
+
+    assert sum(decision.allowed for decision in before) == 2
+    assert sum(decision.allowed for decision in after) == 998
+
+
+async def test_what_was_used_stays_used_through_changes_of_the_limit(limiter: RateLimiter) -> None:
+    high, low = [charge(of=rule(1000))], [charge(of=rule(2))]
+    admitted = sum([(await decide(limiter, high)).allowed for _ in range(500)])
+
+    for _ in range(20):
+        admitted += sum([(await decide(limiter, low)).allowed for _ in range(3)])
+        admitted += sum([(await decide(limiter, high)).allowed for _ in range(100)])
+
+    assert 990 <= admitted <= 1002
+
+
+async def test_a_quota_that_is_raised_admits_the_difference_at_once(limiter: RateLimiter) -> None:
+    small = msgspec.structs.replace(rule(3, window=0.0), period="month")
+    large = msgspec.structs.replace(small, capacity=10)
+    used = [await decide(limiter, [charge(of=small)]) for _ in range(5)]
+
+    more = [await decide(limiter, [charge(of=large)]) for _ in range(10)]
+
+    assert sum(decision.allowed for decision in used) == 3
+    assert sum(decision.allowed for decision in more) == 7
 
 
 async def test_decisions_are_counted(limiter: RateLimiter) -> None:

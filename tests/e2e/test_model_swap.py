@@ -2,7 +2,10 @@
 
 import asyncio
 import itertools
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.system import System, pretty
+from tests.support.system import ADMIN_KEY, System, pretty, until
 
 pytestmark = pytest.mark.e2e
 MODEL = "sentiment"
@@ -115,3 +118,83 @@ async def test_a_model_is_swapped_under_load(system: System, models: Path) -> No
     both = [a for a in new if a.text in old]
     assert {a.text for a in both} == set(KNOWN)
     assert all(a.positive == pytest.approx(1 - old[a.text], abs=1e-5) for a in both)
+
+
+BREAKS = {
+    "manifest": ("model.yaml", b"kind: head\ntask: [oops"),
+    "head": ("head.npz", b"PK\x03\x04 and no more"),
+}
+
+
+def write_broken(models: Path, file: str, content: bytes) -> None:
+    draft = Path(shutil.copytree(models / MODEL / "1", models / MODEL / ".draft"))
+    (draft / file).write_bytes(content)
+    draft.rename(models / MODEL / "2")
+
+
+def reload_by_command(system: System) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway", "models", "reload"]
+    command += ["--data-dir", str(system.data_dir)]
+    command += ["--admin-url", system.admin_url, "--admin-key", ADMIN_KEY]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("broken", BREAKS)
+async def test_a_broken_revision_takes_nothing_away_under_load(
+    system: System, models: Path, broken: str
+) -> None:
+    """Every region answers on, the reload says why, and a restarted backend serves the good one."""
+    with system.client() as client:
+        before = client.get(f"/v1/models/{MODEL}").json()["revision"]
+    load = Load(system)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(ASKERS):
+            group.create_task(load.ask())
+        await load.enough.wait()
+        write_broken(models, *BREAKS[broken])
+        with system.admin() as admin:
+            refused = await asyncio.to_thread(admin.post, "/admin/models/reload", timeout=60)
+        command = await asyncio.to_thread(reload_by_command, system)
+        pid = system.kill("backend", region="eu")
+        await asyncio.to_thread(
+            until,
+            lambda: system.replaced("backend", pid, region="eu") and is_ready(system, "eu"),
+            within=60,
+            what="the backend is back",
+        )
+        load.enough.clear()
+        load.acknowledged = True
+
+    problem = refused.json()
+    assert (refused.status_code, problem["code"], problem["live"]) == (422, "models_broken", False)
+    assert problem["backends"].keys() == {"eu-0", "us-0"}
+    for backend in problem["backends"].values():
+        assert backend["models"][MODEL] == {"old": before, "new": before}
+        assert MODEL in backend["problems"]
+    assert (command.returncode, f"{MODEL} is broken" in command.stderr) == (1, True)
+    assert load.failures == []
+    assert {answer.revision for answer in load.answers} == {before}
+    _check_who_is_told(system, models, BREAKS[broken][0])
+
+
+def _check_who_is_told(system: System, models: Path, file: str) -> None:
+    """Strangers are told of no path; operators are, in readiness and beside each backend."""
+    with system.client() as client:
+        stranger = client.get("/health/ready").text
+    assert str(models) not in stranger
+    with system.admin() as admin:
+        assert str(models) in json.dumps(admin.get("/health/ready").json()["backends"])
+        unknown = admin.get("/health/ready", headers={"authorization": ""})
+        assert "backends" not in unknown.json()
+        regions = json.dumps(admin.get("/admin/regions").json())
+    assert file in regions
+
+
+def is_ready(system: System, region: str) -> bool:
+    with system.admin() as admin:
+        regions = admin.get("/admin/regions").json()["regions"]
+    (found,) = [each for each in regions if each["name"] == region]
+    views = [view for backend in found["backends"] for view in backend["workers"].values()]
+    return bool(views) and all(view["health"] == "ready" for view in views)

@@ -76,7 +76,7 @@ async def test_a_second_shipper_of_a_directory_waits_for_the_first(settings: Set
             stop = asyncio.Event()
             waiting = asyncio.create_task(run_shipper(settings, stop=stop))
             stop.set()
-            await asyncio.wait_for(waiting, 10.0)
+            await asyncio.wait_for(waiting, 60.0)
         await until(lambda: not list(settings.events_dir.iterdir()), what="the other takes over")
 
 
@@ -85,7 +85,7 @@ async def test_workers_stop_soon_while_redis_is_away(tmp_path: Path) -> None:
     with EventLog(away.events_dir, name="0") as log:
         log.publish(make_event(1))
 
-    stop = partial(asyncio.wait_for, timeout=20.0)
+    stop = partial(asyncio.wait_for, timeout=60.0)
     for work in works(away):
         ended = asyncio.Event()
         task = asyncio.create_task(work(ended))

@@ -49,7 +49,7 @@ async def take(fleet: Fleet, amount: int, *, of: Rule = WHOLE) -> Decision:
 
 @pytest.fixture
 async def redis(valkey: str) -> Redis:
-    return connect(valkey, timeout=5.0)
+    return connect(valkey, timeout=60.0)
 
 
 async def test_what_refilled_before_a_larger_part_refilled_at_the_smaller_ones_rate(

@@ -21,7 +21,7 @@ Change = Callable[[Control], Awaitable[int]]
 )
 async def test_a_change_that_cannot_be_told_of_is_not_made(change: Change) -> None:
     with Valkey() as valkey:
-        redis = connect(valkey.url, timeout=5.0)
+        redis = connect(valkey.url, timeout=60.0)
         control = Control(redis)
         await control.drain("drained")
         before = (await control.epochs(), await control.drained(), await control.versions())
@@ -42,7 +42,7 @@ async def test_a_change_that_cannot_be_told_of_is_not_made(change: Change) -> No
 )
 async def test_a_change_returns_the_version_to_wait_for_and_is_heard_of(change: Change) -> None:
     with Valkey() as valkey:
-        redis = connect(valkey.url, timeout=5.0)
+        redis = connect(valkey.url, timeout=60.0)
         control = Control(redis)
         before = await control.versions()
         async with control.changes() as heard:

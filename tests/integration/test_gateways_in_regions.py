@@ -24,7 +24,6 @@ from tests.support.valkey import Valkey
 from tests.support.waiting import eventually
 
 
-@pytest.mark.timeout(180)
 def test_both_together_keep_limits_and_a_lost_one_leaves_its_share() -> None:
     result = run(phase=3.0, lease=5.0, tenants=2, demands=[(0.5, 0.5)])
 
@@ -87,4 +86,4 @@ async def _are_billed(ledger: Ledger, number: int) -> None:
     async def are_billed() -> bool:
         return (await asyncio.to_thread(ledger.statistics)).events >= number
 
-    await eventually(are_billed, within=30.0, every=0.05)
+    await eventually(are_billed, within=60, every=0.05)

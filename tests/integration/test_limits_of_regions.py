@@ -80,7 +80,7 @@ class Scene:
 async def scene(tmp_path: Path, valkey: str) -> AsyncIterator[Scene]:
     clock = Clock(1_790_000_000.0)
     async with AsyncExitStack() as stack:
-        redises = [connect(f"{valkey}?db={region}", timeout=5.0) for region in range(REGIONS)]
+        redises = [connect(f"{valkey}?db={region}", timeout=60.0) for region in range(REGIONS)]
         for redis in redises:
             stack.push_async_callback(redis.aclose)
         ledger = stack.enter_context(

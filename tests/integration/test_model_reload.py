@@ -85,21 +85,10 @@ async def test_a_model_that_comes_and_goes(models: Path) -> None:
         await backend.reload()
 
         assert "mood" not in without
-        assert "reviewer" not in without
+        # What builds on it is broken, not gone: it answers as before.
+        assert "reviewer" in without
         assert backend.info("mood").earlier == []
         await backend.answer("mood", Task.CLASSIFY, "good")
-
-
-async def test_a_broken_new_revision_is_named_and_the_others_are_served(models: Path) -> None:
-    async with running_backend(models, executor()) as backend:
-        (models / "mood" / "2").mkdir()
-
-        await backend.reload()
-
-        state = backend.engine.state()
-        assert state.ready
-        assert any("mood" in line for line in state.missing)
-        await backend.answer("intents", Task.CLASSIFY, "good")
 
 
 async def test_a_directory_that_is_gone_leaves_everything_as_it_was(models: Path) -> None:

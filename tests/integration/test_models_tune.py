@@ -173,3 +173,21 @@ def test_labels_the_model_does_not_know_are_named(
 
     assert result.exit_code == 2
     assert "`mood` has no label `great`" in result.output
+
+
+def test_a_variant_leaves_what_its_owner_wrote(models: Path, texts: Path, golden: Path) -> None:
+    """A draft of the owner's stays, and a model that has the variant's name is not added to."""
+    draft = models / "mood" / ".draft" / "model.yaml"
+    draft.parent.mkdir()
+    draft.write_text("mine")
+    taken = models / "tiny-int8-mood" / "1" / "model.yaml"
+    taken.parent.mkdir(parents=True)
+    taken.write_text((models / "mood" / "1" / "model.yaml").read_text())
+
+    result = make_int8(models, texts, golden, "--max-flips", 100, "--max-loss", 100)
+
+    assert result.exit_code == 2, result.output
+    assert "`tiny-int8-mood`" in result.output
+    assert draft.read_text() == "mine"
+    assert [path.name for path in taken.parents[1].iterdir()] == ["1"]
+    assert not (models / "mood" / "2").exists()

@@ -24,7 +24,7 @@ TOKENS = Rule(name="tokens", unit="tokens", capacity=100, window=10.0)
 
 @pytest.fixture
 async def redis(valkey: str, anyio_backend: str) -> AsyncIterator[Redis]:
-    client = connect(valkey, timeout=5.0)
+    client = connect(valkey, timeout=60.0)
     yield client
     await client.aclose()
 
@@ -127,7 +127,7 @@ def test_no_window_of_work_takes_more_than_capacity_and_refill(
 async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[float, int]]:
     """Let three workers hold and settle as chance has it; return what was taken, and when."""
     chance = random.Random(seed)
-    redis = connect(url, timeout=5.0)
+    redis = connect(url, timeout=60.0)
     await redis.flushall()
     fleet = Fleet(redis, workers=3)
     running: list[tuple[float, int, Hold]] = []

@@ -9,7 +9,7 @@ import pytest
 
 from loadtests.soak.run import findings, soak
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 
 def test_mixed_load_and_changes_cost_no_answer_and_no_bill(

@@ -371,7 +371,7 @@ def test_a_signal_stops_everything_and_leaves_no_table(driver: Driver) -> None:
     lines = driver.lines_until("stopped backend")
 
     assert lines[0] == "stopping; again to force it\n"
-    assert driver.process.wait(timeout=10) == 0
+    assert driver.process.wait(timeout=60) == 0
     assert start_of(child) == 0
     assert read_table(driver.root) == []
 

@@ -1,5 +1,6 @@
 """The API with small stand-ins around it, and a client without a socket between."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -60,11 +61,14 @@ class AskedUsage:
         self.asked: list[tuple[TenantId, datetime, datetime, Sequence[str]]] = []
         self.lines: list[UsageLine] = []
         self.trouble: Exception | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
 
-    def report(
+    async def report(
         self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the lines."""
+        """Return the lines, once `answers` is set."""
+        await self.answers.wait()
         if self.trouble is not None:
             raise self.trouble
         self.asked.append((tenant, since, until, group_by))
@@ -94,7 +98,7 @@ class Api:
         self.application = self._build()
 
     def _build(self) -> Litestar:
-        ids = RequestIds()
+        self.ids = ids = RequestIds()
         limiter = MemoryRateLimiter(monotonic=self.clock)
         self.rules = rules = InferenceRules(
             runtimes=self.runtimes,

@@ -115,7 +115,7 @@ class Backend:
     def call(self, model: str, task: Task, items: list[Any], **changes: Any) -> Call:
         """Make a call; `changes` are of its fields, of its items' fields, or `parameters`."""
         parameters: Parameters = changes.pop("parameters", None) or _DEFAULTS[task]()
-        remaining, scope = changes.pop("remaining", 30.0), changes.pop("scope", "tenant")
+        remaining, scope = changes.pop("remaining", 600.0), changes.pop("scope", "tenant")
         traceparent = changes.pop("traceparent", "")
         known = {info.name: info for info in self.engine.state().models}
         call = Call(

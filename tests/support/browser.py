@@ -110,7 +110,7 @@ async def open_page(folder: Path) -> AsyncIterator[Page]:
         # The file is there a moment before its text is.
         await until(
             lambda: chosen.exists() and len(chosen.read_text().split()) > 0,
-            within=30,
+            within=60,
             what="the browser listens",
         )
         address = f"http://127.0.0.1:{chosen.read_text().split()[0]}"

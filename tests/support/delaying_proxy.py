@@ -24,6 +24,10 @@ class DelayingProxy:
         """The URL for redis-py."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    def lead_to(self, path: str) -> None:
+        """Pass what comes from now on to another socket."""
+        self._path = path
+
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -43,7 +47,11 @@ class DelayingProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self.connections += 1
-        from_server, to_server = await asyncio.open_unix_connection(self._path)
+        try:
+            from_server, to_server = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            writer.close()
+            return
         forward = asyncio.create_task(_pump(reader, to_server, lambda: 0.0))
         try:
             await _pump(from_server, writer, self._delay)

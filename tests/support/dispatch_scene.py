@@ -49,7 +49,7 @@ class Scene:
         return self.scripts.get(target.backend, echo_all)(target, call)
 
     async def run(
-        self, count: int, *, within: float = 5.0, traceparent: str = "", atomic: bool = False
+        self, count: int, *, within: float = 60.0, traceparent: str = "", atomic: bool = False
     ) -> Outcomes:
         """Run so many items as one request; all must end, and leave nothing in flight."""
         async with self.dispatcher:

@@ -13,6 +13,7 @@ from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader
 from gateway.workers.intake import Intake
 from gateway.workers.request_log import GROUP, RequestLog
+from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
@@ -30,12 +31,19 @@ class Pipeline:
         self.redis = redis
         self.ledger = ledger
 
-    def shipper(self, *, max_blocks: int = 1000, block_events: int = 1000) -> Shipper:
+    def shipper(
+        self,
+        *,
+        max_blocks: int = 1000,
+        block_events: int = 1000,
+        retention: Callable[[Path], SegmentRetention] = SegmentRetention,
+    ) -> Shipper:
         """Make a shipper that looks often."""
         return Shipper(
             self.events,
             stream=EventStream(self.redis, max_blocks=max_blocks),
             marks=self.ledger,
+            retention=retention(self.events),
             block_events=block_events,
             poll=0.005,
             check_every=0.02,
@@ -66,7 +74,7 @@ class Pipeline:
 @asynccontextmanager
 async def open_pipeline(directory: Path, url: str) -> AsyncIterator[Pipeline]:
     """Connect a pipeline to the Valkey at `url`."""
-    redis = connect(url, timeout=5.0)
+    redis = connect(url, timeout=60.0)
     try:
         with Ledger(ledger_url(directory)) as ledger:
             yield Pipeline(directory, redis, ledger)

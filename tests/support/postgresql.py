@@ -66,7 +66,7 @@ class PostgreSQL:
                 cwd=self._directory,
                 user=self._owner,
             )
-        wait_until(self._answers, within=30, what="PostgreSQL answers")
+        wait_until(self._answers, within=60, what="PostgreSQL answers")
         return self
 
     def __exit__(
@@ -85,6 +85,18 @@ class PostgreSQL:
         name = f"test_{next(self._numbers)}"
         self._run(f"CREATE SCHEMA {name}")
         return f"{self._url}&options=-csearch_path%3D{name}"
+
+    def ascii_database(self) -> str:
+        """Return the URL of an empty database that does not keep text as text."""
+        self._run(
+            "CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+            " TEMPLATE template0"
+        )
+        return self._url.replace("/postgres?", "/ascii?")
+
+    def socket(self) -> str:
+        """Return the path of its Unix socket."""
+        return str(self._directory / ".s.PGSQL.5432")
 
     def _answers(self) -> bool:
         assert self._process is not None

@@ -72,13 +72,13 @@ def cluster_of(nodes: int, *, replicated: bool = False) -> Iterator[list[Valkey]
             first, last = index * _SLOTS // nodes, (index + 1) * _SLOTS // nodes - 1
             assert server.ask(f"CLUSTER ADDSLOTSRANGE {first} {last}") == b"+OK\r\n"
         for server in servers:
-            wait_until(partial(_is_whole, server), within=30, what="a whole cluster")
+            wait_until(partial(_is_whole, server), within=60, what="a whole cluster")
         for primary, replica in zip(primaries, replicas, strict=False):
             name = node_id(primary)
             wait_until(
                 partial(_obeys, replica, f"CLUSTER REPLICATE {name}"), within=30, what="a replica"
             )
-            wait_until(partial(_is_copied, replica), within=30, what="a replica's copy")
+            wait_until(partial(_is_copied, replica), within=60, what="a replica's copy")
         yield servers
 
 

@@ -36,7 +36,7 @@ async def redis_that_is(fault: str, *arguments: str) -> AsyncIterator[FaultyRedi
             yield FaultyRedis(
                 watched.url,
                 watched.primary.kill,
-                lambda: wait_until(watched.has_failed_over, within=20, what="a new primary"),
+                lambda: wait_until(watched.has_failed_over, within=60, what="a new primary"),
             )
             return
         valkey = stack.enter_context(Valkey(*arguments))

@@ -291,7 +291,7 @@ class StubBackend:
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds, asking again at every change."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60.0), self.changed:
             await self.changed.wait_for(condition)
 
     def _protocol(self) -> asyncio.Protocol:

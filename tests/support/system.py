@@ -129,6 +129,10 @@ class System:
         assert not left, f"processes were left: {left}"
         return status
 
+    def wait(self, *, within: float = 60.0) -> int:
+        """Return its exit status once it has ended by itself."""
+        return self._running().wait(timeout=within)
+
     def output(self) -> str:
         """Return what it printed."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
@@ -153,17 +157,17 @@ class System:
     def client(self, **options: Any) -> httpx.Client:
         """Return a client with the demo key."""
         headers = {"authorization": f"Bearer {self.key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=20, **options)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, **options)
 
     def async_client(self, **options: Any) -> httpx.AsyncClient:
         """Return an asynchronous client with the demo key."""
         headers = {"authorization": f"Bearer {self.key}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20, **options)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, **options)
 
     def admin(self) -> httpx.Client:
         """Return a client of the admin listener."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        return httpx.Client(base_url=self.admin_url, headers=headers, timeout=20)
+        return httpx.Client(base_url=self.admin_url, headers=headers, timeout=60)
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._child is not None

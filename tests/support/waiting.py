@@ -6,9 +6,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 _INTERVAL = 0.005
+PATIENCE = 60.0
+"""Seconds after which a test that waits has failed: far more than a slow machine needs."""
 
 
-def wait_until(holds: Callable[[], bool], *, within: float = 10.0, what: str = "") -> None:
+def wait_until(holds: Callable[[], bool], *, within: float = PATIENCE, what: str = "") -> None:
     """Return once `holds()`; fail when it does not within so many seconds."""
     deadline = time.monotonic() + within
     never = threading.Event()
@@ -17,7 +19,7 @@ def wait_until(holds: Callable[[], bool], *, within: float = 10.0, what: str = "
         never.wait(_INTERVAL)
 
 
-async def until(holds: Callable[[], bool], *, within: float = 10.0, what: str = "") -> None:
+async def until(holds: Callable[[], bool], *, within: float = PATIENCE, what: str = "") -> None:
     """Return once `holds()`, leaving the loop to others meanwhile."""
     deadline = time.monotonic() + within
     while not holds():
@@ -26,7 +28,7 @@ async def until(holds: Callable[[], bool], *, within: float = 10.0, what: str = 
 
 
 async def eventually(
-    holds: Callable[[], Awaitable[bool]], *, within: float = 10.0, every: float = _INTERVAL
+    holds: Callable[[], Awaitable[bool]], *, within: float = PATIENCE, every: float = _INTERVAL
 ) -> None:
     """Return once `await holds()`: it may ask others, and is asked `every` so many seconds."""
     deadline = time.monotonic() + within

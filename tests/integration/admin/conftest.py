@@ -43,7 +43,7 @@ def settings(tmp_path: Path, valkey: Valkey) -> Settings:
 
 @pytest.fixture
 async def redis(settings: Settings) -> AsyncIterator[Redis]:
-    client = connect(settings.state_url, timeout=2.0)
+    client = connect(settings.state_url, timeout=60.0)
     yield client
     await client.aclose()
 

@@ -1,9 +1,11 @@
 """The command line against a running operators' listener."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -32,7 +34,7 @@ def listener(settings: Settings) -> Iterator[Settings]:
     wait_until(lambda: _answers(url), what="the listener answers")
     yield settings
     loop.call_soon_threadsafe(stop.set)
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     loop.close()
 
 
@@ -62,7 +64,7 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
 
     results = [reloaded, shown, created, listed, revoked, usage, models]
     assert [result.exit_code for result in results] == [0] * 7, [r.output for r in results]
-    assert msgspec.json.decode(models.stdout) == {"live": True, "workers": {}}
+    assert msgspec.json.decode(models.stdout) == {"live": True, "workers": {}, "backends": {}}
     assert reloaded.output.startswith("generation 1, digest ")
     assert "cache_ttl: 1.0" in shown.output
     assert listed.output.split("\t")[:3] == [key["id"], "acme", "active"]
@@ -105,3 +107,22 @@ def test_the_folder_is_published_at_the_start(listener: Settings) -> None:
         result = run(listener, "config", "show", "--json")
 
     assert msgspec.json.decode(result.stdout)["author"] == "start"
+
+
+def test_a_data_directory_leads_to_its_own_listener_and_to_no_other(
+    listener: Settings, tmp_path: Path
+) -> None:
+    """The listener keeps its address there while it runs, whatever its port."""
+    (listener.data_dir / "admin-key").write_text(KEY)
+    found = CliRunner().invoke(main, ["keys", "list", "--data-dir", str(listener.data_dir)])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.setblocking(False)
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        arguments = ["keys", "list", "--data-dir", str(listener.data_dir), "--admin-url", url]
+        refused = CliRunner().invoke(main, arguments)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+    assert found.exit_code == 0, found.output
+    assert refused.exit_code == 2
+    assert f"is of the instance at http://127.0.0.1:{listener.admin_port}" in refused.output

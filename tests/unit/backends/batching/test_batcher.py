@@ -235,7 +235,7 @@ async def test_an_item_whose_rows_are_known_or_on_their_way_needs_no_room() -> N
         in_line = asyncio.create_task(ask(rows, encode(5)))
         await asyncio.sleep(0)
 
-        known = await asyncio.wait_for(ask(rows, encode(1)), 5.0)
+        known = await asyncio.wait_for(ask(rows, encode(1)), 60.0)
         gate.open()
         joined = await ask(rows, encode(1), encode(3))
         await asyncio.gather(running_row, waiting, in_line)

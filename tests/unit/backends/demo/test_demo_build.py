@@ -15,6 +15,7 @@ from backends.demo.__main__ import main
 from backends.demo.build import MANIFEST, build_demo_models
 from backends.demo.errors import DemoModelsError
 from backends.demo.source import find_source
+from backends.repository.staging import MARK as STAGING_MARK
 
 NAMES = {
     "minilm",
@@ -57,7 +58,7 @@ def test_every_model_is_there_with_the_files_it_names(demo_models: Path) -> None
         document = yaml.safe_load((folder / "model.yaml").read_bytes())
         for field in ("graph", "tokenizer", "weights"):
             assert field not in document or (folder / document[field]).is_file()
-    assert not (demo_models / ".building").exists()
+    assert not list(demo_models.glob(".building-*"))
 
 
 def test_labels_are_unique_and_as_many_as_the_head_has_logits(demo_models: Path) -> None:
@@ -94,13 +95,16 @@ def test_a_damaged_repository_is_built_again_beside_other_models(
 ) -> None:
     """A missing or cut file is repaired; models and revisions of others stay."""
     graph = repository / "minilm" / "1" / "model.onnx"
+    (graph.parent / ".prepacked").mkdir()
+    (graph.parent / ".prepacked" / "weights.bin").write_text("a backend's own")
     if damage == "missing":
         graph.unlink()
     elif damage == "cut":
         graph.write_bytes(graph.read_bytes()[:1000])
     else:
         (repository / MANIFEST).write_text("[]")
-    (repository / ".building" / "half").mkdir(parents=True)
+    (repository / ".building-abc" / "half").mkdir(parents=True)
+    (repository / ".building-abc" / STAGING_MARK).touch()
     for other in ("mine/1", "minilm/2"):
         (repository / other).mkdir(parents=True)
         (repository / other / "model.yaml").write_text("kind: encoder")
@@ -110,8 +114,62 @@ def test_a_damaged_repository_is_built_again_beside_other_models(
     assert graph.read_bytes() == (demo_models / "minilm" / "1" / "model.onnx").read_bytes()
     assert (repository / "mine" / "1" / "model.yaml").exists()
     assert (repository / "minilm" / "2" / "model.yaml").exists()
-    assert not (repository / ".building").exists()
+    assert not list(repository.glob(".building-*"))
     build_demo_models(repository, _refuse)
+
+
+@pytest.mark.parametrize("revisions", [["1"], ["2"], ["1", "2"]])
+def test_a_model_of_somebody_else_stays_where_a_demo_model_has_its_name(
+    tmp_path: Path, revisions: list[str]
+) -> None:
+    """Not a byte of it changes, the others are built, and each start says so in one line."""
+    own = tmp_path / "models" / "sentiment"
+    for revision in revisions:
+        (own / revision).mkdir(parents=True)
+        (own / revision / "model.yaml").write_text("kind: encoder")
+        (own / revision / "model.onnx").write_bytes(b"the work of weeks")
+    before = _state(own)
+    told: list[str] = []
+
+    build_demo_models(tmp_path / "models", told.append)
+    again: list[str] = []
+    build_demo_models(tmp_path / "models", again.append)
+
+    assert _state(own) == before
+    assert (tmp_path / "models" / "minilm" / "1" / "model.onnx").is_file()
+    (line,) = again
+    assert line == told[-1]
+    assert f"`{own}`" in line
+
+
+@pytest.mark.parametrize("change", ["edited", "added"])
+def test_a_demo_model_that_somebody_changed_is_not_built_anew(
+    repository: Path, change: str
+) -> None:
+    """What is no damage is work: a new release of the demo models leaves it as it is."""
+    revision = repository / "sentiment" / "1"
+    if change == "edited":
+        (revision / "model.yaml").write_text((revision / "model.yaml").read_text() + "# mine\n")
+    else:
+        (revision / "notes.txt").write_text("mine")
+    (repository / MANIFEST).unlink()
+    before = _state(revision)
+
+    build_demo_models(repository, lambda _: None)
+
+    assert _state(revision) == before
+
+
+def test_a_folder_of_a_killed_build_goes_and_one_of_somebody_else_stays(repository: Path) -> None:
+    """Only what bears the mark of a build, and is locked by nobody, is removed."""
+    (repository / MANIFEST).unlink()
+    for name, file in ((".building-killed", STAGING_MARK), (".building-mine", "notes.txt")):
+        (repository / name).mkdir()
+        (repository / name / file).touch()
+
+    build_demo_models(repository, lambda _: None)
+
+    assert [path.name for path in repository.glob(".building-*")] == [".building-mine"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

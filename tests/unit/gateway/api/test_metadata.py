@@ -167,6 +167,16 @@ async def test_a_store_that_is_down_is_told_with_when_to_come_back(
     assert response.headers["retry-after"] == "1"
 
 
+async def test_a_store_that_does_not_answer_is_given_up_at_the_deadline(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.usage.answers.clear()
+
+    response = await client.get("/v1/usage", headers={"x-request-timeout": "0.05"})
+
+    assert "in time" in problem(response, 503, "dependency_unavailable")
+
+
 async def test_a_fault_of_ours_says_nothing_but_its_id(
     api: Api, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,3 +77,14 @@ def test_looking_for_expired_keys_changes_nothing_where_none_is() -> None:
     assert unchanged == before
     assert ring.generation != before
     assert (ring.find(lasting.encode()), ring.find(ending.encode())) == (ACME, None)
+
+
+def test_a_key_is_refused_for_what_it_is_only_once_keys_were_read() -> None:
+    ring, key = KeyRing(), new_key().encode()
+
+    before, none = ring.refusal(key), ring.refusal(b"")
+    ring.replace({})
+    after = ring.refusal(key)
+
+    assert (before.code, none.code) == ("dependency_unavailable", "authentication_failed")
+    assert after.code == "authentication_failed"

@@ -8,8 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
+from gateway.operator_access import access_to, hold_access
 from tests.support.certificates import Authority
 
+KEY = "kept-by-up-0123456789"
 CONFIG = Path(__file__).parents[4] / "config"
 
 
@@ -117,21 +119,79 @@ def test_up_on_a_busy_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert line.endswith("`--port`")
 
 
-def test_without_an_admin_key_a_command_says_how_to_give_one(tmp_path: Path) -> None:
+def test_without_a_running_instance_a_command_says_how_to_name_one(tmp_path: Path) -> None:
+    (tmp_path / "admin-key").write_text("kept-by-up-0123456789\n")
+
     result = run("keys", "list", "--data-dir", str(tmp_path))
 
     assert result.exit_code == 2
+    assert f"no instance runs on `{tmp_path}`" in result.output
     assert "--admin-key" in result.output
 
 
 def test_a_listener_that_does_not_answer_is_exit_code_4(tmp_path: Path) -> None:
-    (tmp_path / "admin-key").write_text("kept-by-up-0123456789\n")
-
-    result = run("keys", "list", "--data-dir", str(tmp_path), "--admin-url", "http://127.0.0.1:1")
+    (tmp_path / "admin-key").write_text(KEY)
+    with hold_access(tmp_path, access_to("127.0.0.1", 1, KEY)):
+        result = run("keys", "list", "--data-dir", str(tmp_path))
 
     assert result.exit_code == 4
-    assert "cannot be reached" in result.output
-    assert "kept-by-up" not in result.output
+    assert "http://127.0.0.1:1: cannot be reached" in result.output
+    assert KEY not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"),
+    [
+        (["--data-dir", "X", "--admin-url", "http://127.0.0.1:2"], {}, "is another address"),
+        (["--data-dir", "X", "--admin-key", "a-key-of-another-one"], {}, "is not that of the"),
+        (
+            ["--data-dir", "X"],
+            {"ADMIN_URL": "http://127.0.0.1:2", "ADMIN_KEY": "a-key-of-another-one"},
+            "is another address",
+        ),
+        (["--admin-url", "http://127.0.0.1:2"], {"DATA_DIR": "X"}, "is another address"),
+        (["--admin-key", "a-key-of-another-one"], {"DATA_DIR": "X"}, "is not that of the"),
+        (["--admin-url", "http://127.0.0.1:2", "--data-dir", "nowhere"], {}, "which key goes to"),
+        (["--admin-key", KEY, "--data-dir", "nowhere"], {}, "where the key goes"),
+    ],
+)
+def test_address_and_key_of_different_instances_are_refused(
+    tmp_path: Path, arguments: list[str], environment: dict[str, str], reason: str
+) -> None:
+    """A key is sent to its own listener only; the message says what to give."""
+    data = tmp_path / "X"
+    data.mkdir()
+    (data / "admin-key").write_text(KEY)
+    given = [str(data) if argument == "X" else argument for argument in arguments]
+    variables = {f"SLUICEGATE_{name}": value for name, value in environment.items()}
+    variables = {name: str(data) if v == "X" else v for name, v in variables.items()}
+
+    with hold_access(data, access_to("127.0.0.1", 1, KEY)):
+        result = CliRunner().invoke(main, ["keys", "list", *given], env=variables)
+
+    assert result.exit_code == 2, result.output
+    assert reason in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "http://127.0.0.1:1"),
+        (["--admin-key", KEY], "http://127.0.0.1:1"),
+        (["--admin-url", "http://localhost:1"], "http://127.0.0.1:1"),
+        (["--admin-url", "http://127.0.0.1:3", "--admin-key", "another-0123456"], ":3"),
+    ],
+)
+def test_a_data_directory_gives_the_address_with_its_key(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    """What is given of the same instance, or wholly on the line, is used."""
+    (tmp_path / "admin-key").write_text(KEY)
+    with hold_access(tmp_path, access_to("0.0.0.0", 1, KEY)):  # noqa: S104 - told, not bound
+        result = run("keys", "list", "--data-dir", str(tmp_path), *arguments)
+
+    assert result.exit_code == 4
+    assert f"{expected}: cannot be reached" in result.output
 
 
 def test_an_unknown_worker_is_refused() -> None:

@@ -147,6 +147,7 @@ def test_every_kind_of_limit_can_be_written(rule: str) -> None:
         ("{currency: euro}", "prices[0].currency"),
         ("{hit: -1}", "prices[0].hit: must be at least 0"),
         ("{hit: 0.5}", "prices[0].hit: expected `int`"),
+        ("{hit: 100000000000000000000000}", "prices[0].hit: must be at most 1000000000000000"),
     ],
 )
 def test_a_bad_price_is_refused(price: str, expected: str) -> None:

@@ -36,7 +36,7 @@ class CountingClient(ScriptedClient):
         return await super().state(endpoint, patience=patience)
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60.0):
             while len(self.probed) < count:
                 self.noted.clear()
                 await self.noted.wait()
@@ -57,7 +57,7 @@ async def test_after_the_first_round_every_endpoint_is_known() -> None:
     client.states["eu-0"] = state("eu-0")
 
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await asyncio.wait_for(prober.first_round(), 5.0)
+        await asyncio.wait_for(prober.first_round(), 60.0)
 
         assert health(fleet) == {"eu-0": Health.READY, "us-0": Health.NOT_READY}
 
@@ -70,7 +70,7 @@ async def test_a_new_endpoint_is_probed_at_once_and_one_that_left_no_more() -> N
         await prober.first_round()
         fleet.configure([US], RARELY)
         prober.refresh()
-        await asyncio.wait_for(prober.first_round(), 5.0)
+        await asyncio.wait_for(prober.first_round(), 60.0)
         prober.probe_soon(EU)
 
         assert client.probed == ["eu-0", "us-0"]
@@ -121,7 +121,7 @@ async def test_waiting_for_the_first_round_ends_when_the_endpoint_leaves() -> No
         fleet.configure([], RARELY)
         prober.refresh()
 
-        await asyncio.wait_for(waiting, 5.0)
+        await asyncio.wait_for(waiting, 60.0)
 
 
 async def test_waiting_for_a_probe_in_flight_ends_when_the_endpoint_leaves() -> None:
@@ -133,7 +133,7 @@ async def test_waiting_for_a_probe_in_flight_ends_when_the_endpoint_leaves() -> 
         fleet.configure([], RARELY)
         prober.refresh()
 
-        await asyncio.wait_for(waiting, 5.0)
+        await asyncio.wait_for(waiting, 60.0)
 
 
 async def test_waiting_for_probes_ends_with_the_prober() -> None:
@@ -145,10 +145,10 @@ async def test_waiting_for_probes_ends_with_the_prober() -> None:
         next_one = asyncio.create_task(prober.probe_all())
         await asyncio.sleep(0)
 
-    await asyncio.wait_for(asyncio.gather(in_flight, next_one), 5.0)
+    await asyncio.wait_for(asyncio.gather(in_flight, next_one), 60.0)
 
 
 async def test_waiting_for_probes_has_an_end_whatever_becomes_of_them() -> None:
     fleet = fleet_of(EU, routing=RoutingEntry(probe_timeout=0.01))
     async with Prober(fleet=fleet, client=SilentClient(), random=Random(1)) as prober:
-        await asyncio.wait_for(prober.probe_all(), 5.0)
+        await asyncio.wait_for(prober.probe_all(), 60.0)

@@ -54,12 +54,12 @@ def test_missing_fields_are_refused() -> None:
 
 def test_one_wrong_record_does_not_hide_the_others() -> None:
     good = msgspec.msgpack.encode(make_event(1))
-    block = pack("w0-1", 1, [good, b"\x2a"])
+    block = pack("w0-1", 7, [b"\x2a", good])
 
     with pytest.raises(MalformedBlock):
         Unpacker().events(block)
 
-    assert Unpacker().readable(block) == ([make_event(1)], [b"\x2a"])
+    assert Unpacker().readable(block) == ([make_event(1)], [8], [b"\x2a"])
 
 
 def test_a_payload_of_another_number_of_events_is_refused() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.events import segment
+from gateway.events.committed import CommittedMark
 from gateway.events.log import EventLog
 from gateway.events.reader import LogReader, UnreadableLog, list_logs
 from tests.support.events import make_event
@@ -79,8 +80,8 @@ def test_only_segments_that_are_committed_wholly_are_deleted(log: EventLog, tmp_
     reader = LogReader(tmp_path / log.id)
 
     reader.seek(60)
-    assert reader.discard(0) == 0
-    assert reader.discard(60) > 0
+    assert reader.committed_segments(0) == []
+    assert discard(reader, 60) > 0
     assert read_sequences(reader) == list(range(61, 101))
 
 
@@ -94,7 +95,7 @@ def test_a_segment_is_not_deleted_before_the_reader_has_left_it(
     while run := reader.read(9):
         found += range(run.first, run.last + 1)
         reader.accept(run)
-        reader.discard(100)
+        discard(reader, 100)
 
     assert found == list(range(1, 101))
 
@@ -104,7 +105,7 @@ def test_the_segment_being_written_is_never_deleted(log: EventLog, tmp_path: Pat
     reader = LogReader(tmp_path / log.id)
 
     reader.seek(100)
-    reader.discard(100)
+    discard(reader, 100)
     fill(log, 1)
 
     assert read_sequences(reader) == [101]
@@ -116,6 +117,14 @@ def test_a_removed_log_is_gone(log: EventLog, tmp_path: Path) -> None:
     LogReader(tmp_path / log.id).remove()
 
     assert list_logs(tmp_path) == []
+
+
+def discard(reader: LogReader, committed: int) -> int:
+    """Delete what is committed; return how many segments that were."""
+    done = reader.committed_segments(committed)
+    for number in done:
+        reader.delete(number)
+    return len(done)
 
 
 def cut_short(log: EventLog, directory: Path, *, tail: int) -> None:
@@ -201,3 +210,26 @@ def test_a_folder_without_a_file_of_a_log_is_no_log(log: EventLog, tmp_path: Pat
 
 def test_a_directory_that_is_not_there_has_no_logs(tmp_path: Path) -> None:
     assert list_logs(tmp_path / "absent") == []
+
+
+def test_a_log_that_ended_gives_back_what_it_had_reserved(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 5)
+    log.close()
+    reader = LogReader(tmp_path / log.id)
+    assert reader.shorten() is None
+    read_sequences(reader)
+
+    shorter = reader.shorten()
+
+    assert shorter is not None
+    assert shorter.stat().st_size < 1024
+    assert read_sequences(LogReader(tmp_path / log.id)) == [1, 2, 3, 4, 5]
+
+
+def test_what_the_ledger_had_is_remembered_beside_the_log(tmp_path: Path) -> None:
+    CommittedMark(tmp_path).move(600)
+    again = CommittedMark(tmp_path)
+    again.move(300)
+
+    assert (again.value, CommittedMark(tmp_path).value) == (300, 300)
+    assert CommittedMark(tmp_path / "away").value == 0

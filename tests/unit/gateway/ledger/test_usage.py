@@ -170,16 +170,3 @@ def test_an_invoice_needs_a_tenant_and_a_month(ledger: Ledger) -> None:
         ledger.invoice("acme", "September", PRICES)
     with pytest.raises(NotFound):
         ledger.invoice("nobody", "2026-09", PRICES)
-
-
-def test_prices_are_remembered_when_they_change(ledger: Ledger, clock: Clock) -> None:
-    changed = PriceEntry(model="big", since="2026-01-01", hit=8)
-
-    counts = [ledger.remember_prices(p) for p in (PRICES, PRICES)]
-    clock.advance(1)
-    counts.append(ledger.remember_prices([changed, *PRICES[:2]]))
-
-    history = [entry for _, entry in ledger.price_history()]
-    assert counts == [3, 0, 1]
-    assert set(history) == {*PRICES, changed}
-    assert history[-1] == changed

@@ -12,10 +12,12 @@ from gateway.config.load import load_text
 from gateway.settings import Settings, load_settings
 from gateway.supervisor.credentials import Credentials
 from gateway.supervisor.data_directory import DataDirectory, open_directory
+from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.placement import write_placement
 from gateway.supervisor.plan import Plan, UpOptions, plan_up
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.topology import backend_specs, reachable
+from gateway.supervisor.up import check_models
 from gateway.supervisor.valkey import url
 
 KEYS = Credentials(admin_key="the-admin-key-0123", demo_key="the-demo-key-01234")
@@ -106,3 +108,43 @@ def test_a_valkey_url_survives_an_odd_path(plan: Plan) -> None:
 def test_a_listener_on_every_address_is_asked_on_loopback() -> None:
     assert reachable("::") == "::1"
     assert reachable("10.1.2.3") == "10.1.2.3"
+
+
+@pytest.mark.parametrize("demo_models", [False, True])
+def test_a_repository_of_the_users_gets_demo_models_beside_it_on_request_only(
+    directory: DataDirectory, tmp_path: Path, *, demo_models: bool
+) -> None:
+    """Those are built in the data directory; nothing is ever built into the user's folder."""
+    with socket.socket() as worker, socket.socket() as admin:
+        planned = plan_up(
+            Settings(),
+            UpOptions(
+                workers=1, regions=("eu",), models=tmp_path / "mine", demo_models=demo_models
+            ),
+            directory=directory,
+            keys=KEYS,
+            workers=(worker,),
+            admin=admin,
+        )
+
+    (backend,) = planned.backends
+    assert str(tmp_path / "mine") in backend.argv
+    assert planned.demo_models == (directory.root / "models" if demo_models else None)
+    assert ("--more-models" in backend.argv) is demo_models
+
+
+def test_without_a_repository_the_demo_models_are_served(
+    plan: Plan, directory: DataDirectory
+) -> None:
+    assert plan.demo_models == plan.models == directory.root / "models"
+    assert all("--more-models" not in spec.argv for spec in plan.backends)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("nowhere", "does not exist"), ("", "no model")])
+def test_a_repository_without_models_is_refused_before_anything_starts(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    options = UpOptions(workers=1, regions=("eu",), models=tmp_path / name)
+
+    with pytest.raises(CannotStart, match=reason):
+        check_models(options)

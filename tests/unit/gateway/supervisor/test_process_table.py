@@ -50,7 +50,7 @@ def test_a_process_of_the_table_is_ended(tmp_path: Path, process: subprocess.Pop
     ended = end_leftovers(tmp_path)
 
     assert ended == 1
-    assert process.wait(timeout=5) == -9
+    assert process.wait(timeout=60) == -9
     assert not (tmp_path / FILE).exists()
 
 

@@ -170,7 +170,7 @@ async def test_when_all_have_left_the_call_ends() -> None:
         await askers[0].first
         for asker in askers:
             asker.task.cancel()
-        await asyncio.wait_for(closed.wait(), 5.0)
+        await asyncio.wait_for(closed.wait(), 60.0)
 
 
 async def test_a_cut_reaches_those_who_miss_something_and_no_one_else() -> None:

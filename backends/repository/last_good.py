@@ -1,0 +1,40 @@
+"""Keeps which revisions of a model were served last, so that a start with a broken one finds them.
+
+The file is hidden and lies in the model's folder: what was served belongs to no model's digest.
+Where the folder cannot be written, a start has only the numbers to go by.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+FILE = ".last-served.json"
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    revisions: dict[str, int]
+
+
+def read_last_good(folder: Path) -> Mapping[str, int]:
+    """Return the shares of the revisions that were served last; none where nothing says it."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=_Record).revisions
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def write_last_good(folder: Path, shares: Mapping[str, int]) -> None:
+    """Keep the shares of the revisions that are served now, if they changed."""
+    if read_last_good(folder) == shares:
+        return
+    # Backends that start together share the folder: each writes whole files under its own name.
+    draft = folder / f"{FILE}.{os.getpid()}"
+    try:
+        draft.write_bytes(msgspec.json.encode(_Record(revisions=dict(shares))))
+        draft.replace(folder / FILE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)

@@ -1,0 +1,111 @@
+"""The route that has backends read their model repositories again."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, post
+from litestar.di import NamedDependency
+
+from gateway.admin.fleet_view import BackendView, backends_seen
+from gateway.api.problem_details import MEDIA_TYPE, problem
+from gateway.errors import ModelsBroken
+from gateway.ledger.ledger import Ledger
+from gateway.runtime.control import Control, Topic
+
+# Backends open what is new before they serve it.
+_PATIENCE = 60.0
+_MOST_NAMED = 5
+
+
+class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The revision of a model before and after; `None` where it was or is not served."""
+
+    old: str | None
+    new: str | None
+
+
+class BackendModels(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a backend's models; `problems` says what is broken, and what answers then."""
+
+    region: str
+    models: dict[str, ModelChange]
+    problems: dict[str, str]
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """`live` when every backend serves its repository as it is, and every worker knows it."""
+
+    live: bool
+    workers: dict[str, str]
+    backends: dict[str, BackendModels]
+
+
+class ModelsController(Controller):
+    """Takes up changes of the model repositories."""
+
+    path = "/admin/models"
+
+    @post("/reload", status_code=200)
+    async def reload(
+        self,
+        request: Request[Any, Any, Any],
+        control: NamedDependency[Control],
+        ledger: NamedDependency[Ledger],
+    ) -> Response[Reloaded | dict[str, Any]]:
+        """Have backends read their repositories; 200 when every worker knows the new revisions.
+
+        From then on no request is answered by a revision that was replaced; 202: not yet by all.
+        422: a model is broken; what was served of it before is served on. Others were taken up.
+        """
+        before = await backends_seen(control)
+        # First: what is not in the audit does not happen.
+        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
+        version = await control.touch(Topic.MODELS)
+        workers = await control.settled(Topic.MODELS, version, within=_PATIENCE)
+        backends = changes(before, await backends_seen(control))
+        broken = any(backend.problems for backend in backends.values())
+        live = not broken and all(outcome == "ok" for outcome in workers.values())
+        reloaded = Reloaded(live=live, workers=workers, backends=backends)
+        if not broken:
+            return Response(reloaded, status_code=200 if live else 202)
+        error = ModelsBroken(_explain(backends))
+        body = msgspec.to_builtins(problem(error, str(request.scope["state"]["request_id"])))
+        return Response(
+            body | msgspec.to_builtins(reloaded),
+            status_code=error.status,
+            media_type=MEDIA_TYPE.decode(),
+        )
+
+
+def changes(
+    before: Mapping[str, BackendView], after: Mapping[str, BackendView]
+) -> dict[str, BackendModels]:
+    """Return old and new revision of each model of each backend."""
+    found = {}
+    for name, view in sorted(after.items()):
+        old = before[name].models if name in before else {}
+        found[name] = BackendModels(
+            region=view.region,
+            models={
+                model: ModelChange(old=old.get(model), new=view.models.get(model))
+                for model in sorted({*old, *view.models})
+            },
+            problems=view.problems,
+        )
+    return found
+
+
+def _explain(backends: Mapping[str, BackendModels]) -> str:
+    """Return one line that names what is broken, where it is the same everywhere only once."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for backend, models in backends.items():
+        for model, reason in models.problems.items():
+            where.setdefault((model, reason), []).append(backend)
+    lines = [
+        f"`{model}` on {', '.join(f'`{backend}`' for backend in places)}: {reason}"
+        for (model, reason), places in where.items()
+    ]
+    rest = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
+    return "; ".join(lines[:_MOST_NAMED]) + rest

@@ -1,0 +1,81 @@
+"""Which operators' listener a command talks to, and with which key: both from one place."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from gateway.operator_access import OperatorAccess, read_access, read_key
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_OTHERWISE = (
+    "give both `--admin-url` and `--admin-key` (SLUICEGATE_ADMIN_URL, SLUICEGATE_ADMIN_KEY)"
+)
+
+
+def choose_listener(url: str, key: str, data_dir: Path, *, insists: bool) -> tuple[str, str]:
+    """Return address and key: those that are given, or those of the instance on `data_dir`.
+
+    One of them alone must be that instance's. With `insists` the data directory was asked for
+    more closely than the rest, so both must be.
+
+    Raises:
+        click.UsageError: they are of different instances, or of none.
+    """
+    if url and key and not insists:
+        return url, key
+    access = _access(data_dir)
+    if access is None:
+        raise click.UsageError(_nobody(url, key, data_dir))
+    if url and not _is_same(url, access.url):
+        raise click.UsageError(
+            f"`{data_dir}` is of the instance at {access.url}, and {url} is another address: its "
+            f"key is not sent there; {_OTHERWISE}"
+        )
+    if key and not access.takes(key):
+        raise click.UsageError(
+            f"the key that is given is not that of the instance on `{data_dir}`, at {access.url}: "
+            f"it is not sent there; {_OTHERWISE}"
+        )
+    return access.url, key or _kept_key(data_dir, access)
+
+
+def _access(data_dir: Path) -> OperatorAccess | None:
+    try:
+        return read_access(data_dir)
+    except OSError as error:
+        raise click.UsageError(f"`{error.filename}` cannot be read: {error.strerror}") from error
+
+
+def _kept_key(data_dir: Path, access: OperatorAccess) -> str:
+    try:
+        key = read_key(data_dir)
+    except OSError as error:
+        raise click.UsageError(f"`{error.filename}` cannot be read: {error.strerror}") from error
+    if not key or not access.takes(key):
+        raise click.UsageError(
+            f"the key of the instance on `{data_dir}` is not kept there; give it with "
+            "`--admin-key` or SLUICEGATE_ADMIN_KEY"
+        )
+    return key
+
+
+def _nobody(url: str, key: str, data_dir: Path) -> str:
+    if url and not key:
+        return f"nothing says which key goes to {url}: give it with `--admin-key`"
+    if key and not url:
+        return (
+            f"nothing says where the key goes: no instance runs on `{data_dir}`; give "
+            "`--admin-url` too"
+        )
+    return f"no instance runs on `{data_dir}`; name another `--data-dir`, or {_OTHERWISE}"
+
+
+def _is_same(one: str, other: str) -> bool:
+    return _place(one) == _place(other)
+
+
+def _place(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return parts.scheme, _LOCAL[0] if host in _LOCAL else host, parts.port

@@ -1,0 +1,104 @@
+"""Brings the ledger's tables to this program's schema, so that programs of the one before go on.
+
+A change is made in two releases. The first one expands: it adds tables, or columns with a default,
+that programs of the version before do not look at, and states in `compatible_from` that those may
+go on. A later one contracts: it takes away what no supported program uses, and raises
+`compatible_from`. A table alone needs no statement, as `schema.metadata` makes it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy
+from sqlalchemy import Connection, Table, func, select
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from gateway.errors import DependencyUnavailable
+from gateway.ledger import schema
+
+InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
+"""Inserts the rows whose keys are not there yet; see `Store.insert_new`."""
+
+
+class Migration(NamedTuple):
+    """What makes of an older version's tables those of `version`.
+
+    Programs of the versions from `compatible_from` on may use the tables afterwards.
+    """
+
+    version: int
+    compatible_from: int
+    statements: tuple[str, ...] = ()
+
+
+MIGRATIONS: Final = (
+    Migration(
+        version=2,
+        compatible_from=2,
+        statements=("ALTER TABLE usage_events ADD COLUMN requests BIGINT NOT NULL DEFAULT 1",),
+    ),
+    # Adds `schema_migrations`, `published_prices` and `usage_rollups`.
+    Migration(version=3, compatible_from=2),
+)
+VERSION: Final = MIGRATIONS[-1].version
+
+
+def is_current(connection: Connection) -> bool:
+    """Tell whether there is nothing to make; only reads.
+
+    Raises:
+        DependencyUnavailable: the tables are of a version that this program must not use.
+    """
+    tables = set(sqlalchemy.inspect(connection).get_table_names())
+    if schema.schema_migrations.name not in tables:
+        return False
+    newest = _newest(connection)
+    if newest is not None and newest > VERSION:
+        _check_compatible(connection, newest)
+        return True
+    return newest == VERSION and tables >= set(schema.metadata.tables)
+
+
+def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
+    """Make the tables, or bring older ones up to date, in the caller's transaction.
+
+    Raises:
+        DependencyUnavailable: the tables are of a version that this program must not use.
+    """
+    for table in schema.metadata.sorted_tables:
+        connection.execute(CreateTable(table, if_not_exists=True))
+    found = _newest(connection)
+    if found is not None and found > VERSION:
+        _check_compatible(connection, found)
+        return
+    for migration in MIGRATIONS:
+        if found is not None and migration.version > found:
+            for statement in migration.statements:
+                connection.exec_driver_sql(statement)
+        row = {"version": migration.version, "compatible_from": migration.compatible_from}
+        # A ledger that is new has no program of the version before beside it.
+        applied = {"applied": 0 if found is None else now}
+        insert_new(connection, schema.schema_migrations, [row | applied])
+    for table in schema.metadata.sorted_tables:
+        for index in table.indexes:
+            connection.execute(CreateIndex(index, if_not_exists=True))
+    # Programs of version 2 use the tables if this, and nothing above it, is there.
+    legacy = MIGRATIONS[-1].compatible_from
+    insert_new(connection, schema.schema_version, [{"version": legacy}])
+
+
+def _newest(connection: Connection) -> int | None:
+    """Return the version of the tables, `None` where they are new."""
+    for column in (schema.schema_migrations.c.version, schema.schema_version.c.version):
+        newest = connection.scalar(select(func.max(column)))
+        if newest is not None:
+            return int(newest)
+    return None
+
+
+def _check_compatible(connection: Connection, newest: int) -> None:
+    oldest = connection.scalar(select(func.max(schema.schema_migrations.c.compatible_from)))
+    if oldest is None or oldest > VERSION:
+        raise DependencyUnavailable(
+            f"the ledger has schema {newest}, this program knows {VERSION}: update it"
+        )

@@ -1,0 +1,112 @@
+"""Where a running instance is operated: its address and its key belong together.
+
+The operators' listener keeps `operators.json` in its data directory, locked while it runs. Who is
+given that directory finds the address there, and sends the key to no other.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+
+FILE = "operators.json"
+KEY_FILE = "admin-key"
+_log = logging.getLogger(__name__)
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, not bound
+# Who reads the file holds its lock for a moment.
+_PATIENCE, _PAUSE = 1.0, 0.02
+
+
+class OperatorAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of the operators' listener, and a digest of the key that it takes."""
+
+    url: str
+    key_digest: str
+
+    def takes(self, key: str) -> bool:
+        """Tell whether `key` is the listener's."""
+        return _digest(key) == self.key_digest
+
+
+def access_to(host: str, port: int, key: str) -> OperatorAccess:
+    """Return how the listener on `host` and `port` is reached from this machine."""
+    host = _ANYWHERE.get(host, f"[{host}]" if ":" in host else host)
+    return OperatorAccess(url=f"http://{host}:{port}", key_digest=_digest(key))
+
+
+@contextlib.contextmanager
+def hold_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
+    """Keep `access` in the data directory, locked; it ends with the block, or the process."""
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = _open(data_dir / FILE)
+            stack.callback(os.close, descriptor)
+            _lock(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, msgspec.json.encode(access), 0)
+        except OSError as error:
+            _log.warning(
+                "commands do not find this listener by its data directory",
+                extra={"reason": str(error)},
+            )
+        yield
+
+
+def read_access(data_dir: Path) -> OperatorAccess | None:
+    """Return how to reach the instance that runs on the data directory; `None` where none does.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        file = (data_dir / FILE).open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                return msgspec.json.decode(file.read(), type=OperatorAccess)
+            except msgspec.DecodeError:
+                return None  # it is just being written
+    return None
+
+
+def read_key(data_dir: Path) -> str:
+    """Return the key that `sluicegate up` keeps in the data directory; empty where there is none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        return (data_dir / KEY_FILE).read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _lock(descriptor: int) -> None:
+    deadline = monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() >= deadline:
+                raise
+            sleep(_PAUSE)
+        else:
+            return
+
+
+def _digest(key: str) -> str:
+    return blake2b(key.encode(), digest_size=16, person=b"sluicegate.oper").hexdigest()

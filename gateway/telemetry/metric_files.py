@@ -1,0 +1,284 @@
+"""Files that a process's metrics are read from by the admin listener, in the library's format.
+
+The library makes them sparse and writes through memory: on a full disk, the kernel ends a process
+that does so. Here every block is reserved first, and where none can be, values stay in the
+process's own memory until there is room.
+
+A file is locked by its process as long as that lives. What dead processes counted is added to the
+files of process 0 when another one starts, and their files are deleted.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from prometheus_client import values
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+_INITIAL_BYTES: Final = 1 << 16
+_USED: Final = struct.Struct("i")
+_LENGTH: Final = struct.Struct("i")
+_VALUE: Final = struct.Struct("dd")
+_HEADER_BYTES: Final = 8
+_LOCK_NAME: Final = ".lock"
+_DEAD: Final = "0"
+_RETRY: Final = 1.0
+
+Allocate = Callable[[int, int, int], None]
+
+
+class MetricFile:
+    """Values by key, in the file at `path` or, where there is no room for that, in memory.
+
+    Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        allocate: Allocate = os.posix_fallocate,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._allocate = allocate
+        self._clock = clock
+        self._buffer: bytearray | mmap.mmap = bytearray(_INITIAL_BYTES)
+        self._used = _HEADER_BYTES
+        self._positions: dict[str, int] = {}
+        self._file = -1
+        self._retry_at = 0.0
+        self._save_used()
+        self._attach()
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the values are where others read them."""
+        return isinstance(self._buffer, mmap.mmap)
+
+    def read(self, key: str) -> float:
+        """Return a value; one that is new is 0."""
+        value, _ = _VALUE.unpack_from(self._buffer, self._position(key))
+        return float(value)
+
+    def write(self, key: str, value: float, timestamp: float = 0.0) -> None:
+        """Set a value; comes back to the disk where there is room again."""
+        position = self._position(key)
+        if not self.is_on_disk and self._clock() >= self._retry_at:
+            self._attach()
+        # One assignment: a reader must not find half of a value.
+        self._buffer[position : position + _VALUE.size] = _VALUE.pack(value, timestamp)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if isinstance(self._buffer, mmap.mmap):
+            self._buffer.close()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def _position(self, key: str) -> int:
+        position = self._positions.get(key)
+        if position is None:
+            entry = _entry(key, 0.0)
+            begin, end = self._used, self._used + len(entry)
+            if end > len(self._buffer):
+                self._grow()
+            self._buffer[begin:end] = entry
+            self._used = end
+            self._save_used()
+            position = self._positions[key] = end - _VALUE.size
+        return position
+
+    def _grow(self) -> None:
+        content = bytes(self._buffer[: self._used])
+        size = 2 * len(self._buffer)
+        if isinstance(self._buffer, mmap.mmap):
+            self._buffer.close()
+        self._buffer = bytearray(size)
+        self._buffer[: len(content)] = content
+        self._attach()
+
+    def _attach(self) -> None:
+        """Go over to the file, if the disk has room for all of it."""
+        self._retry_at = self._clock() + _RETRY
+        try:
+            if self._file < 0:
+                self._create()
+            self._allocate(self._file, 0, len(self._buffer))
+            memory = mmap.mmap(self._file, len(self._buffer))
+        except OSError:
+            return
+        memory[: self._used] = bytes(self._buffer[: self._used])
+        self._buffer = memory
+
+    def _create(self) -> None:
+        """Make the file under a hidden name: an empty one is no file of metrics to a reader."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        hidden = self._path.with_name(f".{self._path.name}")
+        file = os.open(hidden, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._allocate(file, 0, len(self._buffer))
+            os.pwrite(file, self._buffer[: self._used], 0)
+            hidden.rename(self._path)
+        except OSError:
+            os.close(file)
+            hidden.unlink(missing_ok=True)
+            raise
+        self._file = file
+
+    def _save_used(self) -> None:
+        self._buffer[: _USED.size] = _USED.pack(self._used)
+
+
+class MetricFiles:
+    """The files of this process in `folder`, one of a kind, and a lock for all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lock = Lock()
+        self._folder = folder
+        self._files: dict[str, MetricFile] = {}
+
+    def of(self, kind: str) -> MetricFile:
+        """Return the file for metrics of a kind, such as `counter` or `gauge_livesum`."""
+        if kind not in self._files:
+            self._files[kind] = MetricFile(self._folder / f"{kind}_{os.getpid()}.db")
+        return self._files[kind]
+
+
+class FileValue:
+    """A number of a metric, as the library wants it."""
+
+    _multiprocess = True
+
+    def __init__(
+        self,
+        files: MetricFiles,
+        typ: str,
+        metric_name: str,
+        name: str,
+        labelnames: list[str],
+        labelvalues: list[str],
+        help_text: str,
+        multiprocess_mode: str = "",
+        **_: object,
+    ) -> None:
+        self._lock = files.lock
+        self._key = mmap_key(metric_name, name, labelnames, labelvalues, help_text)
+        with self._lock:
+            self._file = files.of(f"gauge_{multiprocess_mode}" if typ == "gauge" else typ)
+            self._file.read(self._key)
+
+    def inc(self, amount: float) -> None:
+        """Add to it."""
+        with self._lock:
+            self._file.write(self._key, self._file.read(self._key) + amount)
+
+    def set(self, value: float, timestamp: float | None = None) -> None:
+        """Set it."""
+        with self._lock:
+            self._file.write(self._key, value, timestamp or 0.0)
+
+    def get(self) -> float:
+        """Return it."""
+        with self._lock:
+            return self._file.read(self._key)
+
+    def set_exemplar(self, exemplar: object) -> None:
+        """Do nothing, as the library does with several processes."""
+
+    def get_exemplar(self) -> None:
+        """Return none."""
+
+
+def keep_metrics_in_files(folder: Path) -> None:
+    """Let every metric made from now on be kept in files in `folder`, by this process.
+
+    To be called once, before the first metric is made; nothing here forks.
+    """
+    add_up_dead(folder)
+    values.ValueClass = partial(FileValue, MetricFiles(folder))
+
+
+def add_up_dead(folder: Path) -> None:
+    """Add what dead processes counted to the files of process 0, and delete their files."""
+    with files_held(folder, exclusive=True):
+        for path in sorted(folder.glob("*_*.db")):
+            kind, _, process = path.stem.rpartition("_")
+            if process == _DEAD or not _is_left(path):
+                continue
+            try:
+                if not kind.startswith("gauge"):
+                    _add(path, folder / f"{kind}_{_DEAD}.db")
+            except OSError:  # no room: a later start does it
+                continue
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
+    """Keep files from being added up while they are read, or from being read meanwhile."""
+    try:
+        file = os.open(folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError:  # a disk that is full to its last block: what is read is right a moment later
+        yield
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(file)
+
+
+def _add(path: Path, total: Path) -> None:
+    sums = _read(total)
+    for key, value in _read(path).items():
+        sums[key] = sums.get(key, 0.0) + value
+    entries = b"".join(_entry(key, value) for key, value in sums.items())
+    used = _HEADER_BYTES + len(entries)
+    temporary = total.with_suffix(".new")
+    try:
+        temporary.write_bytes(_USED.pack(used).ljust(_HEADER_BYTES, b"\0") + entries)
+        temporary.replace(total)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, float]:
+    """Return the values of a file, none where a crash has spoilt it."""
+    try:
+        found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
+        return {key: value for key, value, *_ in found}
+    except (FileNotFoundError, RuntimeError, ValueError, struct.error):
+        return {}
+
+
+def _entry(key: str, value: float) -> bytes:
+    """Return a value as it stands in a file."""
+    encoded = key.encode()
+    padded = encoded + b" " * (8 - (len(encoded) + _LENGTH.size) % 8)
+    return _LENGTH.pack(len(encoded)) + padded + _VALUE.pack(value, 0.0)
+
+
+def _is_left(path: Path) -> bool:
+    """Tell whether the process that wrote to `path` is gone."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(file)
+    return True

@@ -1,0 +1,86 @@
+"""Has the ledger add up usage events that are older than it keeps them, beside billing."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.errors import DependencyUnavailable
+from gateway.workers.patience import Backoff, pause
+
+_ROWS: Final = 1000
+_SECOND: Final = 1_000_000_000
+_log = logging.getLogger(__name__)
+
+
+class UsageStore(Protocol):
+    """Where usage events are kept; blocks."""
+
+    def add_up(self, *, before: int, limit: int) -> int:
+        """Add up events of hours that end before a time, and return how many rows that were.
+
+        Raises:
+            DependencyUnavailable: nothing changed; try again.
+        """
+        ...
+
+
+class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rows were added up since the start; `failures` are those in a row."""
+
+    rows: int
+    failures: int
+
+
+class UsageRollup:
+    """Looks each `every` seconds for events older than `keep` seconds.
+
+    A transaction takes a thousand rows at most, and rests `rest` seconds before the next, so that
+    billing and accounts are not kept waiting.
+    """
+
+    def __init__(
+        self,
+        store: UsageStore,
+        *,
+        keep: float,
+        every: float = 30.0,
+        rest: float = 0.05,
+        clock: Callable[[], int] = time.time_ns,
+        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._keep = int(keep * _SECOND)
+        self._every = every
+        self._rest = rest
+        self._clock = clock
+        self._report = report
+        self._backoff = Backoff(longest=every)
+        self._rows = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Add up until `stop`."""
+        while not stop.is_set():
+            await pause(stop, await self.turn())
+
+    async def turn(self) -> float:
+        """Add up some rows; return the seconds to wait before the next turn."""
+        before = self._clock() - self._keep
+        try:
+            rows = await asyncio.to_thread(self._store.add_up, before=before, limit=_ROWS)
+        except DependencyUnavailable as error:
+            if not self._backoff.failures:
+                _log.warning("usage is not added up yet", extra={"reason": error.detail})
+            return self._backoff.failed()
+        self._backoff.succeeded()
+        self._rows += rows
+        figures = msgspec.structs.asdict(self.statistics())
+        self._report({name: float(value) for name, value in figures.items()})
+        return self._rest if rows else self._every
+
+    def statistics(self) -> RollupStatistics:
+        """Return the counts so far."""
+        return RollupStatistics(rows=self._rows, failures=self._backoff.failures)

@@ -1,0 +1,103 @@
+"""The operators' listener: no document changes what the past costs."""
+
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.store import to_nanoseconds
+from gateway.settings import Settings
+from tests.support.admin import refused
+from tests.support.events import make_event, make_usage
+
+pytestmark = pytest.mark.anyio
+
+PRICES = 'prices: [{model: "*", since: 2026-01-01, hit: 200, computed: 1000}]\n'
+MODELS = "models: {m: {cache_ttl: 7}}\n"
+USAGE = {"from": "2026-02-01", "to": "2026-03-01", "group_by": "tenant"}
+
+
+@pytest.fixture(autouse=True)
+async def invoiced(admin: httpx.AsyncClient, ledger: Ledger) -> None:
+    """A tenant with usage under a price that was published from the folder."""
+    assert (await admin.put("/admin/config", content=MODELS + PRICES)).status_code in (200, 202)
+    ledger.accounts.create_tenant("acme")
+    time = to_nanoseconds(datetime(2026, 2, 3, tzinfo=UTC))
+    ledger.record("w0-1", 1, [make_event(1, time=time, usage=make_usage(hit=100, computed=5))])
+
+
+async def cost(admin: httpx.AsyncClient) -> str:
+    (row,) = (await admin.get("/admin/usage", params=USAGE)).json()["rows"]
+    return str(row["cost"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "# nothing\n",
+        "prices: []\n",
+        MODELS,
+        MODELS + PRICES.replace("hit: 200", "hit: 600"),
+        MODELS + PRICES.replace("2026-01-01", "2026-02-02"),
+        MODELS + PRICES.replace("2026-01-01", "2099-01-01"),
+        MODELS + PRICES.replace("hit: 200", "hit: 99999999999999999999999"),
+        MODELS + PRICES.replace("hit: 200", "hit: 1" + "0" * 400),
+        MODELS + PRICES.replace("hit: 200", "hit: 1" + "0" * 5000),
+        MODELS + PRICES.replace("hit: 200", "hit: -1"),
+        MODELS + PRICES.replace("hit: 200", "hit: .nan"),
+        MODELS + PRICES.replace("hit: 200", "hit: .inf"),
+        MODELS + PRICES.replace("hit: 200", "hit: 0.5"),
+        MODELS + PRICES.replace("hit: 200", "hit: true"),
+        MODELS + PRICES.replace("hit: 200", "hit: '200'"),
+    ],
+)
+async def test_a_document_that_changes_the_past_is_refused(
+    admin: httpx.AsyncClient, settings: Settings, content: str
+) -> None:
+    before = await cost(admin)
+    active = (await admin.get("/admin/config")).json()["generation"]
+    (settings.config / "g.yaml").write_text(content)
+
+    put = await admin.put("/admin/config", content=content)
+    dry = await admin.put("/admin/config?dry_run=true", content=content)
+    reload = await admin.post("/admin/config/reload")
+
+    for answer in (put, dry, reload):
+        assert refused(answer, 422, "invalid_configuration")["detail"]
+    assert (await admin.get("/admin/config")).json()["generation"] == active
+    assert await cost(admin) == before == "0.000025000"
+
+
+async def test_what_is_refused_is_named(admin: httpx.AsyncClient) -> None:
+    edited = PRICES.replace("hit: 200", "hit: 600")
+
+    problem = refused(
+        await admin.put("/admin/config", content=edited), 422, "invalid_configuration"
+    )
+
+    assert problem["field"] == "prices"
+    assert "`*` from 2026-01-01 on has begun" in problem["detail"]
+    assert "`hit` from 200 to 600" in problem["detail"]
+
+
+async def test_a_price_to_come_is_published_and_the_past_stays(admin: httpx.AsyncClient) -> None:
+    before = await cost(admin)
+    coming = PRICES.replace("]", ', {model: "*", since: 2099-01-01, hit: 1}]')
+
+    answer = await admin.put("/admin/config", content=MODELS + coming)
+    back = await admin.put("/admin/config", content=MODELS + PRICES)
+
+    assert {answer.status_code, back.status_code} <= {200, 202}
+    assert await cost(admin) == before
+
+
+async def test_a_rollback_to_before_a_price_is_refused(admin: httpx.AsyncClient) -> None:
+    added = PRICES.replace("]", ", {model: big, since: 2026-03-01, hit: 1}]")
+    await admin.put("/admin/config", content=MODELS + added)
+
+    problem = refused(await admin.post("/admin/config/rollback"), 422, "invalid_configuration")
+
+    assert "`big` from 2026-03-01 on has begun and cannot be removed" in problem["detail"]

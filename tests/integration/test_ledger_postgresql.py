@@ -1,0 +1,191 @@
+"""PostgreSQL that is cut off, frozen, absent or unsuitable holds nobody up for long."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import exc, make_url
+
+from gateway.auth.keys import hash_key
+from gateway.errors import ConfigurationError, DependencyUnavailable
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.postgresql import lift_limits, make_engine
+from gateway.settings import Settings, environment
+from tests.support.delaying_proxy import DelayingProxy
+from tests.support.postgresql import PostgreSQL
+from tests.support.stub_backend import StubBackend
+from tests.support.system import free_port
+from tests.support.waiting import eventually
+from tests.support.worker import KEY, Response, RunningWorker, classify, post, running_worker
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
+_NEVER = 3600.0
+
+
+class Line:
+    """What a proxy asks: how long to hold an answer back."""
+
+    def __init__(self) -> None:
+        self.held = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds."""
+        return self.held
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+def through(url: str, proxy: DelayingProxy) -> str:
+    """Return the URL of the same database, reached through a proxy."""
+    schema = url.partition("&options")[2]
+    return f"postgresql+psycopg://tests@127.0.0.1:{proxy.port}/postgres?options{schema}"
+
+
+async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
+    postgresql: PostgreSQL, line: Line
+) -> None:
+    url = postgresql.database()
+    async with DelayingProxy(postgresql.socket(), delay=line) as proxy:
+        with Ledger(through(url, proxy), patience=0.5) as ledger:
+            await asyncio.to_thread(ledger.accounts.create_tenant, "acme")
+            line.held = _NEVER
+
+            for _ in range(2):  # on a connection that was open, and on a new one
+                async with asyncio.timeout(30):
+                    with pytest.raises(DependencyUnavailable):
+                        await asyncio.to_thread(ledger.accounts.tenants)
+
+            line.held = 0.0
+            found = await asyncio.to_thread(ledger.accounts.tenants)
+            assert [tenant.id for tenant in found] == ["acme"]
+
+
+async def test_the_kernel_ends_connections_to_a_server_that_is_cut_off(
+    postgresql: PostgreSQL, line: Line
+) -> None:
+    """Nothing is dropped on loopback here: the options of the socket are what ends it."""
+    async with DelayingProxy(postgresql.socket(), delay=line) as proxy:
+        engine = make_engine(make_url(through(postgresql.database(), proxy)), patience=5.0)
+        connection = await asyncio.to_thread(engine.raw_connection)
+        driver: Any = connection.driver_connection
+        with socket.socket(fileno=os.dup(driver.fileno())) as own:
+            keeps_alive = own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            options = {name: own.getsockopt(socket.IPPROTO_TCP, n) for name, n in _OPTIONS.items()}
+        connection.close()
+        engine.dispose()
+
+    assert keeps_alive == 1
+    assert options == {"idle": 4, "interval": 2, "count": 3, "user timeout": 10_000}
+
+
+_OPTIONS = {
+    "idle": socket.TCP_KEEPIDLE,
+    "interval": socket.TCP_KEEPINTVL,
+    "count": socket.TCP_KEEPCNT,
+    "user timeout": socket.TCP_USER_TIMEOUT,
+}
+
+
+async def test_no_statement_takes_longer_than_it_may(postgresql: PostgreSQL) -> None:
+    engine = make_engine(make_url(postgresql.database()), patience=0.2)
+
+    with pytest.raises(exc.OperationalError, match="statement timeout"), engine.begin() as one:
+        one.exec_driver_sql("SELECT pg_sleep(60)")
+
+    with engine.begin() as another:
+        lift_limits(another)
+        another.exec_driver_sql("SELECT pg_sleep(0.4)")
+    engine.dispose()
+
+
+async def test_a_database_without_an_encoding_is_refused_in_one_line(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    url = postgresql.ascii_database()
+    with Ledger(url) as ledger, pytest.raises(ConfigurationError, match="SQL_ASCII"):
+        ledger.accounts.tenants()
+
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "gateway.yaml").write_text("models: {}\n")
+    settings = Settings(
+        data_dir=tmp_path, config=tmp_path / "config", ledger_url=url, port=free_port()
+    )
+    worker = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "gateway", "run-worker"],
+        env=environment(settings),
+        capture_output=True,
+        timeout=60,
+        text=True,
+        check=False,
+    )
+
+    assert worker.returncode == 3, worker.stderr
+    assert "SQL_ASCII" in worker.stderr.strip().splitlines()[-1]
+
+
+async def ask(worker: RunningWorker, request: bytes) -> Response:
+    async with worker.connect() as connection:
+        await connection.send(request)
+        return await connection.response()
+
+
+async def test_a_worker_that_starts_without_its_ledger_says_so_and_recovers(
+    postgresql: PostgreSQL, line: Line, tmp_path: Path, valkey: str
+) -> None:
+    url = postgresql.database()
+    with Ledger(url) as ledger:
+        ledger.accounts.create_tenant("acme")
+        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    request = post("/v1/classify", classify("a"))
+    usage = post("/v1/usage", None, method="GET")
+    nobody = post("/v1/classify", classify("a"), key="")
+    proxy = DelayingProxy("/nowhere", delay=line)
+    async with StubBackend() as stub, proxy:
+        settings_url = through(url, proxy)
+        async with running_worker(tmp_path, valkey, [stub], ledger_url=settings_url) as worker:
+            refused = [await ask(worker, each) for each in (request, usage)]
+            without = await ask(worker, nobody)
+
+            proxy.lead_to(postgresql.socket())
+
+            async def answered() -> bool:
+                return (await ask(worker, request)).status == 200
+
+            await eventually(answered, within=30)
+
+    for answer in refused:
+        assert (answer.status, answer.json()["code"]) == (503, "dependency_unavailable")
+        assert "accounts unavailable" in answer.json()["detail"]
+        assert answer.headers["retry-after"] == "1"
+    assert (without.status, without.json()["code"]) == (401, "authentication_failed")
+
+
+async def test_usage_is_answered_in_time_while_the_ledger_is_silent(
+    postgresql: PostgreSQL, line: Line, tmp_path: Path, valkey: str
+) -> None:
+    url = postgresql.database()
+    with Ledger(url) as ledger:
+        ledger.accounts.create_tenant("acme")
+        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    usage = post("/v1/usage", None, method="GET", headers={"x-request-timeout": "0.2"})
+    async with (
+        StubBackend() as stub,
+        DelayingProxy(postgresql.socket(), delay=line) as proxy,
+        running_worker(tmp_path, valkey, [stub], ledger_url=through(url, proxy)) as worker,
+    ):
+        before = await ask(worker, usage)
+        line.held = _NEVER
+        during = [await ask(worker, usage) for _ in range(8)]
+        line.held = 0.0
+
+    assert before.status == 200
+    assert {(a.status, a.json()["code"]) for a in during} == {(503, "dependency_unavailable")}

@@ -1,0 +1,172 @@
+"""A ledger restored from a backup gets what was billed since, each event once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gateway.events.log import EventLog
+from gateway.ledger.ledger import Ledger
+from gateway.redis_connection import connect
+from gateway.workers.retention import Disk, SegmentRetention
+from gateway.workers.stream import BILLING
+from tests.support.backups import back_up
+from tests.support.events import make_event
+from tests.support.pipeline import Pipeline, running
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+DAY = 86_400.0
+KEPT = partial(SegmentRetention, keep=DAY, keep_bytes=1 << 40)
+
+
+@asynccontextmanager
+async def pipeline_of(directory: Path, database: str, url: str) -> AsyncIterator[Pipeline]:
+    redis = connect(url, timeout=5.0)
+    try:
+        with Ledger(database) as ledger:
+            yield Pipeline(directory, redis, ledger)
+    finally:
+        await redis.aclose()
+
+
+def fill(log: EventLog, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        log.publish(make_event(number))
+
+
+async def billed(pipeline: Pipeline, count: int) -> None:
+    await until(lambda: pipeline.billed() == count, within=30, what=f"{count} are billed")
+
+
+@pytest.mark.parametrize("state", ["written to", "finished"])
+async def test_what_was_shipped_since_the_backup_comes_back(
+    tmp_path: Path, database: str, valkey: str, state: str
+) -> None:
+    log = EventLog(tmp_path / "events", name="w0", segment_bytes=8192)
+    async with (
+        pipeline_of(tmp_path, database, valkey) as pipeline,
+        running(pipeline.shipper(retention=KEPT).run, pipeline.billing().run),
+    ):
+        fill(log, 0, 300)
+        await billed(pipeline, 300)
+        restore = await asyncio.to_thread(back_up, database, tmp_path)
+        fill(log, 300, 300)
+        if state == "finished":
+            log.close()
+        await billed(pipeline, 600)
+
+    await asyncio.to_thread(restore)
+
+    async with pipeline_of(tmp_path, database, valkey) as pipeline:
+        assert pipeline.billed() == 300
+        shipper = pipeline.shipper(retention=KEPT)
+        async with running(shipper.run, pipeline.billing().run):
+            await billed(pipeline, 600)
+            if state == "written to":
+                fill(log, 600, 10)
+                await billed(pipeline, 610)
+
+        assert shipper.statistics().rewinds == 1
+        assert pipeline.ledger.statistics().lost == 0
+        entries = await pipeline.redis.xpending("sg:events", BILLING)
+        assert entries["pending"] == 0
+    log.close()
+
+
+async def test_a_shipper_notices_while_it_runs_and_events_keep_coming(
+    tmp_path: Path, valkey: str
+) -> None:
+    """The stream is never empty here, so that only the ledger's mark tells."""
+    database = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with EventLog(tmp_path / "events", name="w0", segment_bytes=8192) as log:
+        async with pipeline_of(tmp_path, database, valkey) as pipeline:
+            shipper = pipeline.shipper(retention=KEPT, block_events=5)
+            async with running(shipper.run):
+                async with running(pipeline.billing().run):
+                    fill(log, 0, 300)
+                    await billed(pipeline, 300)
+                    restore = back_up(database, tmp_path)
+                    fill(log, 300, 300)
+                    await billed(pipeline, 600)
+                    await until(lambda: shipper.statistics().unconsumed == 0, what="it was seen")
+                fill(log, 600, 10)
+                await until(lambda: shipper.statistics().unconsumed > 0, what="some wait")
+                restore()
+                await until(lambda: shipper.statistics().rewinds == 1, what="it is noticed")
+                async with running(pipeline.billing().run):
+                    await billed(pipeline, 610)
+
+            assert pipeline.ledger.high_water([log.id]) == {log.id: 610}
+
+
+async def test_what_is_no_longer_kept_is_said_to_be_lost(tmp_path: Path, valkey: str) -> None:
+    database = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with EventLog(tmp_path / "events", name="w0", segment_bytes=8192) as log:
+        async with pipeline_of(tmp_path, database, valkey) as pipeline:
+            async with running(pipeline.shipper().run, pipeline.billing().run):
+                fill(log, 0, 100)
+                await billed(pipeline, 100)
+                restore = back_up(database, tmp_path)
+                fill(log, 100, 500)
+                await billed(pipeline, 600)
+                folder = tmp_path / "events" / log.id
+                await until(lambda: len(list(folder.glob("*.log"))) == 1, what="the rest is gone")
+
+            restore()
+
+            async with running(pipeline.shipper().run, pipeline.billing().run):
+                await until(lambda: pipeline.ledger.high_water([log.id])[log.id] == 600)
+
+            found = pipeline.ledger.statistics()
+            assert found.events + found.lost == 600
+            assert found.lost > 0
+
+
+async def test_segments_go_when_their_time_is_over(tmp_path: Path, valkey: str) -> None:
+    now = [1_000_000.0]
+    database = f"sqlite:///{tmp_path / 'ledger.db'}"
+    async with pipeline_of(tmp_path, database, valkey) as pipeline:
+        shipper = pipeline.shipper(retention=partial(KEPT, wall=lambda: now[0]))
+        async with running(shipper.run, pipeline.billing().run):
+            with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
+                fill(log, 0, 200)
+                await billed(pipeline, 200)
+            await until(lambda: shipper.statistics().segments_kept == log.statistics().segments)
+            assert pipeline.logs() == 1
+
+            now[0] += DAY - 1
+            checked = shipper.statistics().segments_kept
+            now[0] += 2
+            await until(lambda: pipeline.logs() == 0, what="the log is gone")
+
+    assert checked == log.statistics().segments
+
+
+@pytest.mark.parametrize("reason", ["size", "disk"])
+async def test_kept_segments_give_way_the_oldest_first(
+    tmp_path: Path, valkey: str, reason: str
+) -> None:
+    database = f"sqlite:///{tmp_path / 'ledger.db'}"
+    disk = [Disk(free=1 << 40, size=1 << 40)]
+    most = 2 * 8192 if reason == "size" else 1 << 40
+    async with pipeline_of(tmp_path, database, valkey) as pipeline:
+        shipper = pipeline.shipper(retention=partial(KEPT, keep_bytes=most, disk=lambda _: disk[0]))
+        with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
+            async with running(shipper.run, pipeline.billing().run):
+                fill(log, 0, 300)
+                await billed(pipeline, 300)
+                if reason == "disk":
+                    disk[0] = Disk(free=(1 << 30) - 8192, size=1 << 40)
+                await until(lambda: shipper.statistics().segments_deleted > 0, what="one is gone")
+                disk[0] = Disk(free=1 << 40, size=1 << 40)
+                left = sorted(path.name for path in (pipeline.events / log.id).glob("*.log"))
+
+    newest = log.statistics().segments - 1
+    assert left[-1] == f"{newest:08d}.log"
+    assert "00000000.log" not in left
+    if reason == "size":
+        assert len(left) == 3

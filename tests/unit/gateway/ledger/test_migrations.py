@@ -1,0 +1,87 @@
+"""Programs of one schema and of the one before use a ledger at the same time."""
+
+import pytest
+import sqlalchemy
+
+from gateway.errors import DependencyUnavailable
+from gateway.ledger import schema
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.migrations import MIGRATIONS, VERSION
+from gateway.ledger.store import to_datetime
+from tests.support.events import START, make_event
+from tests.support.ledger_schema_2 import ProgramOfSchema2
+from tests.support.ledgers import Clock
+
+HOUR = 3_600 * 1_000_000_000
+
+
+def add_migration(url: str, version: int, *, compatible_from: int) -> None:
+    row = {"version": version, "compatible_from": compatible_from, "applied": 1}
+    engine = sqlalchemy.create_engine(url)
+    try:
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.insert(schema.schema_migrations), row)
+    finally:
+        engine.dispose()
+
+
+def hits(ledger: Ledger) -> int:
+    rows = ledger.usage(None, to_datetime(START), to_datetime(START + HOUR))
+    return sum(row.units.hit for row in rows)
+
+
+def test_a_program_of_the_version_before_starts_again_beside_this_one(database: str) -> None:
+    with ProgramOfSchema2(database) as old:
+        old.start()
+        old.record(1, time=START)
+        with Ledger(database, clock=Clock()) as ledger:
+            ledger.record("w0-1", 1, [make_event(2)])
+
+            old.start()
+            old.record(3, time=START)
+
+            assert hits(ledger) == 3
+            assert old.usage(START, START + HOUR) == (3, 3)
+
+
+def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(database: str) -> None:
+    with Ledger(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
+        ledger.record("w0-1", 1, [make_event(1)])
+
+        old.start()
+        old.record(2, time=START)
+
+        assert hits(ledger) == 2
+
+
+def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
+    with Ledger(database, clock=Clock()) as ledger:
+        ledger.record("w0-1", 1, [make_event(1)])
+    add_migration(database, VERSION + 1, compatible_from=VERSION)
+
+    with Ledger(database, clock=Clock()) as again:
+        assert hits(again) == 1
+
+
+def test_a_later_schema_that_does_not_allow_it_is_refused(database: str) -> None:
+    with Ledger(database, clock=Clock()) as ledger:
+        ledger.record("w0-1", 1, [make_event(1)])
+    later = VERSION + 1
+    add_migration(database, later, compatible_from=later)
+
+    with (
+        Ledger(database, clock=Clock()) as again,
+        pytest.raises(
+            DependencyUnavailable,
+            match=f"has schema {later}, this program knows {VERSION}: update it",
+        ),
+    ):
+        again.accounts.tenants()
+
+
+def test_every_migration_lets_the_version_before_go_on() -> None:
+    versions = [migration.version for migration in MIGRATIONS]
+
+    assert versions == sorted(set(versions))
+    # Schema 2 came before that rule.
+    assert all(m.compatible_from < m.version for m in MIGRATIONS if m.version > 2)

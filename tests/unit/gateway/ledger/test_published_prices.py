@@ -1,0 +1,135 @@
+"""What the past costs never changes: prices that have begun are kept as they were published."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from gateway.config.document import PriceEntry
+from gateway.errors import ConfigurationError
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.store import to_nanoseconds
+from tests.support.events import make_event
+from tests.support.ledgers import Clock
+
+SEPTEMBER = datetime(2026, 9, 1, tzinfo=UTC)
+MID = datetime(2026, 9, 15, 12, tzinfo=UTC)
+OCTOBER = datetime(2026, 10, 1, tzinfo=UTC)
+FIRST = PriceEntry(model="*", since="2026-01-01", hit=10, computed=100)
+BIG = PriceEntry(model="big", since="2026-09-01", hit=20)
+COMING = PriceEntry(model="*", since="2026-12-01", hit=30)
+PRICES = (FIRST, BIG, COMING)
+replace = msgspec.structs.replace
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(to_nanoseconds(MID))
+
+
+@pytest.fixture
+def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
+    """Usage of `sentiment` and `big`, and prices that are published."""
+    with Ledger(database, clock=clock) as opened:
+        opened.accounts.create_tenant("acme")
+        opened.prices.publish(PRICES)
+        events = [make_event(1, time=to_nanoseconds(SEPTEMBER), model="sentiment")]
+        opened.record("w0-1", 2, [*events, make_event(2, time=clock.now, model="big")])
+        yield opened
+
+
+def cost(ledger: Ledger, prices: Sequence[PriceEntry] = ()) -> int:
+    (row,) = ledger.usage("acme", SEPTEMBER, OCTOBER, prices=prices)
+    return row.cost
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ((replace(FIRST, hit=99), BIG, COMING), r"`\*` from 2026-01-01 .*`hit` from 10 to 99"),
+        ((replace(BIG, currency="USD"), FIRST), r"`big` from 2026-09-01 .*changed"),
+        ((FIRST, COMING), r"`big` from 2026-09-01 .*removed"),
+        ((), r"`\*` from 2026-01-01 .*removed"),
+        ((PriceEntry(),), r"`\*` from 2026-01-01 .*changed"),
+        ((*PRICES, PriceEntry(model="*", since="2026-09-10", hit=1)), None),
+        ((*PRICES, PriceEntry(model="sentiment", since="2026-02-01", hit=1)), "`sentiment`"),
+    ],
+    ids=["edit", "currency", "removal", "all", "default", "no usage by it", "backdated"],
+)
+def test_a_document_cannot_change_what_the_past_costs(
+    ledger: Ledger, wanted: Sequence[PriceEntry], named: str | None
+) -> None:
+    before = cost(ledger)
+
+    for attempt in (ledger.prices.check, ledger.prices.publish):
+        if named is None:
+            attempt(wanted)
+        else:
+            with pytest.raises(ConfigurationError, match=named):
+                attempt(wanted)
+
+    assert cost(ledger) == before == 10 + 20
+    assert (ledger.prices.entries() == sorted_by_date(PRICES)) == (named is not None)
+
+
+def test_prices_that_have_not_begun_follow_the_document(ledger: Ledger) -> None:
+    edited = replace(COMING, hit=31)
+    added = PriceEntry(model="big", since="2026-11-01", hit=5)
+
+    ledger.prices.publish((FIRST, BIG, edited, added))
+    ledger.prices.publish((FIRST, BIG, edited))
+
+    assert ledger.prices.entries() == sorted_by_date((FIRST, BIG, edited))
+
+
+def test_a_price_that_has_begun_meanwhile_is_kept(ledger: Ledger, clock: Clock) -> None:
+    clock.now = to_nanoseconds(datetime(2026, 12, 2, tzinfo=UTC))
+
+    with pytest.raises(ConfigurationError, match=r"`\*` from 2026-12-01 on has begun"):
+        ledger.prices.publish((FIRST, BIG))
+
+
+def test_usage_and_invoices_go_by_the_prices_of_the_ledger(ledger: Ledger) -> None:
+    other = (replace(FIRST, hit=1000),)
+
+    invoice = ledger.invoice("acme", "2026-09", other)
+
+    assert cost(ledger, other) == 30
+    assert [(line.model, line.hit) for line in invoice.lines] == [("big", 20), ("sentiment", 10)]
+
+
+def test_the_default_of_documents_without_prices_may_be_replaced_until_there_is_usage(
+    database: str, clock: Clock
+) -> None:
+    with Ledger(database, clock=clock) as ledger:
+        ledger.prices.publish((PriceEntry(),))
+        ledger.prices.publish((FIRST,))
+        assert ledger.prices.entries() == [FIRST]
+
+
+def test_usage_that_was_free_stays_free(database: str, clock: Clock) -> None:
+    with Ledger(database, clock=clock) as ledger:
+        ledger.prices.publish((PriceEntry(),))
+        ledger.record("w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
+
+        with pytest.raises(ConfigurationError, match="give it a date to come"):
+            ledger.prices.publish((FIRST,))
+
+        ledger.prices.publish((PriceEntry(), COMING))
+        assert ledger.usage("acme", SEPTEMBER, OCTOBER)[0].cost == 0
+
+
+def test_what_was_published_when_is_in_the_history(ledger: Ledger, clock: Clock) -> None:
+    edited = replace(COMING, hit=31)
+    clock.advance(1)
+    ledger.prices.publish((FIRST, BIG, edited))
+
+    history = [entry for _, entry in ledger.prices.history()]
+
+    assert set(history) == {*PRICES, edited}
+    assert history[-1] == edited
+
+
+def sorted_by_date(prices: Sequence[PriceEntry]) -> list[PriceEntry]:
+    return sorted(prices, key=lambda price: (price.since, price.model))

@@ -1,0 +1,171 @@
+"""Old events are added up, and nobody who asks for usage can tell."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy
+from sqlalchemy import func, select
+
+from gateway.config.document import PriceEntry
+from gateway.ledger import schema
+from gateway.ledger.invoices import Invoice
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.rollup import HOUR
+from gateway.ledger.store import to_nanoseconds
+from gateway.ledger.types import Batch, GroupBy, UsageRow
+from gateway.types import RequestEvent
+from tests.support.events import make_event, make_usage
+from tests.support.ledger_schema_2 import ProgramOfSchema2
+from tests.support.ledgers import Clock
+
+BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
+END = BEGIN + timedelta(hours=8)
+PRICES = (
+    PriceEntry(model="*", since="2026-01-01", hit=1, computed=10),
+    PriceEntry(model="*", since="2026-09-15", hit=2, computed=20),
+)
+EVENTS = 400
+
+
+@pytest.fixture
+def ledger(database: str) -> Iterator[Ledger]:
+    with Ledger(database, clock=Clock()) as opened:
+        opened.accounts.create_tenant("acme")
+        yield opened
+
+
+def events(count: int = EVENTS, *, seed: int = 1) -> list[RequestEvent]:
+    """Return events over eight hours, which cross a change of prices."""
+    chance = random.Random(seed)
+    span = to_nanoseconds(END) - to_nanoseconds(BEGIN)
+    return [
+        make_event(
+            number,
+            time=to_nanoseconds(BEGIN) + chance.randrange(span),
+            tenant=chance.choice(["acme", "globex"]),
+            key=chance.choice(["k1", "k2"]),
+            model=chance.choice(["big", "small"]),
+            usage=make_usage(hit=chance.randrange(3), computed=chance.randrange(3), rows=1),
+        )
+        for number in range(count)
+    ]
+
+
+def seen(ledger: Ledger) -> tuple[list[list[UsageRow]], Invoice]:
+    """Return everything that can be asked of usage, in every hour and over all."""
+    times = [BEGIN + timedelta(hours=hour) for hour in range(9)]
+    spans = [*itertools.pairwise(times), (BEGIN, END), (times[1], times[5])]
+    answers = [
+        ledger.usage(tenant, since, until, groups, prices=PRICES)
+        for since, until in spans
+        for tenant in ("acme", None)
+        for groups in ([], [GroupBy.MODEL, GroupBy.KEY], [GroupBy.DAY], [GroupBy.REGION])
+    ]
+    return answers, ledger.invoice("acme", "2026-09", PRICES)
+
+
+def add_up(ledger: Ledger, *, before: datetime = END, limit: int = 50) -> int:
+    total = 0
+    while rows := ledger.rollup.add_up(before=to_nanoseconds(before), limit=limit):
+        assert rows <= limit
+        total += rows
+    return total
+
+
+def rows_in(database: str) -> int:
+    engine = sqlalchemy.create_engine(database)
+    try:
+        with engine.begin() as connection:
+            return connection.scalar(select(func.count()).select_from(schema.usage_events)) or 0
+    finally:
+        engine.dispose()
+
+
+def batch(found: Sequence[RequestEvent], first: int = 1) -> Batch:
+    return Batch(log_id="w0-1", first=first, last=first + len(found) - 1, events=found)
+
+
+def test_usage_and_invoices_are_the_same_after_every_step(ledger: Ledger, database: str) -> None:
+    ledger.record_batches([batch(events())])
+    before = seen(ledger)
+
+    while ledger.rollup.add_up(before=to_nanoseconds(END), limit=150):
+        assert seen(ledger) == before
+
+    assert seen(ledger) == before
+    assert ledger.statistics().events == EVENTS
+    # Eight hours, two tenants, two keys, two models.
+    assert rows_in(database) == 64
+
+
+def test_an_event_that_was_added_up_and_comes_again_is_not_counted_again(ledger: Ledger) -> None:
+    found = events()
+    ledger.record_batches([batch(found[:200]), batch(found[300:], first=301)])
+    before = seen(ledger)
+    assert add_up(ledger) == 300
+
+    known = ledger.record_batches([batch(found[100:200], first=101), batch(found[350:], first=351)])
+    assert (known.counted, known.duplicates, seen(ledger)) == (0, 150, before)
+
+    rest = ledger.record_batches([batch(found[150:350], first=151)])
+    assert (rest.counted, rest.duplicates) == (100, 100)
+    assert ledger.high_water(["w0-1"]) == {"w0-1": EVENTS}
+    assert ledger.statistics().events == EVENTS
+
+
+def test_what_is_younger_stays_as_it_is(ledger: Ledger, database: str) -> None:
+    found = events()
+    ledger.record_batches([batch(found)])
+    old = [e for e in found if e.time < to_nanoseconds(BEGIN) + 3 * HOUR]
+
+    added = add_up(ledger, before=BEGIN + timedelta(hours=3, minutes=59))
+
+    assert added == len(old)
+    assert rows_in(database) == EVENTS - len(old) + 24
+
+
+def test_what_comes_late_is_added_to_its_hour(ledger: Ledger, database: str) -> None:
+    found = events()
+    ledger.record_batches([batch(found[:300])])
+    add_up(ledger)
+
+    ledger.record_batches([batch(found[300:], first=301)])
+
+    assert add_up(ledger) == 100
+    assert rows_in(database) == 64
+    assert ledger.statistics().events == EVENTS
+
+
+def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
+    ledger: Ledger,
+) -> None:
+    one, two, four = events(3)
+    ledger.record_batches([batch([one, two])])
+    add_up(ledger)
+
+    torn = Batch(
+        log_id="w0-1",
+        first=1,
+        last=4,
+        events=[one, two, four],
+        numbers=[1, 2, 4],
+        wrong=[b"\x2a"],
+    )
+    recorded = ledger.record_batches([torn])
+
+    assert (recorded.counted, recorded.duplicates, recorded.dead) == (1, 2, 1)
+
+
+def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
+    since, until = to_nanoseconds(BEGIN), to_nanoseconds(END)
+    with Ledger(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
+        ledger.record_batches([batch(events())])
+        before = old.usage(since, until)
+        add_up(ledger)
+
+        old.start()
+
+        assert old.usage(since, until) == before

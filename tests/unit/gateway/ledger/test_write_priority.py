@@ -1,0 +1,56 @@
+"""Short changes of a SQLite ledger go before billing's long transactions."""
+
+import threading
+from pathlib import Path
+
+from gateway.ledger.write_priority import FileWritePriority
+from tests.support.ledgers import open_ledger
+from tests.support.waiting import wait_until
+
+
+def test_who_writes_in_bulk_waits_while_somebody_is_ahead(tmp_path: Path) -> None:
+    one, other = (FileWritePriority(tmp_path / "lock") for _ in range(2))
+    done: list[str] = []
+    with one.ahead(), other.ahead():
+        bulk = threading.Thread(target=_write_in_bulk, args=(other, done))
+        bulk.start()
+        done.append("change")
+    bulk.join()
+
+    assert done == ["change", "bulk"]
+
+
+def test_nobody_holds_up_bulk_for_ever(tmp_path: Path) -> None:
+    priority = FileWritePriority(tmp_path / "lock")
+
+    with priority.ahead():
+        priority.give_way()  # returns after a second
+
+
+def test_a_change_gets_in_between_transactions_that_follow_at_once(tmp_path: Path) -> None:
+    stop = threading.Event()
+    transactions = 0
+
+    def record() -> None:
+        nonlocal transactions
+        with open_ledger(tmp_path) as ledger:
+            while not stop.is_set():
+                ledger.record_batches([])
+                transactions += 1
+
+    with open_ledger(tmp_path) as ledger:
+        recording = threading.Thread(target=record)
+        recording.start()
+        wait_until(lambda: transactions > 0)
+
+        for number in range(20):
+            ledger.audit("admin", "test", str(number))
+        stop.set()
+        recording.join()
+
+        assert len(ledger.audit.entries()) == 20
+
+
+def _write_in_bulk(priority: FileWritePriority, done: list[str]) -> None:
+    priority.give_way()
+    done.append("bulk")

@@ -1,0 +1,64 @@
+"""Usage is added up in small steps, and again after the ledger was away."""
+
+import asyncio
+
+import pytest
+
+from gateway.errors import DependencyUnavailable
+from gateway.workers.usage_rollup import UsageRollup
+
+pytestmark = pytest.mark.anyio
+NOW = 10**18
+
+
+class Store:
+    """Has `rows` to add up; fails while there is `trouble`."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.before: list[int] = []
+        self.trouble = False
+
+    def add_up(self, *, before: int, limit: int) -> int:
+        """Take up to `limit`."""
+        if self.trouble:
+            raise DependencyUnavailable("the ledger cannot be reached")
+        self.before.append(before)
+        taken = min(limit, self.rows)
+        self.rows -= taken
+        return taken
+
+
+async def test_it_goes_on_soon_while_there_is_more() -> None:
+    store = Store(1500)
+    rollup = UsageRollup(store, keep=100.0, every=30.0, rest=0.05, clock=lambda: NOW)
+
+    waits = [await rollup.turn() for _ in range(3)]
+
+    assert waits == [0.05, 0.05, 30.0]
+    assert set(store.before) == {NOW - 100_000_000_000}
+    assert rollup.statistics().rows == 1500
+
+
+async def test_it_tries_again_after_the_ledger_was_away() -> None:
+    store = Store(1)
+    rollup = UsageRollup(store, keep=0.0, every=30.0)
+    store.trouble = True
+    during = await rollup.turn()
+    failures = rollup.statistics().failures
+    store.trouble = False
+
+    await rollup.turn()
+
+    assert (during <= 30.0, failures) == (True, 1)
+    assert (rollup.statistics().rows, rollup.statistics().failures) == (1, 0)
+
+
+async def test_it_ends_when_it_is_told_to() -> None:
+    stop = asyncio.Event()
+    running = asyncio.create_task(UsageRollup(Store(0), keep=0.0, every=3600.0).run(stop))
+
+    stop.set()
+
+    async with asyncio.timeout(10):
+        await running
