@@ -5,6 +5,7 @@ which one it is: that keeps them small, and the metrics library must find its fo
 """
 
 import asyncio
+import contextlib
 import importlib
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from gateway.config.load import explain
 from gateway.errors import ConfigurationError, GatewayError
+from gateway.heartbeat import heartbeat
 from gateway.priority import give_way
 from gateway.settings import Settings, export_metrics_dir, load_settings
 from gateway.supervisor.errors import CannotStart, ExitCode
@@ -59,9 +61,22 @@ def run_entry(entry: str, settings: Settings) -> None:
 async def _until_signal(run: Run, settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    running = loop.create_task(_run(run, settings, stop))
+
+    def signalled() -> None:
+        if stop.is_set():
+            running.cancel()  # the second one: at once
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await run(settings, stop=stop)
+        loop.add_signal_handler(number, signalled)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def _run(run: Run, settings: Settings, stop: asyncio.Event) -> None:
+    with heartbeat(settings.heartbeat_fd):
+        await run(settings, stop=stop)
 
 
 def main(arguments: list[str]) -> int:

@@ -77,6 +77,13 @@ class CorkedTransport(asyncio.Transport):
         self._transport.abort()
 
     @override
+    def write_eof(self) -> None:
+        if self._parts:
+            self._cork.release()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    @override
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
@@ -100,12 +107,9 @@ class CorkedTransport(asyncio.Transport):
 
 
 class CorkedProtocol(PatientProtocol):
-    """uvicorn's protocol over a corked transport, whose refusals wait for their turn.
+    """A protocol over a corked transport, with the ASGI extension `WHOLE`."""
 
-    uvicorn refuses what is no HTTP at once, and closes: requests sent before it went unanswered.
-    """
-
-    _refusal = ""
+    _last_cycle: RequestResponseCycle | None = None
 
     def __init__(self, *args: Any, cork: Cork | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -117,22 +121,19 @@ class CorkedProtocol(PatientProtocol):
 
     @override
     def on_headers_complete(self) -> None:
+        before = self.cycle
         super().on_headers_complete()
+        if self._draining.closes_connections:
+            self._make_last(before)
         self.scope["extensions"] = {WHOLE: Whole(self.cycle)}  # type: ignore[dict-item]
 
-    @override
-    def send_400_response(self, msg: str) -> None:
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
-            super().send_400_response(msg)
-        else:
-            self._refusal = msg
-            self.flow.pause_reading()
-
-    @override
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._refusal and self.cycle.response_complete and not self.transport.is_closing():
-            super().send_400_response(self._refusal)
+    def _make_last(self, before: RequestResponseCycle | None) -> None:
+        """Have the connection end with the answer to this request, not to one sent before it."""
+        if before is not None and before is self._last_cycle and not before.response_started:
+            before.keep_alive = True
+        if self.cycle.keep_alive:
+            self.cycle.keep_alive = False
+            self._last_cycle = self.cycle
 
 
 class Whole:

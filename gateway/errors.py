@@ -13,7 +13,10 @@ GatewayError
 │   ├── PreconditionFailed     412   `If-Match` names another version
 │   ├── PayloadTooLarge        413
 │   ├── InvalidItem            422   one item of the input, named by its index
-│   └── RateLimited            429   retryable, after `retry_after`
+│   ├── RateLimited            429   retryable, after `retry_after`
+│   └── HeaderFieldsTooLarge   431   the head of the request is too long, or has too many fields
+├── TransferCodingNotSupported         501   a transfer coding that is not understood
+├── VersionNotSupported        505   another version of HTTP than 1.0 and 1.1
 ├── NotCached                  504   `only-if-cached` and it is not
 ├── UpstreamError                    the backends let us down
 │   ├── Overloaded             503   retryable, after `retry_after`
@@ -160,6 +163,30 @@ class RateLimited(ClientError):
     code = "rate_limited"
     title = "Rate limit exceeded"
     retryable = True
+
+
+class HeaderFieldsTooLarge(ClientError):
+    """The head of the request is longer, or has more fields, than is read."""
+
+    status = 431
+    code = "header_fields_too_large"
+    title = "Request header fields too large"
+
+
+class TransferCodingNotSupported(GatewayError):
+    """The request is in a transfer coding that is not understood."""
+
+    status = 501
+    code = "not_implemented"
+    title = "Not implemented"
+
+
+class VersionNotSupported(GatewayError):
+    """The request is in another version of HTTP than 1.0 and 1.1."""
+
+    status = 505
+    code = "http_version_not_supported"
+    title = "HTTP version not supported"
 
 
 class NotCached(GatewayError):

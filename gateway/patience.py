@@ -6,31 +6,21 @@ for the rest of a head: a few slow connections would use up a worker's files.
 
 import asyncio
 import contextlib
+import select
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from gateway.draining import Draining
+from gateway.errors import Overloaded, RequestTimeout
+from gateway.http_protocol import BoundedProtocol
 
 _SWEEP = 1.0
-_LATE = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/problem+json\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b"
-)
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n"
-    b"retry-after: 1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-)
-_LATE_BODY = (
-    b'{"type":"urn:sluicegate:error:request_timeout","title":"Request timeout","status":408,'
-    b'"code":"request_timeout","detail":"The head of the request did not arrive in time."}'
-)
-_FULL_BODY = (
-    b'{"type":"urn:sluicegate:error:overloaded","title":"Overloaded","status":503,'
-    b'"code":"overloaded","detail":"There are too many connections; use fewer, or try again."}'
-)
-_LINGER = 1.0
+# Connections beyond the bound that are told so at a time; others are closed without a word.
+_MAX_TURNED_AWAY = 256
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,24 +33,41 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     connections: int = 4096
 
 
-class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which knows how long it has waited for a request."""
+class PatientProtocol(BoundedProtocol):
+    """uvicorn's protocol, which knows how long it has waited for a request.
 
-    def __init__(self, *args: Any, patience: Patience | None = None, **kwargs: Any) -> None:
+    `turned_away` are the connections of this worker beyond the bound, while they are told so.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        patience: Patience | None = None,
+        turned_away: set[object] | None = None,
+        draining: Draining | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._patience = patience or Patience()
+        self._turned_away = set() if turned_away is None else turned_away
+        self._draining = draining or Draining()
         self._since = 0.0
         self._has_begun = False
+        self._is_used = False
         self._answered_at = 0.0
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self._patience.connections:
-            self.transport = transport
             self._turn_away(transport)
             return
         self._since = self.loop.time()
         super().connection_made(transport)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._turned_away.discard(self)
+        super().connection_lost(exc)
 
     @override
     def on_message_begin(self) -> None:
@@ -71,6 +78,7 @@ class PatientProtocol(HttpToolsProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._has_begun = False
+        self._is_used = True
         super().on_headers_complete()
 
     @override
@@ -80,6 +88,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def end_if_late(self, now: float) -> None:
         """End the connection if it has waited for a request for too long."""
+        if self._refusal is not None:
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             return
         patience = self._patience
@@ -88,14 +98,41 @@ class PatientProtocol(HttpToolsProtocol):
         # uvicorn's timer ends idle ones, unless there are bytes that belong to no request.
         if waited > patience.head + (0.0 if is_expected else patience.idle):
             if self._has_begun:
-                self.transport.write(_LATE % (len(_LATE_BODY), _LATE_BODY))
-            self.transport.close()
+                self.refuse(RequestTimeout("The head of the request did not arrive in time."))
+            else:
+                self.transport.close()
+
+    def end_if_idle(self, *, is_last_call: bool) -> None:
+        """End the connection once nothing that was sent on it is left to answer.
+
+        One on which nothing was sent yet is kept until the last call.
+        """
+        if self._has_begun or _has_unread(self.transport):
+            return
+        is_unused = not self._answered_at and not self._is_used
+        if is_unused and not is_last_call:
+            return
+        self.shutdown()
 
     def _turn_away(self, transport: asyncio.Transport) -> None:
-        """Say why, and linger: closing at once would discard what was said."""
-        transport.pause_reading()
-        transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
-        self.loop.call_later(_LINGER, transport.close)
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        if len(self._turned_away) >= _MAX_TURNED_AWAY:
+            transport.abort()
+            return
+        self._turned_away.add(self)
+        detail = "There are too many connections; use fewer, or try again."
+        self.refuse(Overloaded(detail, retry_after=1.0))
+
+
+def _has_unread(transport: asyncio.Transport) -> bool:
+    """Return whether bytes (or the peer's end) wait to be read: closing now would reset."""
+    descriptor: int = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return False  # it is closed
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 async def end_late_connections(connections: Iterable[object]) -> None:

@@ -15,6 +15,8 @@ import hiredis
 from redis.asyncio.connection import SSLConnection, parse_url
 from typing_extensions import override
 
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+
 Command = tuple[bytes | str | int, ...]
 Replies = list[Any] | OSError
 """A reply to each command, or why there are none."""
@@ -37,10 +39,12 @@ class RedisPipe:
         *,
         timeout: float,
         locate: Callable[[], Awaitable[tuple[str, int]]] | None = None,
+        keepalive: TcpKeepalive = SHIPPED,
     ) -> None:
         self._address: dict[str, Any] = dict(parse_url(url))
         self._timeout = timeout
         self._locate = locate
+        self._keepalive = keepalive
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
 
@@ -73,27 +77,27 @@ class RedisPipe:
             self._connection.close(ConnectionError("closed"))
 
     async def _connected(self) -> "_Connection":
-        async with self._connecting:
+        # Around the lock: whoever waits for another's attempt has no more time than that has.
+        async with asyncio.timeout(self._timeout), self._connecting:
             connection = self._connection
             if connection is None or connection.is_closed:
-                async with asyncio.timeout(self._timeout):
-                    connection = await self._connect()
-                self._connection = connection
+                connection = self._connection = await self._connect()
             return connection
 
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         address, make = self._address, partial(_Connection, self._timeout)
         if path := address.get("path"):
-            _, connection = await loop.create_unix_connection(make, path)
+            transport, connection = await loop.create_unix_connection(make, path)
         else:
             is_tls = issubclass(address.get("connection_class", object), SSLConnection)
             host, port = address.get("host", "localhost"), address.get("port", 6379)
             if self._locate is not None:
                 host, port = await self._locate()
             context = ssl.create_default_context() if is_tls else None
-            _, connection = await loop.create_connection(make, host, port, ssl=context)
+            transport, connection = await loop.create_connection(make, host, port, ssl=context)
         try:
+            self._keepalive.apply(transport)
             await connection.introduce(self._introduction())
         except BaseException:
             # Also when cancelled: nobody else knows of this connection.

@@ -9,14 +9,19 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from gateway.errors import ConfigurationError
+from gateway.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+
+
+_Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +62,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of this worker among those of the data directory."""
     listen_fd: int | None = None
     """An inherited listening socket; `None` binds `host` and `port`."""
+    sibling_fds: str = ""
+    """The inherited listening sockets of the other workers, with blanks between."""
+    heartbeat_fd: int | None = None
+    """An inherited pipe to the supervisor, which watches that the event loop writes to it."""
+    heartbeat_timeout: float = 10.0
+    """Seconds without a heartbeat after which the supervisor replaces a process; 0: never."""
+    memory_limit_bytes: int = 1024 * 1024 * 1024
+    """Resident memory above which the supervisor replaces a gateway process; 0: no bound."""
+    backend_memory_limit_bytes: int = 0
+    """The same for backends of `sluicegate up`."""
     fast_lane: bool = True
     """Whether a worker answers what waits for nobody in its HTTP protocol, before the application.
     """
+    shutdown_delay: float = 5.0
+    """Seconds that a process which is told to stop serves on, while it says that it is not ready.
+    """
     drain: float = 10.0
-    """Seconds that requests in flight are given at shutdown."""
+    """Seconds that requests in flight are given at shutdown, after that."""
     head_timeout: float = 10.0
     """Seconds from a request's first byte, or the connection's opening, to the end of its head."""
     keep_alive: float = 75.0
@@ -76,12 +94,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     usage_events_keep: float = 3 * 86_400.0
     """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
     alike are added up to one row."""
+    tcp_keepalive_idle: _Seconds = 5
+    """Seconds without a packet after which the other side of a connection is probed."""
+    tcp_keepalive_interval: _Seconds = 2
+    """Seconds between two probes."""
+    tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
+    """Probes without an answer after which the connection is given up."""
+    tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001)] = 10.0
+    """Seconds that sent data or probes may stay unacknowledged, on systems that can tell."""
     log_level: str = "INFO"
 
     @property
     def streams(self) -> tuple[str, ...]:
         """The Redis of every stream that billing reads."""
         return tuple(self.stream_urls.split()) or (self.state_url,)
+
+    @property
+    def tcp_keepalive(self) -> TcpKeepalive:
+        """When connections to Redis and to backends are given up."""
+        return TcpKeepalive(
+            idle=self.tcp_keepalive_idle,
+            interval=self.tcp_keepalive_interval,
+            count=self.tcp_keepalive_count,
+            user_timeout=self.tcp_user_timeout,
+        )
 
     @property
     def ledger(self) -> str:

@@ -19,6 +19,7 @@ from loadtests import (
 )
 from loadtests.chaos.command import chaos_command
 from loadtests.gpu.command import gpu_command
+from loadtests.partitions.command import partitions_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
 from loadtests.soak.command import soak_command
@@ -182,6 +183,7 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
     triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
+main.add_command(partitions_command)
 main.add_command(chaos_command)
 main.add_command(gpu_command)
 main.add_command(soak_command)

@@ -3,11 +3,12 @@
 set -euo pipefail
 
 # program:package
-wanted=(chromium:chromium wrk:wrk nginx:nginx-light)
+wanted=(chromium:chromium wrk:wrk nginx:nginx-light ip:iproute2 iptables:iptables haproxy:haproxy)
 
 missing=()
 for entry in "${wanted[@]}"; do
-    command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
+    # Programs for root alone may be where others do not look.
+    PATH="$PATH:/usr/sbin:/sbin" command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
 done
 # What the rival in loadtests/rivals needs beside nginx; modules are no programs.
 for package in libnginx-mod-http-lua lua-nginx-redis lua-cjson; do

@@ -150,6 +150,9 @@ class Engine:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
+        """It takes no more calls."""
+        self.leaving = False
+        """It is to be given no more, and answers those that come all the same."""
         # Servers that run models of ours and are not ready now.
         self.unready: frozenset[Upstream] = frozenset()
         self._clock = clock
@@ -286,8 +289,9 @@ class Engine:
             if encoder.upstream in self.unready
         ]
         missing = [*failures, *problems, *away]
-        if self.draining:
-            missing.append("the backend is stopping")
+        is_leaving = self.draining or self.leaving
+        if is_leaving:
+            missing.append("draining: the backend is stopping")
         infos = self._infos()
         if not infos:
             missing.append("no model is served")
@@ -295,7 +299,7 @@ class Engine:
         return BackendState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
-            ready=not (failures or away or self.draining) and bool(infos),
+            ready=not (failures or away or is_leaving) and bool(infos),
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=infos,

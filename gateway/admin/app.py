@@ -24,6 +24,7 @@ from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.cache.redis_pipes import Pipe
+from gateway.draining import Draining
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -35,6 +36,7 @@ from gateway.errors import (
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import bearer
 from gateway.runtime.control import Control
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class AdminAccess(ASGIMiddleware):
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Pass the request on, or refuse it."""
-        request_id = _new_id()
+        request_id = new_id()
         scope["state"][_REQUEST_ID] = request_id
 
         async def answer(message: Message) -> None:
@@ -80,6 +82,8 @@ def build_admin(
     cache_redis: Pipe,
     ledger: Ledger,
     publisher: Publisher,
+    recovery: Recovery,
+    draining: Draining | None = None,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
     active = ActiveDocument(control=control, settings=settings)
@@ -89,6 +93,8 @@ def build_admin(
         "cache_redis": cache_redis,
         "ledger": ledger,
         "publisher": publisher,
+        "recovery": recovery,
+        "draining": draining or Draining(),
         "active": active,
         "known_models": KnownModels(control=control, active=active),
         "changes": AccountChanges(ledger=ledger, control=control),
@@ -113,7 +119,8 @@ def build_admin(
     )
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Return an id for a request of an operator."""
     return f"adm_{secrets.token_hex(12)}"
 
 
@@ -123,7 +130,7 @@ def _provide(value: object) -> Provide:
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     # A route that does not exist is refused before the middleware names the request.
-    request_id = str(request.scope["state"].get(_REQUEST_ID) or _new_id())
+    request_id = str(request.scope["state"].get(_REQUEST_ID) or new_id())
     known = _known(error, request_id)
     headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
     headers |= {"x-request-id": request_id}

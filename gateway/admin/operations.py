@@ -1,7 +1,6 @@
 """The routes of what runs: caches, regions, metrics and health."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,13 +14,17 @@ from gateway.admin.active import ActiveDocument
 from gateway.admin.fleet_view import backends_seen
 from gateway.admin.known_models import KnownModels
 from gateway.cache.redis_pipes import Pipe
+from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
+from gateway.draining import DRAINING, Draining
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
 from gateway.runtime.control import Control, Topic
+from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.telemetry.metric_files import files_held
+from gateway.telemetry.restarts_collector import RestartsCollector
 
 _PATIENCE = 5.0
 _REDIS_FIGURES = (
@@ -69,12 +72,16 @@ class RegionShares(msgspec.Struct, frozen=True, kw_only=True):
     shares: list[ShareRow]
 
 
-class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Ready when nothing is `missing`; who has the key is told what `backends` lack, and why."""
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Ready when nothing is `missing`; `degraded` names what is away and not needed for changes.
+
+    Who has the key is told what `backends` lack, and why.
+    """
 
     ready: bool
     missing: list[str]
-    backends: dict[str, list[str]] = {}
+    degraded: list[str] = []
+    backends: dict[str, list[str]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OperationsController(Controller):
@@ -161,14 +168,17 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a backend no more work; what it has is finished. 200 when every worker knows.
 
         The id of an entry with a DNS name is that of all its backends.
         """
         await _find(active, control, region, backend)
-        version = await control.drain(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
+        version = await control.drain(backend)
+        await recovery.reconcile()
         return await _drained(control, backend, version, drained=True)
 
     @post("/regions/{region:str}/backends/{backend:str}/restore", status_code=200)
@@ -179,18 +189,21 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocument],
         ledger: NamedDependency[Ledger],
+        recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
         await _find(active, control, region, backend)
-        version = await control.restore(backend)
+        await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
+        version = await control.restore(backend)
+        await recovery.reconcile()
         return await _drained(control, backend, version, drained=False)
 
 
 @get("/metrics")
 async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
-    text = await asyncio.to_thread(_collect, settings.metrics_dir)
+    text = await asyncio.to_thread(_collect, settings)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -205,19 +218,23 @@ async def ready(
     request: Request[Any, Any, Any],
     control: NamedDependency[Control],
     ledger: NamedDependency[Ledger],
+    cache_redis: NamedDependency[SkipValidation[Pipe]],
+    draining: NamedDependency[Draining],
 ) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
-    missing = []
+    missing = [DRAINING] if draining.is_announced else []
     for name, question in (
-        ("state Redis", control.versions()),
+        ("state_redis", control.versions()),
         ("ledger", asyncio.to_thread(ledger.accounts.version)),
     ):
         try:
             await question
         except GatewayError as error:
             missing.append(f"{name}: {error.detail}")
-    backends = await _trouble(control) if request.scope["state"]["is_admin"] else {}
-    readiness = Readiness(ready=not missing, missing=missing, backends=backends)
+    degraded = [] if await answers(cache_redis) else ["cache_redis: cannot be reached"]
+    is_admin = request.scope["state"]["is_admin"]
+    backends = (await _trouble(control) or msgspec.UNSET) if is_admin else msgspec.UNSET
+    readiness = Readiness(ready=not missing, missing=missing, degraded=degraded, backends=backends)
     return Response(readiness, status_code=503 if missing else 200)
 
 
@@ -263,8 +280,10 @@ async def _drained(
     return Response(done, status_code=200 if live else 202)
 
 
-def _collect(folder: Path) -> bytes:
+def _collect(settings: Settings) -> bytes:
     registry = CollectorRegistry()
+    registry.register(RestartsCollector(settings.data_dir))
+    folder = settings.metrics_dir
     with files_held(folder, exclusive=False):
         folder.mkdir(parents=True, exist_ok=True)
         MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -23,11 +24,13 @@ from gateway.errors import (
 )
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Published, Topic
+from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
+_TRIES = 3
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +56,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 class Publisher:
     """Publishes documents; all that is refused is refused before anything changed.
 
-    `clock` is the wall clock. `patience` is how long a change waits for the workers.
+    `clock` is the wall clock. `patience` is how long a change waits for the workers. `recovery`
+    is asked first: what the state Redis has lost is published again before anything else is.
     """
 
     def __init__(
@@ -63,13 +67,17 @@ class Publisher:
         ledger: Ledger,
         settings: Settings,
         clock: Callable[[], float],
+        recovery: Recovery = NOTHING_RECORDED,
         patience: float = 5.0,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._control = control
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
+        self._recovery = recovery
         self._patience = patience
+        self._chance = chance
 
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
@@ -82,7 +90,7 @@ class Publisher:
                 await self._start()
             except DependencyUnavailable:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _RETRY)
+                    await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
                 _log.error("the folder is not published", extra={"reason": explain(error)})
                 return
@@ -95,16 +103,14 @@ class Publisher:
         Raises:
             ConfigurationError: it is not valid; nothing changed.
         """
-        sources = await asyncio.to_thread(read_folder, self._settings.config)
-        folder_digest = await self._check(sources)
-        active = await self._control.active()
-        if active is not None and active.sources == sources:
-            return await self._waited(active, changed=False)
-        await self._check_models(sources, active)
-        await self._check_change(sources, active)
-        return await self._publish(
-            active, sources, author=author, reason="reload", folder_digest=folder_digest
-        )
+        tries = _TRIES
+        while True:
+            tries -= 1
+            try:
+                return await self._reload(author)
+            except Conflict:  # the folder is what is wanted, whatever was published meanwhile
+                if not tries:
+                    raise
 
     async def put(self, text: str, *, if_match: str, author: str) -> Change:
         """Publish `text` in place of everything, provided that `if_match` names what is active.
@@ -116,7 +122,7 @@ class Publisher:
         """
         sources = (Source(name=_POSTED, text=text),)
         await self._check(sources)
-        active = await self._control.active()
+        active = await self._active()
         _match(if_match, active)
         await self._check_models(sources, active)
         await self._check_change(sources, active)
@@ -138,7 +144,7 @@ class Publisher:
         Raises:
             NotFound: there is none.
         """
-        active = await self._control.active()
+        active = await self._active()
         history = await self._control.history()
         target = _earlier(history, active, generation)
         await self._check(target.sources)
@@ -148,10 +154,22 @@ class Publisher:
             active, target.sources, author=author, reason=reason, origin=target.origin
         )
 
+    async def _reload(self, author: str) -> Change:
+        sources = await asyncio.to_thread(read_folder, self._settings.config)
+        folder_digest = await self._check(sources)
+        active = await self._active()
+        if active is not None and active.sources == sources:
+            return await self._waited(active, changed=False)
+        await self._check_models(sources, active)
+        await self._check_change(sources, active)
+        return await self._publish(
+            active, sources, author=author, reason="reload", folder_digest=folder_digest
+        )
+
     async def _start(self) -> None:
         sources = await asyncio.to_thread(read_folder, self._settings.config)
         folder_digest = await self._check(sources)
-        active = await self._control.active()
+        active = await self._active()
         if active is None or active.folder_digest != folder_digest:
             if active is None:  # a new gateway may begin with nothing but defaults
                 await self._check_prices(sources, active)
@@ -164,6 +182,11 @@ class Publisher:
             # Also those that a process which ended in between, or an older one, did not keep.
             prices = load_sources(active.sources).prices
             await asyncio.to_thread(self._ledger.prices.publish, prices)
+
+    async def _active(self) -> Published | None:
+        """Return what is published, also where the state Redis had lost it."""
+        await self._recovery.reconcile()
+        return await self._control.active()
 
     async def _check(self, sources: Sequence[Source]) -> str:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
@@ -226,20 +249,31 @@ class Publisher:
             time=self._clock(),
             folder_digest=folder_digest or known,
         )
-        if not await self._control.publish(published):
-            raise Conflict("another document was published meanwhile; look at it and try again")
+        # First: what is not in the audit does not happen.
+        await asyncio.to_thread(self._audit, published, "config.publish")
+        try:
+            if not await self._control.publish(published):
+                raise Conflict("another document was published meanwhile; look at it and try again")
+        except GatewayError:
+            with contextlib.suppress(GatewayError):
+                await asyncio.to_thread(self._audit, published, "config.publish.failed")
+            raise
         await asyncio.to_thread(self._remember, published, document)
+        with contextlib.suppress(GatewayError):  # who follows it tries again
+            await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
     def _remember(self, published: Published, document: Document) -> None:
-        """Keep prices and who did it in the ledger; the document is live already."""
-        detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
+        """Keep the prices in the ledger; the document is live already."""
         try:
             self._ledger.prices.publish(document.prices)
-            subject = f"generation {published.generation}"
-            self._ledger.audit(published.author, "config.publish", subject, detail)
         except GatewayError as error:
-            _log.warning("a change is not in the audit", extra={"reason": error.detail, **detail})
+            _log.warning("prices are not in the ledger", extra={"reason": error.detail})
+
+    def _audit(self, published: Published, action: str) -> None:
+        detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
+        subject = f"generation {published.generation}"
+        self._ledger.audit(published.author, action, subject, detail)
 
     async def _waited(self, published: Published, *, changed: bool) -> Change:
         workers = await self._control.settled(

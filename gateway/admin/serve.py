@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import signal
 import time
+from functools import partial
 
-from gateway.admin.app import build_admin
+from gateway.admin.app import build_admin, new_id
 from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
+from gateway.corked import CorkedProtocol
+from gateway.draining import Draining
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.operator_access import access_to, hold_access
 from gateway.redis_connection import connect
 from gateway.runtime.control import Control
+from gateway.runtime.recovery import LedgerRecovery
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 from gateway.telemetry.logs import configure_logging
@@ -35,17 +40,22 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         setting="SLUICEGATE_ADMIN_PORT",
     )
     access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         stack.enter_context(hold_access(settings.data_dir, access))
-        state = connect(settings.state_url, timeout=_TIMEOUT)
+        keepalive = settings.tcp_keepalive
+        state = connect(settings.state_url, timeout=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(state.aclose)
-        cache = open_pipe(settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT)
+        cache = open_pipe(settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(cache.aclose)
         ledger = stack.enter_context(Ledger(settings.ledger))
         control = Control(state)
+        recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
         publisher = Publisher(
             control=control,
+            recovery=recovery,
             ledger=ledger,
             settings=settings,
             clock=time.time,  # noqa: TID251 - shown to operators
@@ -56,7 +66,18 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             cache_redis=cache,
             ledger=ledger,
             publisher=publisher,
+            recovery=recovery,
+            draining=draining,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
-            await serve(app, listener, drain=settings.drain, stop=stop)
+            tasks.create_task(recovery.follow(stop))
+            protocol = partial(CorkedProtocol, new_id=new_id)
+            await serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                draining=draining,
+            )

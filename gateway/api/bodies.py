@@ -1,11 +1,16 @@
 """What the bodies of requests say: decoded, checked, and known again when the same comes anew."""
 
+import asyncio
+from collections.abc import Sized
+
 import msgspec
 
 from backends.protocol import Task
 from gateway.api.answers import failed_usage
 from gateway.api.exchange import Exchange, Reading
-from gateway.api.schemas import TASK_BODIES, Body, InferBody
+from gateway.api.json_bounds import check_json
+from gateway.api.schemas import TASK_BODIES, Body, InferBody, RerankBody, TaskBody
+from gateway.api.unreadable import name_unreadable
 from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import charges_for
@@ -22,6 +27,7 @@ class BodyReader:
     def __init__(self) -> None:
         self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
         self._infer_decoder = msgspec.json.Decoder(InferBody)
+        self._large = asyncio.Lock()
         self._runtime: Runtime | None = None
         self._readings: dict[tuple[Principal | None, Task, str, bytes], Reading] = {}
 
@@ -30,7 +36,7 @@ class BodyReader:
 
         Raises:
             InvalidRequest: it is no JSON, or not what the route takes.
-            PayloadTooLarge: it has more items than the document allows.
+            PayloadTooLarge: it has more items, or values, than the document allows.
         """
         if exchange.runtime is not self._runtime:
             self._runtime = exchange.runtime
@@ -45,20 +51,34 @@ class BodyReader:
                 self._readings[name] = reading
         return reading
 
+    async def read_large(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+        """Return what a large body says, read in a thread: one at a time.
+
+        Each step of it holds the interpreter's lock, so that others wait for a step and not for
+        all of them.
+
+        Raises:
+            InvalidRequest: as `read`.
+            PayloadTooLarge: as `read`.
+        """
+        async with self._large:
+            return await asyncio.to_thread(self._decode, exchange, model, raw)
+
     def _decode(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+        bounds = exchange.runtime.document.request
+        check_json(raw, max_values=bounds.max_values)
         body: Body
         try:
             if exchange.task is Task.INFER:
                 body = infer = self._infer_decoder.decode(raw)
+                _check_items(infer.inputs, bounds.max_items)
                 request = infer.request_for(model)
             else:
                 body = routed = self._decoders[exchange.task].decode(raw)
+                _check_items(_items(routed), bounds.max_items)
                 request = routed.request()
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"The body does not fit the route: {error}.") from error
-        except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError) as error:
-            raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
-        _check_items(request, exchange.runtime.document.request.max_items)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
+            raise _unreadable(raw, error) from error
         return Reading(
             body=body,
             request=request,
@@ -80,10 +100,28 @@ class BodyReader:
         )
 
 
-def _check_items(request: InferenceRequest, maximum: int) -> None:
-    if not request.items:
+def _unreadable(raw: bytes, error: Exception) -> InvalidRequest:
+    """Return what a caller is told of a body that the decoder, or the wire's encoder, refused."""
+    is_misfit = isinstance(error, msgspec.ValidationError)
+    # Of these the decoder names a byte at most.
+    is_unnamed = not is_misfit or "out of range" in str(error)
+    if is_unnamed and (clause := name_unreadable(raw)) is not None:
+        return InvalidRequest(f"The body cannot be read: {clause}.")
+    if is_misfit:
+        return InvalidRequest(f"The body does not fit the route: {error}.")
+    return InvalidRequest(f"The body is not valid JSON: {error}.")
+
+
+def _items(body: TaskBody) -> Sized:
+    """Return what is counted as items: a single input is a list of one."""
+    given = body.documents if isinstance(body, RerankBody) else body.input
+    return given if isinstance(given, list) else (given,)
+
+
+def _check_items(items: Sized, maximum: int) -> None:
+    if not items:
         raise InvalidRequest("The input is empty; send at least one item.")
-    if len(request.items) > maximum:
+    if len(items) > maximum:
         raise PayloadTooLarge(
-            f"{len(request.items)} items are more than {maximum}; send them in several requests."
+            f"{len(items)} items are more than {maximum}; send them in several requests."
         )

@@ -19,6 +19,7 @@ from gateway.api.known_heads import KnownHead, KnownHeads, KnownRequest
 from gateway.api.rules import InferenceRules, Limiter
 from gateway.api.turn import Turn
 from gateway.corked import CLOSE, Cork, CorkedProtocol
+from gateway.errors import GatewayError
 from gateway.inference import Inference
 from gateway.runtime.store import RuntimeStore
 
@@ -188,9 +189,22 @@ class FastLaneProtocol(CorkedProtocol):
 
     @override
     def on_message_complete(self) -> None:
-        # After an upgrade what follows is not HTTP.
-        self._is_between = not self.parser.should_upgrade()
         super().on_message_complete()
+        # Not where an upgrade is ignored: its body comes only now.
+        self._is_between = not self._is_in_body
+
+    @override
+    def refuse(self, error: GatewayError) -> None:
+        self._is_between = False
+        super().refuse(error)
+
+    @override
+    def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
+        if not (self._is_waiting or self._held):
+            return super().eof_received()
+        self._is_at_eof = True
+        self.shutdown()
+        return True
 
     @override
     def resume_writing(self) -> None:
@@ -328,7 +342,11 @@ class FastLaneProtocol(CorkedProtocol):
             self.transport.abort()
             raise
         if self._is_ending and not self._is_waiting and not self._held:
-            super().shutdown()  # of uvicorn's: the rest, if any, is the application's
+            # The rest, if any, is the application's.
+            if self._is_at_eof:
+                super().eof_received()
+            else:
+                super().shutdown()
 
     def _wait_for_requests(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(

@@ -15,8 +15,19 @@ class ClientDisconnected(Exception):
 
 
 def by_name(headers: Headers) -> dict[bytes, bytes]:
-    """Return the first value of each header; names must be in lower case."""
-    return dict(reversed(headers))
+    """Return the first value of each header; names must be in lower case.
+
+    All lines of `Cache-Control` are one list, as RFC 9110 says of fields that are lists. Of several
+    keys nobody can tell which is meant: that is none.
+    """
+    values = dict(reversed(headers))
+    if len(values) < len(headers):
+        directives = [value for name, value in headers if name == b"cache-control"]
+        if directives:
+            values[b"cache-control"] = b", ".join(directives)
+        if len([name for name, _ in headers if name == b"authorization"]) > 1:
+            values[b"authorization"] = b""
+    return values
 
 
 def check_length(declared: bytes, *, limit: int) -> None:

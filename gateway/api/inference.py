@@ -15,6 +15,9 @@ from gateway.api.rules import InferenceRules
 from gateway.corked import Whole
 from gateway.telemetry.tracing import Span, Tracer
 
+# Larger bodies are read in a thread. A read of the fast lane is never as large.
+_LARGE = 256 * 1024
+
 
 class InferenceDoor:
     """The inference routes of a worker's application."""
@@ -66,6 +69,8 @@ class InferenceDoor:
                 raw = await self._late_bodies.read(arriving, deadline=exchange.deadline)
             else:
                 bounded(raw, limit=limit)
+            if len(raw) > _LARGE:
+                await self._rules.read_large(exchange, model, raw)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker

@@ -10,7 +10,6 @@ from gateway.errors import InvalidRequest
 from gateway.types import CacheDirectives, Criticality
 
 _NO_DIRECTIVES = CacheDirectives()
-_BEARER = b"bearer "
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -35,11 +34,6 @@ def read_headers(headers: Mapping[bytes, bytes], deadline: DeadlineEntry) -> Ask
         directives=cache_directives(headers.get(b"cache-control", b"")),
         criticality=criticality(headers.get(b"sluicegate-criticality", b"")),
     )
-
-
-def bearer_token(value: bytes) -> bytes:
-    """Return the key of an `Authorization` header, empty when it holds none."""
-    return value[7:].strip() if value[:7].lower() == _BEARER else b""
 
 
 def time_allowed(value: bytes, deadline: DeadlineEntry) -> float:

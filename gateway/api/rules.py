@@ -28,7 +28,8 @@ from gateway.api.bodies import BodyReader
 from gateway.api.exchange import Exchange, Repeat, RequestIds
 from gateway.api.http import Reply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
-from gateway.api.request_headers import bearer_token, read_headers
+from gateway.api.request_headers import read_headers
+from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import Found
 from gateway.corked import CLOSE
@@ -134,13 +135,27 @@ class InferenceRules:
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         exchange.asked = read_headers(headers, document.deadline)
 
+    async def read_large(self, exchange: Exchange, model: str, raw: bytes) -> None:
+        """Read a body that would hold the event loop, before `reply_now` is given it.
+
+        Raises:
+            GatewayError: the request ends here; see `failed`.
+        """
+        try:
+            async with asyncio.timeout_at(exchange.deadline):
+                exchange.reading = await self._bodies.read_large(exchange, model, raw)
+        except TimeoutError as error:
+            raise DeadlineExceeded("The body could not be read in time.") from error
+
     def reply_now(self, exchange: Exchange, model: str, raw: bytes) -> Reply | None:
         """Return the whole answer, its event published, or `None` where it has to be waited for.
 
         `model` is that of the path, where one is; `raw` the request's body.
         """
         try:
-            reading = exchange.reading = self._bodies.read(exchange, model, raw)
+            reading = exchange.reading
+            if reading is None:
+                reading = exchange.reading = self._bodies.read(exchange, model, raw)
             exchange.usage = reading.failed
             decision = exchange.decision = self._limiter.try_admit(reading.charges)
             if decision is None:

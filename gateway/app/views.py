@@ -1,18 +1,20 @@
 """What the API's handlers see of the worker's parts: documents, usage, readiness."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from gateway.api.health import Readiness
+from gateway.api.health import Readiness, ReadinessSource
 from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
 from gateway.config.document import Document
+from gateway.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.rendering import exact
 from gateway.ledger.types import GroupBy, UsageRow
@@ -22,6 +24,8 @@ from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal
 
 _QUERIES: Final = 4
+AWAY: Final = "%s: cannot be reached"
+NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 
 
 class CurrentDocument:
@@ -66,11 +70,21 @@ class LedgerUsage:
 
 
 class WorkerReadiness:
-    """A worker is ready when it knows keys and a backend that is ready."""
+    """A worker is ready when it knows keys and a backend that is ready.
 
-    def __init__(self, *, principals: PrincipalsFollower, fleet: Fleet) -> None:
+    `redis` says of each Redis, by its role, whether it is reached; a worker serves without.
+    """
+
+    def __init__(
+        self,
+        *,
+        principals: PrincipalsFollower,
+        fleet: Fleet,
+        redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
+    ) -> None:
         self._principals = principals
         self._fleet = fleet
+        self._redis = redis
 
     def readiness(self) -> Readiness:
         """Return what is missing, and which backends do not answer."""
@@ -79,7 +93,8 @@ class WorkerReadiness:
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
-        degraded = [
+        degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
+        degraded += [
             f"{one.region}/{one.backend}: {_lacking(one)}"
             for one in statistics
             if one.health != "ready" or one.missing
@@ -90,6 +105,22 @@ class WorkerReadiness:
 def _lacking(one: EndpointStatistics) -> str:
     """Return what a backend lacks, for everybody: why names files, and is for operators."""
     return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
+
+
+class ReadinessUntilDraining:
+    """The readiness of a worker, which is not ready once its gateway is stopping."""
+
+    def __init__(self, source: ReadinessSource, draining: Draining) -> None:
+        self._source = source
+        self._draining = draining
+
+    def readiness(self) -> Readiness:
+        """Return what is missing."""
+        readiness = self._source.readiness()
+        if not self._draining.is_announced:
+            return readiness
+        missing = [DRAINING, *readiness.missing]
+        return msgspec.structs.replace(readiness, ready=False, missing=missing)
 
 
 def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:

@@ -4,9 +4,15 @@ import asyncio
 import gc
 import random
 import secrets
+import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
 from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
@@ -28,17 +34,25 @@ from gateway.app.figures import Figures, worker_statistics
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
 from gateway.app.shares import limits_of_region
-from gateway.app.views import CurrentDocument, LedgerUsage, WorkerReadiness
+from gateway.app.views import (
+    CurrentDocument,
+    LedgerUsage,
+    ReadinessUntilDraining,
+    WorkerReadiness,
+)
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
 from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
+from gateway.cache.redis_pipes import open_pipe
+from gateway.cache.redis_watch import RedisWatch
 from gateway.corked import CorkedProtocol
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.limited import LimitedRunner
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
+from gateway.draining import Draining
 from gateway.events.log import EventLog
 from gateway.inference import Inference
 from gateway.ledger.ledger import Ledger
@@ -50,6 +64,7 @@ from gateway.routing.fleet import Fleet
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.models import ModelsFollower
+from gateway.runtime.recovery import LedgerRecovery, Recovery
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.serving import listener_on, serve
@@ -65,6 +80,7 @@ from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
 
 _STATE_TIMEOUT = 1.0
+_PROBE = 0.5
 # Work that no request waits for any more: those had their time while the server drained.
 _LEFT_BEHIND = 0.5
 _LONGEST_IN_LOG_NAME = 8
@@ -87,7 +103,10 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     listener = listener_on(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
-    async with build_worker(settings) as (app, protocol):
+    siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
             app,
@@ -100,6 +119,8 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
                 idle=settings.keep_alive,
                 connections=settings.max_connections,
             ),
+            draining=draining,
+            siblings=siblings,
         )
 
 
@@ -117,18 +138,34 @@ async def build_worker(
     *,
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
+    draining: Draining | None = None,
 ) -> AsyncIterator[Doors]:
     """Make a worker and enter its parts, each before those that use it.
 
     Names are looked up by `resolver`, by default as the operating system does.
     """
     async with AsyncExitStack() as stack:
-        state = connect(settings.state_url, timeout=_STATE_TIMEOUT)
+        state = connect(
+            settings.state_url, timeout=_STATE_TIMEOUT, keepalive=settings.tcp_keepalive
+        )
         stack.push_async_callback(state.aclose)
-        runtimes = RuntimeStore(await first_runtime(state, settings))
+        ledger = stack.enter_context(Ledger(settings.ledger))
+        recovery = LedgerRecovery(
+            control=Control(state), record=ledger.published, region=settings.region
+        )
+        runtimes = RuntimeStore(await first_runtime(state, settings, recovery))
         own = resolver or SystemResolver()
-        worker = _Worker(settings, state, runtimes, GatewayMetrics(registry), own)
-        yield await worker.enter(stack)
+        stores = _Stores(state, ledger, recovery)
+        worker = _Worker(settings, stores, runtimes, GatewayMetrics(registry), own)
+        yield await worker.enter(stack, draining or Draining())
+
+
+class _Stores(NamedTuple):
+    """What outlives the worker."""
+
+    state: Redis
+    ledger: Ledger
+    recovery: Recovery
 
 
 class _Worker:
@@ -137,22 +174,22 @@ class _Worker:
     def __init__(
         self,
         settings: Settings,
-        state: Redis,
+        stores: _Stores,
         runtimes: RuntimeStore,
         metrics: GatewayMetrics,
         resolver: Resolver,
     ) -> None:
         self.settings = settings
-        self.state = state
+        self.state, self.ledger, self.recovery = stores
         self.runtimes = runtimes
         self.loop_time = asyncio.get_running_loop().time
         self.tracer = tracer_from(process_environment(), service="sluicegate-gateway")
         self.metrics = metrics
         self.resolver = resolver
         self.keys = KeyRing()
-        self.ledger = Ledger(settings.ledger)
         self.principals = PrincipalsFollower(ring=self.keys, accounts=self.ledger.accounts)
         self.tasks = TaskOwner(drain=_LEFT_BEHIND)
+        self.redis: dict[str, Callable[[], bool]] = {}
         self._make_storage()
         self._make_routing()
         self.figures = self._figures()
@@ -165,6 +202,7 @@ class _Worker:
             clock=time.time,  # noqa: TID251 - entries travel between machines
             monotonic=self.loop_time,
             random=random.random,
+            keepalive=self.settings.tcp_keepalive,
         )
         self.flights = Flights()
         self.limits = limits_of_region(
@@ -188,7 +226,9 @@ class _Worker:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self.fleet = Fleet(clock=self.loop_time, random=chooser)
         self.client = HttpBackendClient(
-            token=self.settings.backend_token, tls=client_tls(self.settings)
+            token=self.settings.backend_token,
+            tls=client_tls(self.settings),
+            tcp_keepalive=self.settings.tcp_keepalive,
         )
         self.discovery = Discovery(
             resolver=self.resolver, random=chooser, changed=self._place_backends
@@ -247,7 +287,7 @@ class _Worker:
         self._configure(self.runtimes.current)
         self.prober.refresh()
 
-    async def enter(self, stack: AsyncExitStack) -> Doors:
+    async def enter(self, stack: AsyncExitStack, draining: Draining) -> Doors:
         """Start every part, and return the doors once backends are known, or had their time."""
         figures = self.figures
         follower = RuntimeFollower(
@@ -258,21 +298,31 @@ class _Worker:
             accounts_changed=self.principals.read_again,
             models_changed=self.models.newest,
             drains_changed=self.fleet.drain,
+            recovery=self.recovery,
         )
+        self.redis["state_redis"] = lambda: follower.is_reached
         stack.push_async_callback(asyncio.to_thread, self.tracer.close)
-        stack.enter_context(self.ledger)
         stack.enter_context(self.events)
         storage = (
             *(self.cache, self.limits.follower, self.limiter),
             *(self.principals, follower, figures),
         )
         placing = (self.client, self.prober, self.discovery)
-        calling = (*placing, self.models, self.dispatcher, self.tasks)
+        calling = (*placing, self.models, self.dispatcher, self.tasks, self._cache_watch())
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
         for part in parts:
             await stack.enter_async_context(part)
         await self.prober.settle_in()
-        return self._doors()
+        return self._doors(draining)
+
+    def _cache_watch(self) -> AbstractAsyncContextManager[object]:
+        url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
+        watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
+        # The document may switch it on and off.
+        self.redis["cache_redis"] = lambda: (
+            watch.is_reached or not self.runtimes.current.document.cache.redis_enabled
+        )
+        return watch
 
     def _figures(self) -> Figures:
         return Figures(
@@ -291,7 +341,7 @@ class _Worker:
             details={"fleet": self.fleet.statistics},
         )
 
-    def _doors(self) -> Doors:
+    def _doors(self, draining: Draining) -> Doors:
         ids = RequestIds()
         inference = Inference(
             models=self.fleet,
@@ -325,12 +375,18 @@ class _Worker:
             models=self.fleet,
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
-            health=WorkerReadiness(principals=self.principals, fleet=self.fleet),
+            health=ReadinessUntilDraining(
+                WorkerReadiness(principals=self.principals, fleet=self.fleet, redis=self.redis),
+                draining,
+            ),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(app, CorkedProtocol)  # spans are recorded on the application's way
+            return Doors(
+                app, partial(CorkedProtocol, new_id=ids.new)
+            )  # spans are recorded on the application's way
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
+        draining.on_close(heads.close)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
         lane = FastLane(
             rules=rules,
@@ -341,4 +397,4 @@ class _Worker:
             ids=ids,
             turn=turn,
         )
-        return Doors(app, partial(FastLaneProtocol, lane=lane))
+        return Doors(app, partial(FastLaneProtocol, lane=lane, new_id=ids.new))

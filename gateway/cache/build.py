@@ -8,6 +8,7 @@ from gateway.cache.null import NullTier
 from gateway.cache.redis_pipes import open_pipe
 from gateway.cache.redis_tier import RedisTier
 from gateway.config.document import CacheEntry
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 
 _PATIENCE = 0.1
 """Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
@@ -20,6 +21,7 @@ def build_cache(
     clock: Callable[[], float],
     monotonic: Callable[[], float],
     random: Callable[[], float],
+    keepalive: TcpKeepalive = SHIPPED,
 ) -> ConfigurableCache:
     """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
 
@@ -31,9 +33,13 @@ def build_cache(
             return NullTier()
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
         patience = max(_PATIENCE, 2 * entry.redis_timeout)
+        reads, writes = (
+            open_pipe(url, timeout=patience, slow=entry.redis_timeout, keepalive=keepalive)
+            for _ in range(2)
+        )
         return RedisTier(
-            reads=open_pipe(url, timeout=patience, slow=entry.redis_timeout),
-            writes=open_pipe(url, timeout=patience, slow=entry.redis_timeout),
+            reads=reads,
+            writes=writes,
             timeout=entry.redis_timeout,
             ttl_jitter=entry.ttl_jitter,
             lease=entry.lease,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from redis.crc import key_slot
@@ -9,6 +10,7 @@ from redis.crc import key_slot
 from gateway.circuit_breaker import CircuitBreaker
 from gateway.redis_pipe import Command, RedisPipe, Replies
 from gateway.redis_servers import Servers
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 
 _LOOK_AGAIN = 1.0
 """Seconds between two looks at who owns which slots."""
@@ -20,8 +22,8 @@ _SLOTS = 16_384
 class _Node:
     """A node's connection, and whether it is worth asking."""
 
-    def __init__(self, url: str, *, timeout: float, slow: float) -> None:
-        self.pipe = RedisPipe(url, timeout=timeout)
+    def __init__(self, url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive) -> None:
+        self.pipe = RedisPipe(url, timeout=timeout, keepalive=keepalive)
         self.breaker = CircuitBreaker(failures=_FAILURES, slow=slow)
 
 
@@ -33,10 +35,16 @@ class ClusterPipe:
     every node fails, so does the call. A call slower than `slow` seconds is a bad one.
     """
 
-    def __init__(self, servers: Servers, *, timeout: float, slow: float) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        *,
+        timeout: float,
+        slow: float,
+        keepalive: TcpKeepalive = SHIPPED,
+    ) -> None:
         self._servers = servers
-        self._timeout = timeout
-        self._slow = slow
+        self._make = partial(_Node, timeout=timeout, slow=slow, keepalive=keepalive)
         self._nodes: dict[str, _Node] = {}
         self._owners: list[_Node] = []
         self._looking = asyncio.Lock()
@@ -149,7 +157,7 @@ class ClusterPipe:
     def _node(self, url: str) -> _Node:
         node = self._nodes.get(url)
         if node is None:
-            node = self._nodes[url] = _Node(url, timeout=self._timeout, slow=self._slow)
+            node = self._nodes[url] = self._make(url)
         return node
 
 

@@ -9,6 +9,7 @@ from gateway.cache.redis_cluster import ClusterPipe
 from gateway.cache.redis_sentinel import Sentinels
 from gateway.redis_pipe import Command, RedisPipe, Replies
 from gateway.redis_servers import Servers, read_servers
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 
 
 class Pipe(Protocol):
@@ -30,12 +31,19 @@ class Pipe(Protocol):
 class _PrimaryPipe(RedisPipe):
     """A pipe to the primary that Sentinel names; looks for another when it is told `READONLY`."""
 
-    def __init__(self, servers: Servers, *, timeout: float) -> None:
+    def __init__(self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive) -> None:
         # Connecting has `timeout` in all: a Sentinel that hangs must leave time for the next.
         share = timeout / (len(servers.addresses) + 1)
         sentinels = [f"{servers.base}://{host}:{port}" for host, port in servers.addresses]
-        self._sentinels = Sentinels(sentinels, primary=servers.primary, timeout=share)
-        super().__init__(servers.urls[0], timeout=timeout, locate=self._sentinels.locate)
+        self._sentinels = Sentinels(
+            sentinels, primary=servers.primary, timeout=share, keepalive=keepalive
+        )
+        super().__init__(
+            servers.urls[0],
+            timeout=timeout,
+            locate=self._sentinels.locate,
+            keepalive=keepalive,
+        )
 
     @override
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -50,7 +58,7 @@ class _PrimaryPipe(RedisPipe):
         await self._sentinels.aclose()
 
 
-def open_pipe(url: str, *, timeout: float, slow: float) -> Pipe:
+def open_pipe(url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = SHIPPED) -> Pipe:
     """Return a pipe to the Redis at `url`; everything may take `timeout` seconds.
 
     A node of a cluster that takes longer than `slow` seconds is soon left alone for a while.
@@ -60,7 +68,7 @@ def open_pipe(url: str, *, timeout: float, slow: float) -> Pipe:
     """
     servers = read_servers(url)
     if servers is None:
-        return RedisPipe(url, timeout=timeout)
+        return RedisPipe(url, timeout=timeout, keepalive=keepalive)
     if servers.kind == "sentinel":
-        return _PrimaryPipe(servers, timeout=timeout)
-    return ClusterPipe(servers, timeout=timeout, slow=slow)
+        return _PrimaryPipe(servers, timeout=timeout, keepalive=keepalive)
+    return ClusterPipe(servers, timeout=timeout, slow=slow, keepalive=keepalive)

@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 
 from gateway.redis_pipe import RedisPipe
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 
 
 class Sentinels:
     """The Sentinels at `urls`; each may take `timeout` seconds to answer."""
 
-    def __init__(self, urls: Sequence[str], *, primary: str, timeout: float) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        primary: str,
+        timeout: float,
+        keepalive: TcpKeepalive = SHIPPED,
+    ) -> None:
         self._primary = primary
-        self._pipes = [RedisPipe(url, timeout=timeout) for url in urls]
+        self._pipes = [RedisPipe(url, timeout=timeout, keepalive=keepalive) for url in urls]
 
     async def locate(self) -> tuple[str, int]:
         """Return the host and port of the primary; who answered is asked first the next time.

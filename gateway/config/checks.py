@@ -37,6 +37,7 @@ def findings(document: Document) -> Iterator[Finding]:
     yield from _cache(document)
     yield from _at_least(document.request.max_body_bytes, 1, ("request", "max_body_bytes"))
     yield from _at_least(document.request.max_items, 1, ("request", "max_items"))
+    yield from _at_least(document.request.max_values, 1, ("request", "max_values"))
     yield from _limits(document.limits)
     yield from _routing(document)
     yield from _prices(document.prices)

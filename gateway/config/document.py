@@ -86,6 +86,8 @@ class RequestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_items: int = 2048
+    max_values: int = 65_536
+    """JSON values in a body, lists and objects among them."""
 
 
 class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from gateway.ledger.audit import Audit
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
+from gateway.ledger.published import PublishedState
 from gateway.ledger.recording import Recording
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.shares import RegionShares
@@ -41,6 +42,7 @@ class Ledger:
         self.shares = RegionShares(self._store)
         self.prices = PublishedPrices(self._store)
         self.rollup = Rollup(self._store)
+        self.published = PublishedState(self._store)
 
     def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
         """Take in the events of a log of which the last has the sequence number `high_water`."""

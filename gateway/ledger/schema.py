@@ -166,6 +166,24 @@ published_prices: Final = Table(
 )
 """The prices that usage and invoices go by. One that has begun is never changed nor deleted."""
 
+published_documents: Final = Table(
+    "published_documents",
+    metadata,
+    Column("region", String(32), primary_key=True),
+    Column("generation", BigInteger, primary_key=True),
+    Column("content", Text, nullable=False),
+)
+"""The last documents that were published in each gateway region, as JSON."""
+
+drained_backends: Final = Table(
+    "drained_backends",
+    metadata,
+    Column("region", String(32), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("backends", Text, nullable=False),
+)
+"""The backends that are given no work in each gateway region, as a JSON list."""
+
 region_workers: Final = Table(
     "region_workers",
     metadata,

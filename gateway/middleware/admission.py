@@ -13,6 +13,7 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
+from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import RateLimited
 from gateway.rate_limit.base import Charge, Decision
@@ -43,11 +44,9 @@ class Ids(Protocol):
 
 
 def bearer(scope: Scope) -> bytes:
-    """Return the key that a request came with, empty when with none."""
-    for name, value in scope["headers"]:
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return value[7:].strip()
-    return b""
+    """Return the key that a request came with, empty when with none or with several."""
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    return bearer_token(values[0]) if len(values) == 1 else b""
 
 
 class AdmissionMiddleware(ASGIMiddleware):

@@ -8,7 +8,7 @@ new; who misses a message finds out by asking for the versions.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Any, TypeVar, cast
@@ -47,6 +47,27 @@ redis.call('LPUSH', KEYS[3], ARGV[3])
 redis.call('LTRIM', KEYS[3], 0, ARGV[4])
 redis.call('PUBLISH', ARGV[5], 'config')
 return -1
+"""
+# Puts back what a Redis has lost. What it knows better stays.
+_RESTORE = """
+local restored = 0
+if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then
+  redis.call('DEL', KEYS[3])
+  local last = 4 + tonumber(ARGV[3])
+  redis.call('RPUSH', KEYS[3], unpack(ARGV, 5, last))
+  redis.call('SET', KEYS[2], ARGV[5])
+  redis.call('SET', KEYS[1], ARGV[1])
+  redis.call('PUBLISH', ARGV[4], 'config')
+  restored = 1
+end
+if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
+  redis.call('DEL', KEYS[4])
+  for i = 5 + tonumber(ARGV[3]), #ARGV do redis.call('SADD', KEYS[4], ARGV[i]) end
+  redis.call('SET', KEYS[5], ARGV[2])
+  redis.call('PUBLISH', ARGV[4], 'drains')
+  restored = 1
+end
+return restored
 """
 # The clock is the server's, so that machines need not agree on theirs.
 _HEARTBEAT = """
@@ -184,6 +205,26 @@ class Control:
         """Give `backend` work again; return the version to wait for."""
         return await self._change(Topic.DRAINS, "SREM", _DRAINED, backend)
 
+    async def restore_state(
+        self, history: Sequence[Published], drains: int, drained: Iterable[str]
+    ) -> bool:
+        """Put back what Redis has lost: documents, the newest first, and version `drains`.
+
+        Return whether anything was lost that nobody had put back before.
+        """
+        newest = history[0].generation if history else 0
+        answer = await self._script(
+            _RESTORE,
+            (_GENERATION, _ACTIVE, _HISTORY, _DRAINED, _version(Topic.DRAINS)),
+            newest,
+            drains,
+            len(history),
+            _CHANGED,
+            *map(msgspec.msgpack.encode, history),
+            *drained,
+        )
+        return bool(answer)
+
     async def touch(self, topic: Topic) -> int:
         """Tell everybody that `topic` changed; return the version to wait for."""
         return await self._change(topic)
@@ -242,11 +283,17 @@ class Control:
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
         """Give a function that waits a moment for news and says whether there was some."""
+        loop = asyncio.get_running_loop()
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
             await self._ask(pubsub.subscribe(_CHANGED))
 
             async def heard() -> bool:
-                return await self._ask(pubsub.get_message(timeout=_LISTEN)) is not None
+                until = loop.time() + _LISTEN
+                message = await self._ask(pubsub.get_message(timeout=_LISTEN))
+                if message is None and (left := until - loop.time()) > 0:
+                    # Whatever returns at once and with nothing must not make the caller spin.
+                    await asyncio.sleep(left)
+                return message is not None
 
             yield heard
 

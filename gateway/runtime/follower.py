@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from redis.asyncio import Redis
 from gateway.config.load import explain, load_sources
 from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError
 from gateway.runtime.control import Control, Published, Topic, Versions
+from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime, folder_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
@@ -31,8 +33,12 @@ def identity(settings: Settings) -> str:
     return f"{socket.gethostname()}:{place}:{settings.worker}"
 
 
-async def first_runtime(redis: Redis, settings: Settings) -> Runtime:
+async def first_runtime(
+    redis: Redis, settings: Settings, recovery: Recovery = NOTHING_RECORDED
+) -> Runtime:
     """Return the published runtime, or that of the configuration folder where there is none.
+
+    Where the state Redis is away or lost what was published, `recovery` knows it.
 
     Raises:
         ConfigurationError: nothing valid is published, and the folder is not valid either.
@@ -41,10 +47,15 @@ async def first_runtime(redis: Redis, settings: Settings) -> Runtime:
     epochs: Mapping[str, int] = NO_EPOCHS
     # Of its own until the epochs are known.
     lineage = secrets.token_hex(8)
+    with contextlib.suppress(DependencyUnavailable):
+        await recovery.reconcile()
     try:
         # In this order: a loss between the two must not leave old names to lost epochs.
         epochs, lineage = await control.epochs(), await control.lineage()
-        published = await control.active()
+    except DependencyUnavailable as error:
+        _log.warning("the state Redis is not used", extra={"reason": str(error)})
+    try:
+        published = await _first_published(control, recovery)
         if published is not None:
             return await _compile(published, epochs, lineage, settings)
     except (DependencyUnavailable, ConfigurationError) as error:
@@ -53,13 +64,22 @@ async def first_runtime(redis: Redis, settings: Settings) -> Runtime:
     return msgspec.structs.replace(runtime, epochs=epochs, lineage=lineage)
 
 
+async def _first_published(control: Control, recovery: Recovery) -> Published | None:
+    """Return what is published; of a Redis that is away, what is recorded."""
+    try:
+        return await control.active()
+    except DependencyUnavailable:
+        return await recovery.published()
+
+
 class RuntimeFollower:
     """Follows the state Redis while it is entered; without Redis nothing changes.
 
     `report` makes the JSON that a worker leaves with each sign of life; `accounts_changed` is
     awaited when tenants or keys changed, before that is acknowledged. `models_changed` hears the
     newest version of the models, and acknowledges it itself. `drains_changed` is told the backends
-    that are given no work.
+    that are given no work. What a Redis has lost that was seen here, `recovery` brings back; until
+    it has, documents and drained backends stay as they are.
     """
 
     def __init__(
@@ -72,7 +92,9 @@ class RuntimeFollower:
         accounts_changed: Callable[[], Awaitable[None]] | None = None,
         models_changed: Callable[[int], None] = lambda _: None,
         drains_changed: Callable[[frozenset[str]], None] = lambda _: None,
+        recovery: Recovery = NOTHING_RECORDED,
         poll: float = 1.0,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._control = Control(redis)
@@ -82,7 +104,11 @@ class RuntimeFollower:
         self._accounts_changed = accounts_changed
         self._models_changed = models_changed
         self._drains_changed = drains_changed
+        self._recovery = recovery
+        self._is_behind = False
+        """Whether Redis knows less than was seen here."""
         self._poll = poll
+        self._chance = chance
         self._seen = _NEVER
         self._news = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -91,6 +117,9 @@ class RuntimeFollower:
 
     async def __aenter__(self) -> Self:
         await self._step()
+        if not self._reached:
+            with contextlib.suppress(DependencyUnavailable):
+                self._drains_changed(await self._recovery.drained())
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._follow()), loop.create_task(self._listen())]
         return self
@@ -108,6 +137,11 @@ class RuntimeFollower:
         with contextlib.suppress(DependencyUnavailable):
             await self._control.leave(self._worker)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the state Redis answered when it was asked last."""
+        return self._reached
+
     async def _follow(self) -> None:
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
@@ -124,13 +158,14 @@ class RuntimeFollower:
                         if await heard():
                             self._news.set()
             except DependencyUnavailable:
+                pause = self._poll * (1.5 - self._chance())
                 with contextlib.suppress(TimeoutError):  # meanwhile the poll finds out
-                    await asyncio.wait_for(self._stopping.wait(), self._poll)
+                    await asyncio.wait_for(self._stopping.wait(), pause)
 
     async def _step(self) -> None:
         try:
             await self._control.heartbeat(self._worker, self._report())
-            newest = await self._control.versions()
+            newest = await self._recovered(await self._control.versions())
             if _configuration(newest) != _configuration(self._seen):
                 await self._take_config(newest)
             self._models_changed(newest.models)
@@ -148,6 +183,25 @@ class RuntimeFollower:
         except Exception:  # noqa: BLE001 - a bug in one step must not end the following of later ones
             _log.exception("a step of following the configuration failed")
 
+    async def _recovered(self, newest: Versions) -> Versions:
+        """Return the versions once a Redis that lost them has them again, or keep those seen."""
+        is_first = self._seen is _NEVER
+        self._is_behind = not is_first and _is_behind(newest, self._seen)
+        if not (is_first or self._is_behind):
+            return newest
+        try:
+            await self._recovery.reconcile()
+            newest = await self._control.versions()
+        except DependencyUnavailable:
+            if is_first:
+                return newest
+            # What was published is not known: what is in force stays.
+            return msgspec.structs.replace(
+                newest, config=self._seen.config, drains=self._seen.drains
+            )
+        self._is_behind = False
+        return newest
+
     def _connected(self, reached: bool) -> None:  # noqa: FBT001
         if self._reached and not reached:
             _log.warning("the state Redis cannot be reached; the configuration stays as it is")
@@ -161,7 +215,9 @@ class RuntimeFollower:
         current = self._store.current
         generation = current.generation if published is None else published.generation
         outcome = purged = "ok"
-        if published is not None and generation != current.generation:
+        if published is not None and self._is_behind:
+            generation = current.generation
+        elif published is not None and generation != current.generation:
             outcome = await self._swap(_compile(published, epochs, lineage, self._settings))
         current = self._store.current
         # Also where the document was refused: a purge is not undone by that.
@@ -195,12 +251,16 @@ class RuntimeFollower:
         return outcome == "ok"
 
 
+def _is_behind(newest: Versions, seen: Versions) -> bool:
+    return newest.config < seen.config or newest.drains < seen.drains
+
+
 def _configuration(versions: Versions) -> tuple[int, int, str]:
     return versions.config, versions.epochs, versions.lineage
 
 
 async def _compile(
-    published: Published, epochs: dict[str, int], lineage: str, settings: Settings
+    published: Published, epochs: Mapping[str, int], lineage: str, settings: Settings
 ) -> Runtime:
     document = await asyncio.to_thread(
         load_sources, published.sources, placement=settings.placement

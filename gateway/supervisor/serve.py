@@ -54,7 +54,7 @@ def run_gateway(
             say(f"serving on http://{settings.host}:{settings.port}")
 
         reload = reloader(own, settings.admin_key, say)
-        asyncio.run(supervise(supervisor, start, reload=reload, say=say))
+        asyncio.run(supervise(supervisor, start, reload=reload, say=say, delay=own.shutdown_delay))
 
 
 def _specs(

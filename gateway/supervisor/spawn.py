@@ -29,8 +29,10 @@ class Spawner:
         """Return the file that holds what the child prints."""
         return self._logs / f"{spec.name}.log"
 
-    async def spawn(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
-        """Return the running child.
+    async def spawn(
+        self, spec: ProcessSpec, *, heartbeat: int | None = None
+    ) -> asyncio.subprocess.Process:
+        """Return the running child, which inherits `heartbeat`, a pipe to write to.
 
         Raises:
             OSError: the program cannot be started.
@@ -38,15 +40,20 @@ class Spawner:
         path = self.log_of(spec)
         if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
-        listener = spec.listener
+        listeners = (*((spec.listener,) if spec.listener else ()), *spec.siblings)
+        inherited = [listener.fileno() for listener in listeners]
+        own = dict(spec.environment)
+        if heartbeat is not None:
+            inherited.append(heartbeat)
+            own[spec.heartbeat_variable] = str(heartbeat)
         with path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *spec.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**self._environment, **spec.environment},
-                pass_fds=() if listener is None else (listener.fileno(),),
+                env={**self._environment, **own},
+                pass_fds=inherited,
                 # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which
                 # stops the children in order.
                 start_new_session=True,
@@ -129,6 +136,8 @@ def _die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def before_exec() -> None:
+        # Until the child knows the signal, it must not end it.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the kernel was told
             os._exit(1)

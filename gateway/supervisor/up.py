@@ -115,7 +115,8 @@ class _Up:
 
     async def run(self) -> None:
         reload = reloader(self._plan.settings, self._keys.admin_key, self._tell)
-        await supervise(self._supervisor, self._start, reload=reload, say=self._tell)
+        delay = self._plan.settings.shutdown_delay
+        await supervise(self._supervisor, self._start, reload=reload, say=self._tell, delay=delay)
 
     async def _start(self) -> None:
         valkeys = self._supervisor.start(self._plan.valkeys)

@@ -24,6 +24,7 @@ from backends.protocol import (
     Task,
 )
 from gateway.config.document import RoutingEntry
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from gateway.upstream.shared_call import SharedCall
@@ -92,11 +93,12 @@ class HttpBackendClient:
         token: str = "",
         tls: ClientTls | None = None,
         look_interval: float = LOOK_INTERVAL,
+        tcp_keepalive: TcpKeepalive = SHIPPED,
     ) -> None:
         self._token = token.encode()
         self._tls = tls or ClientTls(TlsFiles())
         self._look_interval = look_interval
-        self._transport = BackendTransport(tls=self._tls)
+        self._transport = BackendTransport(tls=self._tls, tcp_keepalive=tcp_keepalive)
         self._tasks = OwnedTasks()
         self._lanes: dict[BackendId, _Lane] = {}
         self._routing = RoutingEntry()

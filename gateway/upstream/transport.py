@@ -15,6 +15,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
@@ -72,9 +73,14 @@ class BackendTransport:
     """
 
     def __init__(
-        self, *, keepalive: float = KEEPALIVE_EXPIRY, tls: ClientTls | None = None
+        self,
+        *,
+        keepalive: float = KEEPALIVE_EXPIRY,
+        tls: ClientTls | None = None,
+        tcp_keepalive: TcpKeepalive = SHIPPED,
     ) -> None:
         self._keepalive = keepalive
+        self._tcp_keepalive = tcp_keepalive
         self._tls = tls or ClientTls(TlsFiles())
         self._idle: dict[Origin, list[tuple[float, _Connection]]] = {}
         self._busy: set[_Connection] = set()
@@ -140,13 +146,14 @@ class BackendTransport:
         try:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: _Connection(context),
                     host,
                     port,
                     ssl=context,
                     server_hostname=server_name if context is not None else None,
                 )
+            self._tcp_keepalive.apply(transport)
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
         except ssl.SSLError as error:

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.errors import DependencyUnavailable
@@ -128,8 +129,9 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
             for number, url in enumerate(settings.streams):
                 part = f"billing_{number}" if number else "billing"
                 report = partial(metrics.statistics, part)
+                redis = connect(url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
                 group.create_task(
-                    _bill(url, ledger, consumer_name(settings), report=report, stop=stop)
+                    _bill(redis, ledger, consumer_name(settings), report=report, stop=stop)
                 )
             rollup = UsageRollup(
                 ledger.rollup,
@@ -140,15 +142,14 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 async def _bill(
-    url: str,
+    redis: Redis,
     ledger: Ledger,
     consumer: str,
     *,
     report: Callable[[Mapping[str, float]], None],
     stop: asyncio.Event,
 ) -> None:
-    """Bill what is in the stream of the Redis at `url`."""
-    redis = connect(url, timeout=_REDIS_TIMEOUT)
+    """Bill what is in the stream of `redis`, and close that."""
     try:
         await Billing(
             group=GroupReader(redis, group=BILLING, consumer=consumer, count=_BLOCKS),

@@ -1,5 +1,6 @@
 """The consumers' side of the stream: every entry is read until somebody acknowledged it."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ class GroupReader:
 
     First what this consumer was given and did not acknowledge, as before a crash, an error or a
     restart; then what another has kept for `claim_after` seconds, as it may be dead; then the new.
+    Both are looked for at the start and three times in `claim_after`; the former after errors, too.
     """
 
     def __init__(
@@ -52,6 +54,16 @@ class GroupReader:
 
     async def read(self, *, wait: float) -> list[Entry]:
         """Return entries to process, none if there are none within `wait` seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait
+        entries = await self._read_group(wait)
+        if not entries and (left := until - loop.time()) > 0:
+            # Whatever replies at once and with nothing must not make the caller spin.
+            await asyncio.sleep(left)
+        return entries
+
+    async def _read_group(self, wait: float) -> list[Entry]:
+        """Read, and make the group where there is none."""
         try:
             return await self._read(wait)
         except ResponseError as error:
@@ -77,12 +89,16 @@ class GroupReader:
         self._own = b"0"
 
     async def _read(self, wait: float) -> list[Entry]:
+        is_due = self._clock() >= self._claim_at
+        if is_due and self._own is None:
+            # A command of a connection that was given up may have run since, and taken entries.
+            self._own = b"0"
         while self._own is not None:
             entries = await self._ask(self._own, None)
             self._own = entries[-1].id if entries else None
             if present := await self._present(entries):
                 return present
-        if self._clock() >= self._claim_at:
+        if is_due:
             claimed = await self._claim()
             if claimed:
                 return claimed

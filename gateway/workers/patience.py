@@ -1,6 +1,8 @@
 """Waiting that a stop ends at once, and longer waits while something stays broken."""
 
 import asyncio
+import random
+from collections.abc import Callable
 from typing import Final
 
 _FIRST: Final = 0.05
@@ -15,16 +17,26 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
 
 
 class Backoff:
-    """Doubles from 50 ms to `longest` with each failure in a row."""
+    """Doubles from 50 ms to `longest` with each failure in a row, less up to half by chance.
 
-    def __init__(self, *, longest: float = 2.0) -> None:
+    By chance, so that processes which lost the same server do not come back to it all at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        longest: float = 2.0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._longest = longest
+        self._chance = chance
         self.failures = 0
 
     def failed(self) -> float:
         """Count a failure; return the seconds to wait."""
         self.failures += 1
-        return float(min(self._longest, _FIRST * 2 ** min(self.failures - 1, 16)))
+        whole = float(min(self._longest, _FIRST * 2 ** min(self.failures - 1, 16)))
+        return whole * (1 - self._chance() / 2)
 
     def succeeded(self) -> bool:
         """Forget the failures; return whether there were any."""

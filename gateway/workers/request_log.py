@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -23,6 +24,8 @@ from gateway.workers.rotating_file import RotatingFile
 GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
 _WAIT: Final = 0.25
+_REMEMBERED: Final = 64
+"""Entries that were written last: more than a read gives, as their acknowledgement may be lost."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -54,6 +57,7 @@ class RequestLog:
         self._drain = drain
         self._report = report
         self._unpacker = Unpacker()
+        self._written: deque[bytes] = deque(maxlen=_REMEMBERED)
         self._backoff = Backoff()
         self._lines = 0
         self._dropped = 0
@@ -78,8 +82,7 @@ class RequestLog:
         try:
             entries = await self._group.read(wait=wait)
             if entries:
-                await asyncio.to_thread(self._write, entries)
-                await self._group.acknowledge(entries)
+                await self._take(entries)
         except (RedisError, OSError) as error:
             if not self._backoff.failures:
                 _log.warning("the request log waits", extra={"reason": type(error).__name__})
@@ -88,6 +91,14 @@ class RequestLog:
         self._backoff.succeeded()
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
         return bool(entries)
+
+    async def _take(self, entries: Sequence[Entry]) -> None:
+        """Write `entries` but those that are written and were not acknowledged."""
+        new = [entry for entry in entries if entry.id not in self._written]
+        if new:
+            await asyncio.to_thread(self._write, new)
+            self._written.extend(entry.id for entry in new)
+        await self._group.acknowledge(entries)
 
     def _write(self, entries: Sequence[Entry]) -> None:
         events = [event for entry in entries for event in self._events(entry)]
@@ -124,7 +135,7 @@ def request_lines(event: RequestEvent) -> bytes:
 async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:
     """Write `requests.log` in the data directory until `stop`."""
     metrics = GatewayMetrics(CollectorRegistry())
-    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
     path = settings.data_dir / "requests.log"
     try:
         await RequestLog(

@@ -122,6 +122,7 @@ class Shipper:
     async def turn(self) -> float:
         """Ship a block of each log that has one; return the seconds to wait before the next."""
         clock = asyncio.get_running_loop().time
+        before = self._counts["blocks"]
         try:
             if clock() >= self._check_at:
                 await self._check()
@@ -137,7 +138,8 @@ class Shipper:
             _log.info("events are shipped again")
         if self._full:
             return self._poll * 5
-        return 0.0 if self._busy else self._poll
+        # A log that is found elsewhere again and again is busy, too, and must not make this spin.
+        return 0.0 if self._busy and self._counts["blocks"] > before else self._poll
 
     def statistics(self) -> ShipperStatistics:
         """Return the counts so far."""
@@ -262,7 +264,7 @@ class Shipper:
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
     """Ship the logs of the data directory until `stop`; waits while another process does."""
     metrics = GatewayMetrics(CollectorRegistry())
-    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT)
+    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
     try:
         with FileLock(settings.data_dir / LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
             while not lock.take() and not stop.is_set():

@@ -47,6 +47,7 @@ class Load:
         timeout: float | None = None,
         repeat: str | None = None,
         insists: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
         if timeout is not None:
@@ -56,7 +57,7 @@ class Load:
         self._judge = judge
         self._texts: Iterator[str] = texts(seed)
         self._chooser = random.Random(seed)
-        self._connections = _Connections(port, headers)
+        self._connections = _Connections(host, port, headers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: asyncio.Task[None] | None = None
         self._unjudged: list[tuple[int, str, bytes]] = []
@@ -125,11 +126,11 @@ class Load:
 class _Connections:
     """Connections that are kept, as many as are needed at a time."""
 
-    def __init__(self, port: int, headers: dict[str, str]) -> None:
+    def __init__(self, host: str, port: int, headers: dict[str, str]) -> None:
         lines = ["POST /v1/embed HTTP/1.1", "host: gateway"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._head = "\r\n".join(lines).encode()
-        self._port = port
+        self._host, self._port = host, port
         self._idle: deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = deque()
 
     async def exchange(self, content: bytes) -> tuple[int, bytes, bytes]:
@@ -153,7 +154,7 @@ class _Connections:
             reader, writer = self._idle.popleft()
             if not reader.at_eof() and not writer.is_closing():
                 return reader, writer
-        return await asyncio.open_connection("127.0.0.1", self._port)
+        return await asyncio.open_connection(self._host, self._port)
 
     def close(self) -> None:
         """Close what is idle."""

@@ -12,6 +12,7 @@ from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control
+from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
 
 KEY = "the-admin-key-0123456789"
@@ -23,12 +24,23 @@ async def client_of(
     settings: Settings, redis: Redis, ledger: Ledger
 ) -> AsyncIterator[httpx.AsyncClient]:
     control = Control(redis)
+    recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
     publisher = Publisher(
-        control=control, ledger=ledger, settings=settings, clock=lambda: 0.0, patience=0.3
+        control=control,
+        ledger=ledger,
+        settings=settings,
+        clock=lambda: 0.0,
+        recovery=recovery,
+        patience=0.3,
     )
     cache = open_pipe(settings.cache_url, timeout=2.0, slow=2.0)
     app = build_admin(
-        settings=settings, control=control, cache_redis=cache, ledger=ledger, publisher=publisher
+        settings=settings,
+        control=control,
+        cache_redis=cache,
+        ledger=ledger,
+        publisher=publisher,
+        recovery=recovery,
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:

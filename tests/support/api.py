@@ -98,7 +98,7 @@ class Api:
         self.application = self._build()
 
     def _build(self) -> Litestar:
-        ids = RequestIds()
+        self.ids = ids = RequestIds()
         limiter = MemoryRateLimiter(monotonic=self.clock)
         self.rules = rules = InferenceRules(
             runtimes=self.runtimes,

@@ -18,6 +18,8 @@ from gateway.corked import CorkedProtocol
 from gateway.types import Rule
 from tests.support.api import KEY, NARROW_KEY, Api
 
+HALF_CLOSE = b"<the caller closes its half>"
+"""Stands for a part that is no bytes: the caller says that it sends no more."""
 _UNLIKE = re.compile(rb"req_[0-9a-f]+|dur=[0-9.]+")
 _DATE = [(b"date", b"Sat, 21 Nov 2026 08:00:00 GMT")]
 _RULES = (
@@ -34,6 +36,7 @@ class RecordedTransport(asyncio.Transport):
         self.written = bytearray()
         self.writes = 0
         self.reads = True
+        self.has_ended = False
         self._closing = False
 
     @override
@@ -44,6 +47,10 @@ class RecordedTransport(asyncio.Transport):
     @override
     def close(self) -> None:
         self._closing = True
+
+    @override
+    def write_eof(self) -> None:
+        self.has_ended = True
 
     @override
     def abort(self) -> None:
@@ -76,9 +83,9 @@ class Door:
             request=RequestEntry(max_body_bytes=1_500, max_items=4),
         )
         app = Shortcut(self.api.application, self.api.door)
-        protocol: Any = CorkedProtocol
+        protocol: Any = partial(CorkedProtocol, new_id=self.api.ids.new)
         if fast:
-            protocol = partial(FastLaneProtocol, lane=self.api.lane)
+            protocol = partial(FastLaneProtocol, lane=self.api.lane, new_id=self.api.ids.new)
         self._config = uvicorn.Config(
             app, loop="none", http=protocol, ws="none", lifespan="off", log_config=None
         )
@@ -101,12 +108,14 @@ class Door:
     async def send(self, *parts: bytes) -> bytes:
         """Return what is answered to `parts`; ids and durations left out."""
         for part in parts:
-            if not self.transport.is_closing():
+            if part is HALF_CLOSE and not self.transport.is_closing():
+                self.protocol.eof_received()
+            elif not self.transport.is_closing():
                 self.protocol.data_received(part)
             await self.rest()
         answer = bytes(self.transport.written)
         self.transport.written.clear()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self.transport.has_ended:
             self.leave()
             self.connect()
             answer += b"<closed>"
@@ -147,9 +156,17 @@ class Traffic:
 
     def next(self) -> list[bytes]:
         """Return the next request, or some at once."""
+        parts = self._parts()
+        if self._random.random() < 0.03:
+            parts.append(HALF_CLOSE)
+        return parts
+
+    def _parts(self) -> list[bytes]:
         chance = self._random.random()
         if chance < 0.15:
             return [b"".join(self._whole() for _ in range(self._random.randint(2, 6)))]
+        if chance < 0.19:
+            return self._cut(self._whole() + self._upgrading() + self._whole())
         if chance < 0.25:
             return self._cut(self._whole())
         if chance < 0.32:
@@ -183,6 +200,22 @@ class Traffic:
         parts.append(b"0\r\n\r\n")
         return [b"".join(parts)] if self._random.random() < 0.5 else parts
 
+    def _upgrading(self) -> bytes:
+        """Return a request that offers another protocol, which nobody takes up."""
+        body = self._body()
+        upgrade = self._random.choice(
+            [
+                b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk",
+                b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13",
+                b"connection: upgrade\r\nupgrade: tls/1.0, h2c\r\nconnection: keep-alive",
+            ]
+        )
+        if self._random.random() < 0.3:
+            framed = b"%x;a=b\r\n%b\r\n0\r\nx: y\r\n\r\n" % (len(body), body)
+            framed = framed if body else b"0\r\n\r\n"
+            return self._head([upgrade, b"transfer-encoding: chunked"], usual=True) + framed
+        return self._head([upgrade, b"content-length: %d" % len(body)], usual=True) + body
+
     def _malformed(self) -> bytes:
         body = self._body()
         size = len(body)
@@ -192,6 +225,20 @@ class Traffic:
         return self._random.choice(
             [
                 b"NONSENSE\r\n\r\n",
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+                b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+                b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\n\r\n",
+                plain.replace(b"HTTP/1.1", b"HTTP/2.0") + b"content-length: 0\r\n\r\n",
+                plain.replace(b"host: w\r\n", b"") + b"content-length: %d\r\n\r\n" % size + body,
+                plain + b"host: w\r\ncontent-length: %d\r\n\r\n" % size + body,
+                plain.replace(b": w", b": w/x") + b"content-length: %d\r\n\r\n" % size + body,
+                plain + b"x: y\r\n" * 98 + b"content-length: %d\r\n\r\n" % size + body,
+                plain + b"x: %b\r\ncontent-length: %d\r\n\r\n" % (b"y" * 65_000, size) + body,
+                plain + b"x: " + b"y" * 100_000,
+                plain + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+                plain + b"transfer-encoding: gzip\r\n\r\n",
+                plain + b"transfer-encoding: chunked\r\n\r\n1;" + b"x" * 50_000,
+                plain.replace(b"/1.1", b"/1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
                 b"POST /v1/classify\r\n\r\n",
                 plain + b"content-length: -1\r\n\r\n" + body,
                 plain + b"content-length: 1x\r\n\r\n" + body,
@@ -214,7 +261,14 @@ class Traffic:
         lines = [b"host: w", b"authorization: " + _BEARER, *framing]
         if not usual:
             key = pick(
-                [b"Bearer " + NARROW_KEY.encode(), b"Bearer sk-nobody-has-this-one", b"Basic"]
+                [
+                    b"Bearer " + NARROW_KEY.encode(),
+                    b"Bearer sk-nobody-has-this-one",
+                    b"Basic",
+                    b"",
+                    _BEARER + b"\r\nauthorization: " + _BEARER,
+                    b"Basic YTpi\r\nauthorization: " + _BEARER,
+                ]
             )
             lines[1] = pick(
                 [lines[1], b"Authorization: " + key, b"AUTHORIZATION:  bearer " + KEY.encode()]
@@ -272,6 +326,8 @@ _EXTRAS = [
     b"connection: close",
     b"connection: keep-alive",
     b"expect: 100-continue",
+    b"upgrade: h2c",
+    b"cache-control: max-age=9\r\ncache-control: no-store",
     b"user-agent: a client of some length/1.2.3",
 ]
 _LINES = [
@@ -280,6 +336,9 @@ _LINES = [
     b"POST /v1/classify/ HTTP/1.1",
     b"POST /v1/embed HTTP/1.1",
     b"POST /v1/%63lassify HTTP/1.1",
+    b"POST /v1%2Fclassify HTTP/1.1",
+    b"POST http://w/v1/classify HTTP/1.1",
+    b"OPTIONS * HTTP/1.1",
     b"POST /v1/nothing HTTP/1.1",
     b"PUT /v1/classify HTTP/1.1",
     b"GET /v1/classify HTTP/1.1",

@@ -1,6 +1,7 @@
 """A whole worker in this process, on a real socket, and a connection that speaks raw HTTP to it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.app.worker import build_worker
 from gateway.auth.keys import hash_key
+from gateway.draining import Draining
 from gateway.ledger.ledger import Ledger
+from gateway.patience import Patience
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 from gateway.types import Rule
@@ -53,6 +56,21 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         self.reset()
+
+    def close_half(self) -> None:
+        """Say that nothing more will be sent, and go on reading."""
+        self._writer.write_eof()
+
+    async def send_while_read(self, part: bytes, times: int) -> bool:
+        """Send the part so many times; tell whether the worker let all of it pass."""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(times):
+                if self._reader.at_eof():
+                    return False
+                self._writer.write(part)
+                await self._writer.drain()
+            return not self._reader.at_eof()
+        return False
 
     def reset(self) -> None:
         """Leave without a word."""
@@ -119,12 +137,16 @@ async def running_worker(
     upstream_ca: Path | None = None,
     resolver: Resolver | None = None,
     ledger_url: str = "",
+    patience: Patience | None = None,
+    fast_lane: bool = True,
+    draining: Draining | None = None,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
-    `document` holds sections of the configuration. A ledger at `ledger_url` is the test's to fill.
+    `patience` bounds its connections; `document` holds sections of the configuration.
+    A ledger at `ledger_url` is the test's to fill.
     """
     settings = Settings(
         data_dir=folder,
@@ -135,6 +157,7 @@ async def running_worker(
         upstream_ca=upstream_ca,
         ledger_url=ledger_url,
         drain=2.0,
+        fast_lane=fast_lane,
     )
     _configure(settings, stubs, document)
     if not ledger_url:
@@ -143,11 +166,19 @@ async def running_worker(
             ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     registry = CollectorRegistry()
     stop = asyncio.Event()
-    building = build_worker(settings, registry=registry, resolver=resolver)
+    building = build_worker(settings, registry=registry, resolver=resolver, draining=draining)
     async with building as (app, protocol):
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
-            serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+            serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                patience=patience,
+                draining=draining,
+            )
         )
         listener.listen()
         try:
@@ -179,11 +210,19 @@ def classify(*texts: str, **fields: Any) -> bytes:
 
 
 def _configure(settings: Settings, stubs: Sequence[StubBackend], document: dict[str, Any]) -> None:
+    backends = [(stub.backend_id, stub.region, stub.url) for stub in stubs]
+    write_document(settings.config, backends, document)
+
+
+def write_document(
+    folder: Path, backends: Sequence[tuple[str, str, str]], document: dict[str, Any]
+) -> None:
+    """Make the folder of a document; `backends` are given as id, region and URL."""
     regions = [
-        {"name": stub.region, "pools": [{"backends": [{"id": stub.backend_id, "url": stub.url}]}]}
-        for stub in stubs
+        {"name": region, "pools": [{"backends": [{"id": backend_id, "url": url}]}]}
+        for backend_id, region, url in backends
     ]
-    settings.config.mkdir()
+    folder.mkdir()
     # JSON is YAML.
     content = msgspec.json.encode({"regions": regions} | document)
-    (settings.config / "gateway.yaml").write_bytes(content)
+    (folder / "gateway.yaml").write_bytes(content)

@@ -31,6 +31,15 @@ async def test_nothing_is_told_without_the_admin_key(
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
+async def test_several_keys_are_none(admin: httpx.AsyncClient) -> None:
+    del admin.headers["authorization"]
+    right = ("authorization", f"Bearer {KEY}")
+
+    for lines in ([right, right], [("authorization", "Basic YTpi"), right]):
+        refused(await admin.get("/admin/keys", headers=lines), 401, "authentication_failed")
+    assert (await admin.get("/admin/keys", headers=[right])).status_code == 200
+
+
 async def test_without_an_admin_key_nobody_is_admin(
     settings: Settings, redis: Redis, ledger: Ledger
 ) -> None:
@@ -45,18 +54,20 @@ async def test_health_needs_no_key(admin: httpx.AsyncClient) -> None:
     live = await admin.get("/health/live", headers={"authorization": ""})
     ready = await admin.get("/health/ready", headers={"authorization": ""})
 
-    assert (live.status_code, ready.json()) == (200, {"ready": True, "missing": []})
+    assert (live.status_code, ready.json()) == (200, {"ready": True, "missing": [], "degraded": []})
 
 
 async def test_readiness_names_what_is_missing(settings: Settings, ledger: Ledger) -> None:
     away = connect("unix:///nowhere", timeout=0.2)
-    async with client_of(settings, away, ledger) as client:
+    alone = msgspec.structs.replace(settings, cache_url="unix:///nowhere")
+    async with client_of(alone, away, ledger) as client:
         ready = await client.get("/health/ready")
         config = await client.get("/admin/config")
     await away.aclose()
 
     assert ready.status_code == 503
-    assert ready.json()["missing"][0].startswith("state Redis: ")
+    assert ready.json()["degraded"] == ["cache_redis: cannot be reached"]
+    assert ready.json()["missing"][0].startswith("state_redis: ")
     assert refused(config, 503, "dependency_unavailable")["detail"]
     assert config.headers["retry-after"] == "1"
 

@@ -17,5 +17,5 @@ def test_nothing_is_retried_and_everything_has_the_timeout() -> None:
 def test_a_unix_socket_can_be_named() -> None:
     pool = connect("unix:///run/valkey.sock", timeout=0.1).connection_pool
 
-    assert pool.connection_class is UnixDomainSocketConnection
+    assert issubclass(pool.connection_class, UnixDomainSocketConnection)
     assert pool.connection_kwargs["path"] == "/run/valkey.sock"

@@ -22,7 +22,7 @@ async def door(anyio_backend: str) -> Door:
 
 def ask(text: str) -> bytes:
     body = msgspec.json.encode({"model": "sentiment", "input": text})
-    head = f"POST /v1/classify HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n"
+    head = f"POST /v1/classify HTTP/1.1\r\nhost: w\r\nauthorization: Bearer {KEY}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -80,3 +80,20 @@ async def test_an_answer_gives_its_length() -> None:
         "headers": [(b"a", b"b"), (b"content-length", b"4")],
     }
     assert body == {"type": "http.response.body", "body": b"body", "more_body": False}
+
+
+def test_lines_of_a_list_are_one_and_several_keys_are_none() -> None:
+    headers = [
+        (b"cache-control", b"no-cache"),
+        (b"x", b"first"),
+        (b"authorization", b"Bearer one"),
+        (b"cache-control", b"max-age=1"),
+        (b"x", b"second"),
+        (b"authorization", b"Bearer two"),
+    ]
+
+    assert by_name(headers) == {
+        b"cache-control": b"no-cache, max-age=1",
+        b"x": b"first",
+        b"authorization": b"",
+    }

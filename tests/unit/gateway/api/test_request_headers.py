@@ -4,12 +4,8 @@ import math
 
 import pytest
 
-from gateway.api.request_headers import (
-    bearer_token,
-    cache_directives,
-    criticality,
-    time_allowed,
-)
+from gateway.api.request_headers import cache_directives, criticality, time_allowed
+from gateway.auth.bearer import bearer_token
 from gateway.config.document import DeadlineEntry
 from gateway.errors import InvalidRequest
 from gateway.types import CacheDirectives, Criticality

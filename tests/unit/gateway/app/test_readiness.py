@@ -67,6 +67,20 @@ async def test_one_region_is_enough_and_the_other_is_told_of() -> None:
     assert found.degraded == ["us/us-0: not_ready"]
 
 
+async def test_a_redis_that_is_away_is_named_by_its_role_and_the_worker_serves_on() -> None:
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
+    await principals.refresh()
+    backends = fleet()
+    backends.observe(_EU, state("eu-0"))
+    backends.observe(_US, state("us-0"))
+    redis = {"state_redis": lambda: True, "cache_redis": lambda: False}
+
+    found = WorkerReadiness(principals=principals, fleet=backends, redis=redis).readiness()
+
+    assert found.ready
+    assert found.degraded == ["cache_redis: cannot be reached"]
+
+
 async def test_backends_that_are_all_ejected_still_serve_and_the_worker_is_ready() -> None:
     principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
     await principals.refresh()

@@ -8,7 +8,7 @@ from gateway.workers.patience import Backoff, pause
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    backoff = Backoff(longest=0.3)
+    backoff = Backoff(longest=0.3, chance=lambda: 0.0)
 
     waits = [backoff.failed() for _ in range(5)]
 
@@ -16,8 +16,17 @@ def test_waits_double_up_to_the_longest() -> None:
     assert backoff.failures == 5
 
 
+def test_chance_takes_up_to_half_of_a_wait() -> None:
+    chances = iter((0.0, 0.5, 1.0))
+    backoff = Backoff(longest=0.05, chance=lambda: next(chances))
+
+    waits = [backoff.failed() for _ in range(3)]
+
+    assert waits == pytest.approx([0.05, 0.0375, 0.025])
+
+
 def test_a_success_starts_over() -> None:
-    backoff = Backoff()
+    backoff = Backoff(chance=lambda: 0.0)
     backoff.failed()
     backoff.failed()
 

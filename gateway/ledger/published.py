@@ -1,0 +1,76 @@
+"""What was published in each gateway region: kept where a Redis that loses its data cannot take it.
+
+The texts of documents are the caller's; the ledger only keeps and orders them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from sqlalchemy import delete, func, select, update
+
+from gateway.ledger import schema
+from gateway.ledger.store import Store
+
+_KEPT = 50
+
+
+class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest of a region: the generation of its document, and the backends that are drained.
+
+    Both are 0 and empty where nothing was ever published or drained.
+    """
+
+    generation: int = 0
+    drains: int = 0
+    """The version of `drained`."""
+    drained: frozenset[str] = frozenset()
+
+
+class PublishedState:
+    """Documents and drained backends by gateway region. All calls block."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def newest(self, region: str) -> RecordedState:
+        """Return what is known of `region`."""
+        documents, drains = schema.published_documents, schema.drained_backends
+        with self._store.reading() as connection:
+            newest = select(func.max(documents.c.generation)).where(documents.c.region == region)
+            generation = connection.scalar(newest) or 0
+            of_region = select(drains).where(drains.c.region == region)
+            row = connection.execute(of_region).one_or_none()
+        if row is None:
+            return RecordedState(generation=generation)
+        drained = msgspec.json.decode(row.backends, type=frozenset[str])
+        return RecordedState(generation=generation, drains=row.version, drained=drained)
+
+    def documents(self, region: str) -> list[str]:
+        """Return the documents of `region` that are kept, the newest first."""
+        table = schema.published_documents
+        query = select(table.c.content).where(table.c.region == region)
+        with self._store.reading() as connection:
+            return list(connection.scalars(query.order_by(table.c.generation.desc())))
+
+    def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
+        """Keep `documents` by generation; what is kept already stays, the oldest go."""
+        table = schema.published_documents
+        rows = [
+            {"region": region, "generation": generation, "content": content}
+            for generation, content in documents.items()
+        ]
+        with self._store.writing() as connection:
+            self._store.insert_new(connection, table, rows)
+            mine = table.c.region == region
+            newest = connection.scalar(select(func.max(table.c.generation)).where(mine)) or 0
+            connection.execute(delete(table).where(mine, table.c.generation <= newest - _KEPT))
+
+    def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
+        """Keep which backends are drained, unless a newer version is known."""
+        table = schema.drained_backends
+        text = msgspec.json.encode(sorted(backends)).decode()
+        row = {"version": version, "backends": text}
+        with self._store.writing() as connection:
+            if not self._store.insert_new(connection, table, [row | {"region": region}]):
+                older = (table.c.region == region) & (table.c.version < version)
+                connection.execute(update(table).where(older).values(**row))

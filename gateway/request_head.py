@@ -1,0 +1,82 @@
+"""Decides by the head of a request whether RFC 9110 and RFC 9112 let it be answered."""
+
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+import httptools
+
+from gateway.errors import (
+    HeaderFieldsTooLarge,
+    InvalidRequest,
+    TransferCodingNotSupported,
+    VersionNotSupported,
+)
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_FIELDS = 100
+# What RFC 3986 allows in a host and a port; a literal of IPv6 has brackets and colons.
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+_ENCODED_SLASH = re.compile("%2f", re.IGNORECASE)
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def too_large() -> HeaderFieldsTooLarge:
+    """Return the error of a head that is beyond the bounds."""
+    return HeaderFieldsTooLarge(
+        f"The head of a request may have {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} header fields;"
+        " send fewer, and the rest in the body."
+    )
+
+
+def has_one_host(headers: Headers) -> bool:
+    """Tell whether there is exactly one `Host`, of characters that a host may have.
+
+    Names of `headers` are in lower case.
+    """
+    hosts = [value for name, value in headers if name == b"host"]
+    return len(hosts) == 1 and _HOST.fullmatch(hosts[0]) is not None
+
+
+def check_head(version: str, target: bytes, headers: Headers) -> None:
+    """Make sure that a request may be answered; names of `headers` are in lower case.
+
+    Raises:
+        VersionNotSupported: it is in another version of HTTP.
+        HeaderFieldsTooLarge: the head is beyond the bounds.
+        TransferCodingNotSupported: its body is in a transfer coding other than `chunked`.
+        InvalidRequest: host, framing or target are not as they must be.
+    """
+    if version not in {"1.1", "1.0"}:
+        raise VersionNotSupported("HTTP/1.1 and HTTP/1.0 are spoken here; use one of them.")
+    if sum(len(name) + len(value) + 4 for name, value in headers) + len(target) > MAX_HEAD_BYTES:
+        raise too_large()
+    if version == "1.1" and not has_one_host(headers):
+        raise InvalidRequest("Send exactly one `Host` header, with a host and a port, if any.")
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings:
+        _check_codings(version, b",".join(codings).lower().split(b","))
+    if not target.startswith(b"/") and not _has_path(target):
+        raise InvalidRequest("The target of the request has no path.")
+
+
+def _check_codings(version: str, codings: list[bytes]) -> None:
+    if version == "1.0":
+        raise InvalidRequest("`Transfer-Encoding` is not of HTTP/1.0; use `Content-Length`.")
+    if codings[-1].strip() != b"chunked":
+        raise InvalidRequest("The last `Transfer-Encoding` must be `chunked`.")
+    if len(codings) > 1:
+        raise TransferCodingNotSupported("No `Transfer-Encoding` but `chunked` is understood.")
+
+
+def decoded_path(raw: str) -> str:
+    """Return a path with its escapes decoded, but those of slashes: they separate nothing."""
+    return "%2F".join([unquote(part) for part in _ENCODED_SLASH.split(raw)])
+
+
+def _has_path(target: bytes) -> bool:
+    try:
+        return httptools.parse_url(target).path is not None
+    except httptools.HttpParserInvalidURLError:
+        return False

@@ -1,0 +1,175 @@
+"""Brings what a state Redis lost back from the ledger, and tells the ledger what is new."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.errors import DependencyUnavailable, GatewayError
+from gateway.ledger.published import RecordedState
+from gateway.runtime.control import Control, Published
+
+_log = logging.getLogger(__name__)
+_INTERVAL = 1.0
+_decode = msgspec.json.Decoder(Published).decode
+
+
+class Record(Protocol):
+    """Where published documents and drained backends are kept by gateway region.
+
+    Blocks; raises `DependencyUnavailable` when it cannot be asked.
+    """
+
+    def newest(self, region: str) -> RecordedState:
+        """Return the newest of a region."""
+        ...
+
+    def documents(self, region: str) -> list[str]:
+        """Return the documents of a region, the newest first."""
+        ...
+
+    def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
+        """Keep documents by generation."""
+        ...
+
+    def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
+        """Keep which backends are drained, unless a newer version is known."""
+        ...
+
+
+class Recovery(Protocol):
+    """Knows what was published where the state Redis does not."""
+
+    async def reconcile(self) -> None:
+        """Bring Redis and the record to the newer of both.
+
+        Raises:
+            DependencyUnavailable: one of them cannot be reached.
+        """
+        ...
+
+    async def published(self) -> Published | None:
+        """Return the newest recorded document.
+
+        Raises:
+            DependencyUnavailable: it cannot be known.
+        """
+        ...
+
+    async def drained(self) -> frozenset[str]:
+        """Return the backends that are recorded as drained.
+
+        Raises:
+            DependencyUnavailable: it cannot be known.
+        """
+        ...
+
+
+class NoRecovery:
+    """A `Recovery` where nothing is recorded."""
+
+    async def reconcile(self) -> None:
+        """Do nothing."""
+
+    async def published(self) -> Published | None:
+        """Return none."""
+        return None
+
+    async def drained(self) -> frozenset[str]:
+        """Return none."""
+        return frozenset()
+
+
+NOTHING_RECORDED: Final[Recovery] = NoRecovery()
+
+
+class LedgerRecovery:
+    """A `Recovery` from the ledger, of one gateway region.
+
+    Any process may try at any time: a script in Redis lets the first one that is needed through,
+    and generations only grow.
+    """
+
+    def __init__(self, *, control: Control, record: Record, region: str) -> None:
+        self._control = control
+        self._record = record
+        self._region = region
+        self._lock = asyncio.Lock()
+        self._equal: tuple[int, int] | None = None
+        """Generation and version of the drains when Redis and the ledger last agreed."""
+
+    async def reconcile(self) -> None:
+        """Bring Redis and the ledger to the newer of both; costs Redis one command where equal."""
+        async with self._lock:
+            versions = await self._control.versions()
+            if (versions.config, versions.drains) == self._equal:
+                return
+            recorded = await asyncio.to_thread(self._record.newest, self._region)
+            if versions.config > recorded.generation:
+                await self._keep_documents(recorded.generation)
+            if versions.drains > recorded.drains:
+                drained = await self._control.drained()
+                await asyncio.to_thread(
+                    self._record.keep_drained, self._region, versions.drains, drained
+                )
+            if versions.config < recorded.generation or versions.drains < recorded.drains:
+                await self._restore(recorded)
+            self._equal = (
+                max(versions.config, recorded.generation),
+                max(versions.drains, recorded.drains),
+            )
+
+    async def published(self) -> Published | None:
+        """Return the newest document in the ledger."""
+        found = await self._documents()
+        return found[0] if found else None
+
+    async def drained(self) -> frozenset[str]:
+        """Return the backends that are drained by the ledger."""
+        return (await asyncio.to_thread(self._record.newest, self._region)).drained
+
+    async def follow(self, stop: asyncio.Event) -> None:
+        """Reconcile until `stop`, whatever fails meanwhile."""
+        while not stop.is_set():
+            try:
+                await self.reconcile()
+            except GatewayError:
+                pass  # readiness names what is away
+            except Exception:  # noqa: BLE001 - one bad answer must not end the following of later ones
+                _log.exception("what is published was not compared with the ledger")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _INTERVAL)
+
+    async def _restore(self, recorded: RecordedState) -> None:
+        history = await self._documents()
+        if await self._control.restore_state(history, recorded.drains, recorded.drained):
+            _log.warning(
+                "the state Redis had lost what was published; it is published again",
+                extra={"generation": recorded.generation, "drained": len(recorded.drained)},
+            )
+
+    async def _keep_documents(self, known: int) -> None:
+        """Keep what was published after generation `known`."""
+        found = {entry.generation: entry for entry in await self._control.history()}
+        active = await self._control.active()
+        if active is not None:
+            found[active.generation] = active
+        new = {
+            generation: msgspec.json.encode(entry).decode()
+            for generation, entry in found.items()
+            if generation > known
+        }
+        if new:
+            await asyncio.to_thread(self._record.keep_documents, self._region, new)
+
+    async def _documents(self) -> list[Published]:
+        texts = await asyncio.to_thread(self._record.documents, self._region)
+        try:
+            return [_decode(text) for text in texts]
+        except msgspec.DecodeError as error:
+            raise DependencyUnavailable(
+                "a newer version of the gateway wrote what the ledger has of the configuration"
+            ) from error

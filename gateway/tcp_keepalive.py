@@ -1,0 +1,59 @@
+"""Options of TCP connections that end those whose other side is no longer reached."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+# On, for 0 seconds.
+_DISCARD = struct.pack("ii", 1, 0)
+_KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": "idle", "TCP_KEEPINTVL": "interval", "TCP_KEEPCNT": "count"}
+
+
+class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
+    """When a connection is given up: neither probes nor data are acknowledged.
+
+    Without these options a connection whose packets are dropped lasts 15 minutes with data on its
+    way, and for ever without.
+    """
+
+    idle: int = 5
+    """Seconds without a packet after which the other side is probed."""
+    interval: int = 2
+    """Seconds between two probes."""
+    count: int = 3
+    """Probes without an answer; where the system knows `user_timeout`, that decides."""
+    user_timeout: float = 10.0
+    """Seconds that sent data, or probes, may stay unacknowledged."""
+
+    def options(self) -> Mapping[int, int]:
+        """Return the values by option of the level TCP, those that the system has."""
+        values = {
+            getattr(socket, option): getattr(self, field)
+            for option, field in _KEEPALIVE_OPTIONS.items()
+            if hasattr(socket, option)
+        }
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            values[socket.TCP_USER_TIMEOUT] = int(self.user_timeout * 1000)
+        return values
+
+    def apply(self, transport: asyncio.BaseTransport) -> None:
+        """Set the options on the connection of `transport`; one that is not TCP has none.
+
+        Closing it then discards what was not acknowledged. Else the kernel goes on sending it, and
+        the other side runs, perhaps much later, a command that nobody waits for any more.
+        """
+        connection = transport.get_extra_info("socket")
+        if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in self.options().items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+SHIPPED: Final = TcpKeepalive()
+"""What connections have where nothing else is set."""

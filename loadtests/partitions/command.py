@@ -1,0 +1,65 @@
+"""`python -m loadtests partitions`."""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from gateway.tcp_keepalive import SHIPPED
+from loadtests.machine import this_machine
+from loadtests.partitions.cases import PAIRS, Direction, Pair
+from loadtests.partitions.judging import HEADING, line, troubles
+from loadtests.partitions.namespaces import missing
+from loadtests.partitions.run import Parting
+
+
+@click.command("partitions")
+@click.option("--seconds", multiple=True, type=float, default=(5.0, 120.0), show_default=True)
+@click.option("--pair", "only", multiple=True, help="Pairs whose names begin so.")
+@click.option(
+    "--direction",
+    "directions",
+    multiple=True,
+    type=click.Choice(Direction, case_sensitive=False),
+    help="Whose packets are dropped; by default each in turn.",
+)
+def partitions_command(
+    *, seconds: tuple[float, ...], only: tuple[str, ...], directions: tuple[Direction, ...]
+) -> None:
+    """Packets dropped between every two processes, in network namespaces (as root)."""
+    if reason := missing():
+        raise click.ClickException(reason)
+    pairs = [pair for pair in PAIRS if not only or pair.name.startswith(only)]
+    print(HEADING, flush=True)
+    if not asyncio.run(_measure(pairs, directions or tuple(Direction), seconds)):
+        sys.exit(1)
+    print(this_machine())
+
+
+async def _measure(
+    pairs: Sequence[Pair], directions: Sequence[Direction], seconds: Sequence[float]
+) -> bool:
+    """Print a line for each case, and what was wrong; return whether nothing was."""
+    is_all_well = True
+    # Not the repository: PostgreSQL's owner must reach it.
+    with tempfile.TemporaryDirectory(prefix="partitions-") as folder:
+        async with Parting(Path(folder), keepalive=SHIPPED) as parting:
+            for length, pair, direction in _cases(pairs, directions, seconds):
+                result = await parting.case(pair, direction=direction, seconds=length)
+                print(line(result), flush=True)
+                for trouble in troubles(result, pair):
+                    is_all_well = False
+                    print(f"  {trouble}", file=sys.stderr, flush=True)
+    return is_all_well
+
+
+def _cases(
+    pairs: Sequence[Pair], directions: Sequence[Direction], seconds: Sequence[float]
+) -> Iterator[tuple[float, Pair, Direction]]:
+    for length in seconds:
+        for pair in pairs:
+            for direction in directions:
+                yield length, pair, direction

@@ -1,0 +1,131 @@
+"""Network namespaces joined by a bridge, between any two of which packets can be dropped.
+
+Nothing leads out of them: the bridge is in a namespace of its own, where the machine has no end.
+"""
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_NAMED = Path("/var/run/netns")
+_NETWORK = 0x4000_0000
+"""`CLONE_NEWNET`."""
+_PREFIX = "10.87.0"
+_BRIDGE = "bridge"
+
+
+def missing() -> str:
+    """Return why namespaces cannot be made here, nothing where they can."""
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    absent = [program for program in ("ip", "iptables") if shutil.which(program) is None]
+    if absent:
+        return f"{' and '.join(absent)} not installed (make install-system)"
+    name = f"sluicegate-{secrets.token_hex(3)}"
+    try:
+        _run("ip", "netns", "add", name)
+    except subprocess.CalledProcessError:
+        return "the kernel does not let network namespaces be made"
+    try:
+        _run(
+            "ip", "netns", "exec", name, "iptables", "-A", "INPUT", "-s", "10.87.0.9", "-j", "DROP"
+        )
+    except subprocess.CalledProcessError:
+        return "the kernel does not let packets be dropped in a network namespace"
+    finally:
+        _run("ip", "netns", "del", name)
+    return ""
+
+
+class Network:
+    """A namespace for each of `members` while it is entered; each reaches each by its address."""
+
+    def __init__(self, members: Sequence[str]) -> None:
+        self._run_name = f"sluicegate-{secrets.token_hex(3)}"
+        self._places = {name: place for place, name in enumerate(members, start=1)}
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            hub = self._namespace(_BRIDGE)
+            stack.callback(self._delete)
+            _run("ip", "netns", "add", hub)
+            _run("ip", "-n", hub, "link", "add", "br0", "type", "bridge")
+            _run("ip", "-n", hub, "link", "set", "br0", "up")
+            for name, place in self._places.items():
+                self._join(hub, name, f"v{place}")
+            stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._delete()
+
+    def address(self, name: str) -> str:
+        """Return where a member is reached."""
+        return f"{_PREFIX}.{self._places[name]}"
+
+    def command(self, name: str, *argv: str) -> list[str]:
+        """Return the command that runs `argv` in a member's namespace, under one process id."""
+        return ["ip", "netns", "exec", self._namespace(name), *argv]
+
+    def drop(self, source: str, target: str) -> None:
+        """Drop every packet from one member to another, at its arrival."""
+        rule = ("iptables", "-A", "INPUT", "-s", self.address(source), "-j", "DROP")
+        _run(*self.command(target, *rule))
+
+    def heal(self) -> None:
+        """Drop nothing any more."""
+        for name in self._places:
+            _run(*self.command(name, "iptables", "-F", "INPUT"))
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Have the sockets that this thread opens be those of a member."""
+        with Path("/proc/thread-self/ns/net").open("rb") as own:
+            with (_NAMED / self._namespace(name)).open("rb") as other:
+                _enter(other.fileno())
+            try:
+                yield
+            finally:
+                _enter(own.fileno())
+
+    def _join(self, hub: str, name: str, link: str) -> None:
+        own = self._namespace(name)
+        _run("ip", "netns", "add", own)
+        peer = ("peer", "name", "eth0", "netns", own)
+        _run("ip", "link", "add", link, "netns", hub, "type", "veth", *peer)
+        _run("ip", "-n", hub, "link", "set", link, "master", "br0", "up")
+        _run("ip", "-n", own, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            _run("ip", "-n", own, "link", "set", device, "up")
+
+    def _delete(self) -> None:
+        for name in (*self._places, _BRIDGE):
+            namespace = self._namespace(name)
+            if (_NAMED / namespace).exists():
+                _run("ip", "netns", "del", namespace)
+
+    def _namespace(self, name: str) -> str:
+        return f"{self._run_name}-{name}"
+
+
+def _enter(namespace: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(namespace, _NETWORK) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,95 @@
+"""Connections to a backend that never end a head, or send too much of one, do not stay."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from backends.api.bounded import Waits
+from backends.app import BackendServer, bind
+from backends.executors.dummy import PacedExecutor
+from backends.protocol import STATE_PATH
+from tests.support.backend_calls import running_backend
+from tests.support.backend_repository import DIMENSIONS, write_repository
+from tests.support.gate import Gate
+from tests.support.worker import Connection
+
+pytestmark = pytest.mark.anyio
+_STATE = f"GET {STATE_PATH} HTTP/1.1\r\nhost: b\r\n\r\n".encode()
+_CALL = b"POST /v1/call HTTP/1.1\r\nhost: b\r\n"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    """The loop of the product, one for the module."""
+    return "asyncio", {"loop_factory": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="module")
+async def port(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncIterator[int]:
+    folder: Path = tmp_path_factory.mktemp("models")
+    executor = PacedExecutor(Gate(), dimensions=DIMENSIONS)
+    async with running_backend(write_repository(folder / "models"), executor) as backend:
+        with bind("127.0.0.1", 0) as listener:
+            waits = Waits(head=0.5, body=0.5, idle=0.5)
+            server = BackendServer(backend.routes, waits=waits)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            yield listener.getsockname()[1]
+            server.should_exit = True
+            await serving
+
+
+async def test_a_head_without_end_is_refused_at_64_kib(port: int) -> None:
+    for sent in (
+        _CALL + b"x: " + b"a" * 80_000,
+        b"\r\n" * 40_000,
+        _CALL + b"x: y\r\n" * 120,
+        _CALL + b"".join(b"x%d: %b\r\n" % (n, b"y" * 1000) for n in range(90)) + b"\r\n",
+    ):
+        async with Connection(port) as connection:
+            await connection.send(sent)
+            status, _ = await connection.head()
+            assert status == 431
+
+
+async def test_what_is_no_http_is_said_to_be_none(port: int) -> None:
+    async with Connection(port) as connection:
+        await connection.send(b"NONSENSE\r\n\r\n")
+        response = await connection.response()
+
+        assert (response.status, response.json()["code"]) == (400, "bad_call")
+        assert await connection.is_closed()
+
+
+async def test_a_head_that_does_not_end_is_ended(port: int) -> None:
+    async with Connection(port) as connection:
+        await connection.send(_STATE)
+        first = await connection.response()
+        await connection.send(_STATE[:-4])
+        late = await connection.response()
+
+        assert (first.status, late.status) == (200, 408)
+        assert await connection.is_closed()
+
+
+@pytest.mark.parametrize("sent", [b"", _CALL + b"content-length: 9\r\n\r\nabc"])
+async def test_a_connection_that_asks_for_nothing_or_half_is_closed(port: int, sent: bytes) -> None:
+    async with Connection(port) as connection:
+        await connection.send(sent)
+
+        try:
+            assert await connection.is_closed()
+        except ConnectionResetError:
+            assert sent
+
+
+async def test_one_that_has_asked_and_may_ask_again_stays(port: int) -> None:
+    async with Connection(port) as connection:
+        for _ in range(3):
+            await connection.send(_STATE)
+            assert (await connection.response()).status == 200
+            await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.6)

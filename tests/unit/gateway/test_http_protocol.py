@@ -1,0 +1,325 @@
+"""What RFC 9110 and RFC 9112 say of heads, framing, upgrades and callers who close their half."""
+
+import gzip
+import re
+
+import msgspec
+import pytest
+
+from gateway.api.problem_details import encode_problem
+from gateway.errors import InvalidRequest
+from tests.support.api import KEY
+from tests.support.doors import HALF_CLOSE, Door
+
+pytestmark = pytest.mark.anyio
+_BODY = b'{"model":"sentiment","input":"known"}'
+_LINE = b"POST /v1/classify HTTP/1.1\r\n"
+_HOST = b"host: w\r\n"
+_KEY = b"authorization: Bearer %b\r\n" % KEY.encode()
+_LENGTH = b"content-length: %d\r\n" % len(_BODY)
+_ASK = _LINE + _HOST + _KEY + _LENGTH + b"\r\n" + _BODY
+_H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+_WEBSOCKET = b"connection: upgrade\r\nupgrade: websocket\r\n"
+
+_NO_REQUESTS = [
+    (_LINE + _KEY + _LENGTH, (400, "invalid_request")),
+    (_LINE + _HOST + _HOST + _KEY + _LENGTH, (400, "invalid_request")),
+    (_LINE + b"host: a b\r\n" + _KEY + _LENGTH, (400, "invalid_request")),
+    (_LINE + b"host: a/b\r\n" + _KEY + _LENGTH, (400, "invalid_request")),
+    (
+        _LINE.replace(b"1.1", b"1.0") + _HOST + _KEY + b"transfer-encoding: chunked\r\n",
+        (400, "invalid_request"),
+    ),
+    (_LINE + _HOST + _KEY + b"transfer-encoding: gzip, chunked\r\n", (501, "not_implemented")),
+    (
+        _LINE + _HOST + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n",
+        (501, "not_implemented"),
+    ),
+    (_LINE + _HOST + _KEY + b"transfer-encoding: gzip\r\n", (400, "invalid_request")),
+    (_LINE + _HOST + _LENGTH + b"transfer-encoding: chunked\r\n", (400, "invalid_request")),
+    (b"PRI * HTTP/2.0\r\n", (505, "http_version_not_supported")),
+    (_LINE.replace(b"1.1", b"2.0") + _HOST, (505, "http_version_not_supported")),
+    (b"CONNECT a:443 HTTP/1.1\r\nhost: a:443\r\n", (400, "invalid_request")),
+    (b"GET http://w HTTP/1.1\r\nhost: w\r\n", (400, "invalid_request")),
+    (b"NONSENSE\r\n", (400, "invalid_request")),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n", (400, "invalid_request")),
+    (_LINE + _HOST + b"bad header\r\n", (400, "invalid_request")),
+]
+_KEYS = [
+    (b"authorization: bearer %b\r\n", True),
+    (b"authorization: BEARER   %b\r\n", True),
+    (b"authorization: Basic %b\r\n", False),
+    (b"authorization: Bearer\r\n", False),
+    (b"authorization:\r\n", False),
+    (b"authorization: Basic YTpi\r\nauthorization: Bearer %b\r\n", False),
+    (b"authorization: Bearer %b\r\nauthorization: Basic YTpi\r\n", False),
+    (b"authorization: Bearer %b\r\nauthorization: Bearer %b\r\n", False),
+    (b"authorization: Bearer %b, Basic YTpi\r\n", False),
+    (b"", False),
+]
+
+
+@pytest.fixture(params=["fast lane", "application"])
+async def door(anyio_backend: str, request: pytest.FixtureRequest) -> Door:
+    return Door(fast=request.param == "fast lane")
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
+
+
+def refusal(answer: bytes) -> tuple[int, str]:
+    """Return status and code of the one answer that ended a connection: a problem with an id."""
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    body = rest.removesuffix(b"<closed>")
+    assert rest.endswith(b"<closed>")
+    assert b"\r\nconnection: close" in head
+    assert b"\r\ncontent-type: application/problem+json\r\n" in head
+    assert b"\r\nx-request-id: " in head
+    assert b"content-length: " in head
+    (status,) = statuses(answer)
+    problem = msgspec.json.decode(body)
+    assert problem["status"] == status
+    assert "request_id" in problem
+    return status, problem["code"]
+
+
+@pytest.mark.parametrize("upgrade", [_H2C, _WEBSOCKET])
+async def test_an_upgrade_that_is_not_offered_is_ignored(door: Door, upgrade: bytes) -> None:
+    asking = _LINE + _HOST + _KEY + upgrade + _LENGTH + b"\r\n" + _BODY
+
+    answer = await door.send(asking + _ASK + asking)
+
+    assert statuses(answer) == [200, 200, 200]
+    assert not answer.endswith(b"<closed>")
+
+
+async def test_a_body_of_chunks_behind_an_upgrade_is_read(door: Door) -> None:
+    head = _LINE + _HOST + _KEY + _H2C + b"transfer-encoding: chunked\r\n\r\n"
+    chunks = b"5;a=b\r\n%b\r\n%x\r\n%b\r\n0\r\nx-trailer: y\r\n\r\n"
+    asking = head + chunks % (_BODY[:5], len(_BODY) - 5, _BODY[5:])
+
+    whole = await door.send(asking + _ASK)
+    bytewise = await door.send(*[asking[i : i + 1] for i in range(len(asking))], _ASK)
+
+    assert statuses(whole) == statuses(bytewise) == [200, 200]
+
+
+async def test_an_upgrade_without_a_body_is_ignored(door: Door) -> None:
+    asking = b"GET /health/live HTTP/1.1\r\nhost: w\r\n" + _WEBSOCKET + b"\r\n"
+
+    assert statuses(await door.send(asking + asking + _ASK)) == [200, 200, 200]
+
+
+async def test_an_upgrade_and_a_wait_for_100_go_together(door: Door) -> None:
+    head = _LINE + _HOST + _KEY + _H2C + b"expect: 100-continue\r\n" + _LENGTH + b"\r\n"
+
+    assert statuses(await door.send(head, _BODY, _ASK)) == [100, 200, 200]
+
+
+async def test_what_is_no_request_is_a_problem_that_ends_the_connection(door: Door) -> None:
+    for head, expected in _NO_REQUESTS:
+        alone = await door.send(head + b"\r\n" + gzip.compress(_BODY))
+        behind = await door.send(_ASK + head + b"\r\n" + _BODY)
+
+        assert refusal(alone) == expected, head
+        assert statuses(behind) == [200, expected[0]], head
+
+
+async def test_hosts_of_every_form_are_taken(door: Door) -> None:
+    for host in (b"", b"a.example:8080", b"[::1]:8080", b"127.0.0.1"):
+        asking = _LINE + b"host: %b\r\n" % host + _KEY + _LENGTH + b"\r\n" + _BODY
+        assert statuses(await door.send(asking)) == [200], host
+
+
+async def test_the_oldest_version_needs_no_host(door: Door) -> None:
+    asking = _LINE.replace(b"1.1", b"1.0") + _KEY + _LENGTH + b"\r\n" + _BODY
+
+    assert statuses(await door.send(asking)) == [200]
+
+
+@pytest.mark.parametrize("size", [16, 4096, 60_000, 1_000_000])
+async def test_a_head_beyond_64_kib_is_refused_wherever_it_is_long(door: Door, size: int) -> None:
+    for head in (
+        _LINE + _HOST + b"x: " + b"y" * 66_000 + b"\r\n" + _LENGTH + b"\r\n",
+        b"POST /" + b"y" * 66_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n",
+        _LINE + _HOST + b"x: " + b" " * 90_000 + b"y\r\n\r\n",
+        _LINE + _HOST + b"".join(b"%b%d: y\r\n" % (b"x" * 900, n) for n in range(80)) + b"\r\n",
+    ):
+        data = head + _BODY
+        parts = [data[at : at + size] for at in range(0, len(data), size)]
+        parts = parts if size > 16 else [data[:65_000], *parts[65_000 // 16 :]]
+        assert refusal(await door.send(_ASK[:0], *parts)) == (431, "header_fields_too_large")
+
+
+async def test_a_head_without_end_is_refused_before_it_has_ended(door: Door) -> None:
+    parts = [_LINE + _HOST + b"x: "] + [b"y" * 8192] * 12
+
+    answer = await door.send(*parts)
+
+    assert refusal(answer) == (431, "header_fields_too_large")
+
+
+async def test_empty_lines_without_end_are_refused(door: Door) -> None:
+    answer = await door.send(_ASK, *[b"\r\n" * 4096] * 20)
+
+    assert statuses(answer) == [200, 431]
+    assert answer.endswith(b"<closed>")
+
+
+@pytest.mark.parametrize(("fields", "status"), [(100, 200), (101, 431)])
+async def test_a_request_may_have_100_fields(door: Door, fields: int, status: int) -> None:
+    more = b"".join(b"x%d: y\r\n" % number for number in range(fields - 3))
+    asking = _LINE + _HOST + _KEY + _LENGTH + more + b"\r\n" + _BODY
+
+    assert statuses(await door.send(asking)) == [status]
+
+
+async def test_a_head_just_within_the_bound_is_answered(door: Door) -> None:
+    asking = _LINE + _HOST + _KEY + _LENGTH + b"x: " + b"y" * 65_000 + b"\r\n\r\n" + _BODY
+    parts = [asking[at : at + 4096] for at in range(0, len(asking), 4096)]
+
+    assert statuses(await door.send(*parts)) == [200]
+    assert statuses(await door.send(_ASK * 50 + asking + _ASK)) == [200] * 52
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        b"1;" + b"x" * 60_000,
+        b"0\r\n" + b"x: y\r\n" * 10_000,
+        b"0\r\nx: " + b"y" * 60_000,
+        b"1;%b\r\na\r\n" % (b"x" * 1000) * 60,
+    ],
+)
+async def test_extensions_and_trailers_without_end_are_refused(door: Door, beside: bytes) -> None:
+    head = _LINE + _HOST + _KEY + b"transfer-encoding: chunked\r\n\r\n"
+
+    answer = await door.send(head, *[beside[at : at + 4096] for at in range(0, len(beside), 4096)])
+
+    assert statuses(answer)[-1] in {400, 413}
+    assert answer.endswith(b"<closed>") or statuses(answer) == [413]
+
+
+async def test_a_body_of_the_smallest_chunks_is_answered(door: Door) -> None:
+    body = _BODY + b" " * 1400
+    head = _LINE + _HOST + _KEY + b"transfer-encoding: chunked\r\n\r\n"
+    chunks = b"".join(b"0001\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+
+    assert statuses(await door.send(head + chunks + _ASK)) == [200, 200]
+
+
+async def test_trailers_are_no_header_fields(door: Door) -> None:
+    head = _LINE + _HOST + b"transfer-encoding: chunked\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(_BODY), _BODY, _KEY)
+
+    assert statuses(await door.send(head, chunks)) == [401]
+
+
+async def test_an_encoded_slash_separates_nothing(door: Door) -> None:
+    for target in (b"/v1%2fclassify", b"/v1%2Fclassify", b"/v1/models%2fsentiment"):
+        asking = b"POST " + target + b" HTTP/1.1\r\n" + _HOST + _KEY + _LENGTH + b"\r\n" + _BODY
+        assert statuses(await door.send(asking)) == [404], target
+    named = b"GET /v1/models/%73entiment HTTP/1.1\r\n" + _HOST + _KEY + b"\r\n"
+    assert statuses(await door.send(named)) == [200]
+
+
+async def test_an_odd_key_is_answered_alike_on_every_route(door: Door) -> None:
+    for lines, is_known in _KEYS:
+        key = lines.replace(b"%b", KEY.encode())
+        infer = b"POST /v1/infer/nothing HTTP/1.1\r\n"
+        requests = [
+            _LINE + _HOST + key + _LENGTH + b"\r\n" + _BODY,
+            infer + _HOST + key + b"content-length: 13\r\n\r\n" + b'{"inputs":[]}',
+            b"GET /v1/models HTTP/1.1\r\n" + _HOST + key + b"\r\n",
+            b"GET /v1/models/sentiment HTTP/1.1\r\n" + _HOST + key + b"\r\n",
+        ]
+
+        answers = [await door.send(request) for request in requests]
+
+        found = [statuses(answer) == [401] for answer in answers]
+        assert found == [not is_known] * 4, lines
+        if not is_known:
+            problems = {answer.partition(b"\r\n\r\n")[2] for answer in answers}
+            assert len(problems) == 1
+            assert all(b"\r\nwww-authenticate: Bearer " in answer for answer in answers)
+
+
+async def test_lines_of_cache_control_are_one_list(door: Door) -> None:
+    head = _LINE + _HOST + _KEY + _LENGTH
+    await door.send(_ASK)
+
+    both = head + b"cache-control: max-age=60\r\ncache-control: no-cache\r\n\r\n"
+    answer = await door.send(both + _BODY)
+
+    assert b"\r\ncache-status: sluicegate; fwd=request" in answer
+
+
+async def test_a_caller_that_closes_its_half_is_answered(door: Door) -> None:
+    new = _ASK.replace(b"known", b"newer")
+
+    miss = await door.send(_ASK, HALF_CLOSE)
+    hit = await door.send(_ASK, HALF_CLOSE)
+    pipelined = await door.send(new + _ASK + new, HALF_CLOSE)
+
+    assert (statuses(miss), statuses(hit), statuses(pipelined)) == ([200], [200], [200] * 3)
+    assert all(answer.endswith(b"<closed>") for answer in (miss, hit, pipelined))
+
+
+async def test_a_caller_that_closes_its_half_is_waited_for_by_what_it_asked(door: Door) -> None:
+    door.api.scene.runner.gate.clear()
+    door.protocol.data_received(_ASK + _ASK)
+    await door.rest()
+    door.protocol.eof_received()
+    await door.rest()
+    early = (bytes(door.transport.written), door.transport.is_closing())
+
+    door.api.scene.runner.gate.set()
+    await door.rest()
+
+    assert early == (b"", False)
+    assert statuses(bytes(door.transport.written)) == [200, 200]
+    assert door.transport.is_closing()
+
+
+@pytest.mark.parametrize("length", [0, 40, len(_ASK) - 10])
+async def test_half_a_request_before_the_half_close_is_let_go(door: Door, length: int) -> None:
+    door.protocol.data_received(_ASK + _ASK[:length])
+    await door.rest()
+    door.protocol.eof_received()
+    await door.rest()
+
+    assert statuses(bytes(door.transport.written)) == [200]
+    assert door.transport.is_closing()
+    assert not [task for task in door.state.tasks if not task.done()]
+
+
+async def test_what_comes_behind_a_refusal_is_not_read(door: Door) -> None:
+    door.protocol.data_received(b"NONSENSE\r\n\r\n")
+    door.protocol.data_received(_ASK)
+    await door.rest()
+
+    assert statuses(bytes(door.transport.written)) == [400]
+    assert door.transport.has_ended
+    door.protocol.eof_received()
+    assert door.transport.is_closing()
+
+
+async def test_a_refusal_has_the_fields_of_any_problem(door: Door) -> None:
+    answer = await door.send(b"NONSENSE\r\n\r\n")
+
+    told = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2].removesuffix(b"<closed>"))
+    usual = msgspec.json.decode(encode_problem(InvalidRequest(told["detail"]), "req_1"))
+    assert told | {"request_id": "req_1"} == usual
+
+
+async def test_a_body_without_end_behind_its_answer_ends_the_connection(door: Door) -> None:
+    head = _LINE + _HOST + b"transfer-encoding: chunked\r\n\r\n"
+    refused = await door.send(head)
+
+    for data in (b"ffffffff\r\n", *[b"x" * 65_536] * 300):
+        if not door.transport.is_closing():
+            door.protocol.data_received(data)
+
+    assert statuses(refused) == [401]
+    assert door.transport.is_closing()
