@@ -11,7 +11,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    nullcontext,
 )
 from functools import partial
 from importlib.metadata import version
@@ -314,11 +313,12 @@ class _Worker:
         return self._doors(draining)
 
     def _cache_watch(self) -> AbstractAsyncContextManager[object]:
-        if not self.runtimes.current.document.cache.redis_enabled:
-            return nullcontext()
         url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
         watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
-        self.redis["cache_redis"] = lambda: watch.is_reached
+        # The document may switch it on and off.
+        self.redis["cache_redis"] = lambda: (
+            watch.is_reached or not self.runtimes.current.document.cache.redis_enabled
+        )
         return watch
 
     def _figures(self) -> Figures:
