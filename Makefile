@@ -16,7 +16,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
 	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
@@ -60,6 +60,9 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare
 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
+
+arena: install-dev ## Run compose.yaml in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
+	$(BIN)/python -m loadtests arena $(ARGS)
 
 arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
 	$(BIN)/python -m loadtests partitions $(ARGS)

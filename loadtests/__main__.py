@@ -18,6 +18,7 @@ from loadtests import (
     threads,
     whole_requests,
 )
+from loadtests.arena.command import arena_command
 from loadtests.chaos.command import chaos_command
 from loadtests.fuzz_api.command import fuzz_api_command
 from loadtests.fuzz_http.command import fuzz_http_command
@@ -200,6 +201,7 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
     triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
+main.add_command(arena_command)
 main.add_command(partitions_command)
 main.add_command(chaos_command)
 main.add_command(fuzz_api_command)
