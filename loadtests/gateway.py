@@ -16,7 +16,6 @@ from gateway.settings import Settings, environment, process_environment
 from loadtests.generator import Target
 from tests.support.system import Process, free_port, until
 
-
 # On a machine that is busy otherwise; what a stop takes is measured elsewhere.
 _STOPS_WITHIN = 300.0
 
