@@ -42,10 +42,10 @@ _SWITCH = 0.0005
 _BACKLOG = 2048
 # Longer than any client keeps a connection, so that it is never the server that closes first.
 _KEEP_ALIVE = 120
-_LOOK = 0.05
-_FIRST_CALL = 1.0
 # uvicorn's ticks, ten a second, between two looks for connections that are late.
 _TICKS = 5
+_LOOK = 0.05
+_FIRST_CALL = 1.0
 
 
 @asynccontextmanager
@@ -275,6 +275,15 @@ class BackendServer(uvicorn.Server):
             )
         )
 
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        if counter % _TICKS == 0:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, CorkedProtocol):
+                    connection.end_if_late(now)
+        return await super().on_tick(counter)
+
     def make_answers_last(self) -> None:
         """Have every answer from now on be the last one of its connection."""
         last = (b"connection", b"close")
@@ -299,15 +308,6 @@ class BackendServer(uvicorn.Server):
             if not self.server_state.connections:
                 return
             await asyncio.sleep(_LOOK)
-
-    @override
-    async def on_tick(self, counter: int) -> bool:
-        now = asyncio.get_running_loop().time()
-        if counter % _TICKS == 0:
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, CorkedProtocol):
-                    connection.end_if_late(now)
-        return await super().on_tick(counter)
 
     @contextmanager
     @override

@@ -43,14 +43,14 @@ class PatientProtocol(BoundedProtocol):
         self,
         *args: Any,
         patience: Patience | None = None,
-        draining: Draining | None = None,
         turned_away: set[object] | None = None,
+        draining: Draining | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._patience = patience or Patience()
-        self._draining = draining or Draining()
         self._turned_away = set() if turned_away is None else turned_away
+        self._draining = draining or Draining()
         self._since = 0.0
         self._has_begun = False
         self._is_used = False

@@ -113,7 +113,7 @@ async def serve(
         app,
         loop="none",
         http=partial(  # type: ignore[arg-type]  # it makes one
-            protocol, patience=patience, draining=draining, turned_away=set()
+            protocol, patience=patience, turned_away=set(), draining=draining
         ),
         timeout_keep_alive=max(1, round(patience.idle)),
         ws="none",

@@ -18,7 +18,6 @@ from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
-from gateway.telemetry.logs import configure_logging
 
 _TIMEOUT = 2.0
 
@@ -29,7 +28,6 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: there is no admin key, or the address cannot be had.
     """
-    configure_logging(settings.log_level)
     if not settings.admin_key:
         raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
     listener = listener_on(

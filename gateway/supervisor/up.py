@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gateway.config.load import explain, load_folder
@@ -14,6 +15,7 @@ from gateway.supervisor.credentials import Credentials, choose_credentials
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.placement import write_placement
 from gateway.supervisor.plan import Plan, UpOptions, plan_up
 from gateway.supervisor.reload import reloader
@@ -126,7 +128,15 @@ class _Up:
     async def run(self) -> None:
         reload = reloader(self._plan.settings, self._keys.admin_key, self._tell)
         delay = self._plan.settings.shutdown_delay
-        await supervise(self._supervisor, self._start, reload=reload, say=self._tell, delay=delay)
+        rotating = partial(keep_small, self._plan.settings.data_dir / "logs")
+        await supervise(
+            self._supervisor,
+            self._start,
+            reload=reload,
+            say=self._tell,
+            delay=delay,
+            beside=rotating,
+        )
 
     async def _start(self) -> None:
         valkeys = self._supervisor.start(self._plan.valkeys)
