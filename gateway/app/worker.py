@@ -4,7 +4,6 @@ import asyncio
 import gc
 import random
 import secrets
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +11,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    nullcontext,
 )
 from functools import partial
 from importlib.metadata import version
@@ -104,7 +102,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    draining.hear_announcement()
     async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
@@ -315,11 +313,12 @@ class _Worker:
         return self._doors(draining)
 
     def _cache_watch(self) -> AbstractAsyncContextManager[object]:
-        if not self.runtimes.current.document.cache.redis_enabled:
-            return nullcontext()
         url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
         watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
-        self.redis["cache_redis"] = lambda: watch.is_reached
+        # The document may switch it on and off.
+        self.redis["cache_redis"] = lambda: (
+            watch.is_reached or not self.runtimes.current.document.cache.redis_enabled
+        )
         return watch
 
     def _figures(self) -> Figures:
