@@ -28,6 +28,7 @@ _LONG, _TOURNAMENT = "bench-long", "bench-tournament"
 _LABELS = ["music", "work", "family", "picture", "world", "life", "time", "people", "story", "fast"]
 _DIMENSIONS = 384
 _WORDS = 60
+_IMPATIENT = 32  # callers who do not wait as long as they are told to
 _LEAST_TIME = 0.25  # seconds that a request has at least: less is a matter of the machine
 # A device that takes its time without a core: a run then measures decisions, not the machine.
 _PACED = {
@@ -105,8 +106,8 @@ def measure(*, duration: float, only: tuple[str, ...], paced: bool) -> None:
             for name, kind in KINDS.items():
                 if not only or name in only:
                     table += _measure(system, name, kind, duration)
-    device = "a paced device" if paced else "one core"
-    show(f"Overload of whole requests: a backend on {device}", table, {}, this_machine())
+            device = "a paced device" if paced else "one core"
+            show(f"Overload of whole requests: a backend on {device}", table, {}, this_machine())
 
 
 def _measure(system: System, name: str, kind: Kind, duration: float) -> list[Row]:
@@ -131,7 +132,9 @@ def _measure(system: System, name: str, kind: Kind, duration: float) -> list[Row
     rate, seconds = 2 * full.rate, max(duration, 20 * alone.percentile(0.5))
     answers = asyncio.run(open_loop(target, bodies(), rate=rate, duration=seconds))
     rows = running.counter("rows_total", _ENCODER) - before
-    return _rows(name, kind, full, answers, seconds=seconds, rows=rows)
+    found = _rows(name, kind, full, answers, seconds=seconds, rows=rows)
+    impatient = asyncio.run(closed_loop(target, bodies(), connections=_IMPATIENT, duration=seconds))
+    return [*found, _impatient(name, kind, impatient, full.rate * kind.items)]
 
 
 def _rows(
@@ -151,6 +154,16 @@ def _rows(
         _row(f"{name}: answered at twice that", good, kind.items, seconds, able),
         _row(f"{name}: refused at twice that", refused, kind.items, seconds, able),
     ]
+
+
+def _impatient(name: str, kind: Kind, outcome: Outcome, able: float) -> Row:
+    rate = outcome.statuses.get(200, 0) * kind.items / outcome.duration
+    return Row(
+        what=f"{name}: answered to {_IMPATIENT} callers who ask again at once",
+        rate=rate,
+        ratio=round(rate / able, 3),
+        statuses=outcome.statuses,
+    )
 
 
 def _row(what: str, answers: list[Answer], items: int, seconds: float, able: float) -> Row:

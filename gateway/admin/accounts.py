@@ -10,6 +10,7 @@ from litestar import Controller, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from gateway.admin.known_models import KnownModels
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
@@ -122,9 +123,13 @@ class TenantController(Controller):
 
     @post("/")
     async def create(
-        self, data: JSONBody[NewTenant], changes: NamedDependency[AccountChanges]
+        self,
+        data: JSONBody[NewTenant],
+        changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> Tenant:
         """Create a tenant."""
+        await known_models.check_rules(data.limits)
         accounts = changes.accounts
         record = await changes.make(
             lambda: accounts.create_tenant(data.id, name=data.name, rules=data.limits, actor=_ACTOR)
@@ -142,8 +147,10 @@ class TenantController(Controller):
         tenant: FromPath[str],
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> Tenant:
         """Replace a tenant's limits; an empty list means that the document's apply."""
+        await known_models.check_rules(data)
         accounts = changes.accounts
         return _tenant(await changes.make(lambda: accounts.set_limits(tenant, data, actor=_ACTOR)))
 
@@ -158,14 +165,21 @@ class KeyController(Controller):
         self, changes: NamedDependency[AccountChanges], tenant: FromQuery[str | None] = None
     ) -> Keys:
         """Return the keys of a tenant, or all."""
+        if tenant is not None:
+            await asyncio.to_thread(changes.accounts.tenant, tenant)
         found = await asyncio.to_thread(changes.accounts.keys, tenant)
         return Keys(keys=[Key(**_fields(record)) for record in found])
 
     @post("/")
     async def create(
-        self, data: JSONBody[NewKey], changes: NamedDependency[AccountChanges]
+        self,
+        data: JSONBody[NewKey],
+        changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> CreatedKey:
         """Create a key; its text is in this answer and nowhere else."""
+        await known_models.check(data.models or (), field="models")
+        await known_models.check_rules(data.limits)
         text, accounts = new_key(), changes.accounts
         record = await changes.make(
             lambda: accounts.create_key(
@@ -186,8 +200,10 @@ class KeyController(Controller):
         key: FromPath[str],
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> Key:
         """Replace a key's limits; an empty list means that the document's apply."""
+        await known_models.check_rules(data)
         accounts = changes.accounts
         record = await changes.make(lambda: accounts.set_key_limits(key, data, actor=_ACTOR))
         return Key(**_fields(record))

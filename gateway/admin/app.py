@@ -19,6 +19,7 @@ from gateway.admin.accounts import AccountChanges, KeyController, TenantControll
 from gateway.admin.active import ActiveDocument
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
+from gateway.admin.known_models import KnownModels
 from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
 from gateway.admin.operations import OperationsController, live, metrics, ready
@@ -95,6 +96,7 @@ def build_admin(
     draining: Draining | None = None,
 ) -> Application:
     """Return the application; objects are made and owned by the caller."""
+    active = ActiveDocument(control=control, settings=settings)
     objects: dict[str, object] = {
         "settings": settings,
         "control": control,
@@ -103,7 +105,8 @@ def build_admin(
         "publisher": publisher,
         "recovery": recovery,
         "draining": draining or Draining(),
-        "active": ActiveDocument(control=control, settings=settings),
+        "active": active,
+        "known_models": KnownModels(control=control, active=active),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}

@@ -12,6 +12,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.admin.active import ActiveDocument
 from gateway.admin.fleet_view import backends_seen
+from gateway.admin.known_models import KnownModels
 from gateway.api.health import Liveness
 from gateway.cache.redis_pipes import Pipe
 from gateway.cache.redis_watch import answers
@@ -105,10 +106,15 @@ class OperationsController(Controller):
         data: JSONBody[Purge],
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
+        known_models: NamedDependency[KnownModels],
     ) -> Response[Purged]:
         """Forget cached answers; 200 when every worker has, 202 when not yet."""
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
+        if data.tenant is not None:
+            await asyncio.to_thread(ledger.accounts.tenant, data.tenant)
+        elif data.model is not None:
+            await known_models.check([data.model], field="model")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)

@@ -11,14 +11,15 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
+from gateway.api.grouping import read_groups
 from gateway.api.request_headers import time_allowed
 from gateway.api.revalidation import tagged
 from gateway.config.document import Document, ModelEntry
 from gateway.errors import DependencyUnavailable, InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
-from gateway.types import Principal, RegionName, ServedModel, TenantId
+from gateway.types import Principal, RegionName, ServedModel
 
-GroupBy = Literal["model", "day", "key", "task"]
+_GROUPS = ("model", "day", "key", "task")
 _DEFAULT_ENTRY = ModelEntry()
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _FIRST_YEAR, _LAST_YEAR = 1970, 2261
@@ -63,7 +64,7 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one group; `cost` is in 10^-9 of `currency`."""
+    """Usage of one group; `cost` is a decimal number, exact, as on invoices."""
 
     group: dict[str, str]
     """What the line is for: a value for each of `group_by`."""
@@ -83,8 +84,8 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that models ran for the computed items."""
     tokens: int
     """Tokens of those rows."""
-    cost: int
-    """In 10^-9 of `currency`."""
+    cost: str
+    """In `currency`: a decimal number."""
     currency: str
     """A code of ISO 4217."""
 
@@ -116,9 +117,11 @@ class UsageSource(Protocol):
     """Where usage is counted."""
 
     async def report(
-        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+        self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the tenant's usage, a line per group.
+        """Return the usage of the caller's tenant, a line per group.
+
+        Of a key that is limited to models it is the usage of those.
 
         Raises:
             DependencyUnavailable: it cannot be asked.
@@ -180,11 +183,16 @@ class MetadataController(Controller):
         request: Request[Any, Any, Any],
         usage: UsageOfTenants,
         documents: CurrentDocuments,
-        since: Annotated[str | None, QueryParameter(name="from")] = None,
-        until: Annotated[str | None, QueryParameter(name="to")] = None,
-        group_by: FromQuery[list[GroupBy] | None] = None,
+        since: Annotated[
+            str | None, QueryParameter(name="from", description="Date or time")
+        ] = None,
+        until: Annotated[str | None, QueryParameter(name="to", description="Date or time")] = None,
+        group_by: FromQuery[list[str] | None] = None,
     ) -> UsageReport:
-        """Return usage between two moments (this month so far by default), grouped by model."""
+        """Return usage between two moments (this month so far by default), grouped by model.
+
+        Of a key that is limited to models it is the usage of those.
+        """
         now = datetime.now(UTC)
         start = _moment("from", since) or now.replace(
             day=1, hour=0, minute=0, second=0, microsecond=0
@@ -192,12 +200,11 @@ class MetadataController(Controller):
         end = _moment("to", until) or now + timedelta(seconds=1)
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
-        groups = group_by or ["model"]
-        tenant = _principal(request).tenant
+        groups = read_groups(group_by, _GROUPS, default="model")
         asked = request.headers.get("x-request-timeout", "").encode()
         try:
             async with asyncio.timeout(time_allowed(asked, documents.document().deadline)):
-                lines = await usage.report(tenant, start, end, groups)
+                lines = await usage.report(_principal(request), start, end, groups)
         except TimeoutError as error:
             raise DependencyUnavailable(
                 "The ledger did not answer in time; try again, or ask for less.", retry_after=1.0
@@ -213,7 +220,8 @@ def _principal(request: Request[Any, Any, Any]) -> Principal:
 def _visible(model: ServedModel, document: Document, principal: Principal) -> bool:
     name = model.info.name
     allowed = principal.models is None or name in principal.models
-    return allowed and document.models.get(name, _DEFAULT_ENTRY).enabled
+    # An encoder without tasks is there for what builds on it, and answers nobody.
+    return allowed and bool(model.info.tasks) and document.models.get(name, _DEFAULT_ENTRY).enabled
 
 
 def _card(model: ServedModel) -> ModelCard:

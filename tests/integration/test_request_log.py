@@ -1,17 +1,13 @@
 """The log of requests: a line each, whatever is away, and nothing waits for it."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
-from typing_extensions import override
 
 from gateway.events.block import STREAM
 from gateway.events.log import EventLog
-from gateway.workers.group import Entry, GroupReader
 from gateway.workers.request_log import GROUP
 from tests.support.events import make_event
 from tests.support.pipeline import Pipeline, open_pipeline, running
@@ -71,35 +67,3 @@ async def test_a_dead_request_log_does_not_stop_billing(pipeline: Pipeline) -> N
             await until(lambda: pipeline.billed() == 1000, what="all are billed")
 
     assert shipper.statistics().dropped > 0
-
-
-class Unacknowledged(GroupReader):
-    """A reader whose first acknowledgement is lost on its way."""
-
-    lost = 0
-
-    @override
-    async def acknowledge(self, entries: Sequence[Entry]) -> None:
-        """Fail at first."""
-        if not self.lost:
-            self.lost += 1
-            self.again()
-            raise RedisConnectionError("Connection lost")
-        await super().acknowledge(entries)
-
-
-async def test_a_lost_acknowledgement_writes_no_line_twice(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
-    path = tmp_path / "requests.log"
-    request_log = pipeline.request_log(path)
-    request_log._group.__class__ = Unacknowledged
-    with EventLog(pipeline.events, name="w0") as log:
-        fill(log, 0, 20)
-        async with running(pipeline.shipper().run, request_log.run):
-            await until(lambda: request_log.statistics().lines >= 20, what="all are written")
-            async with asyncio.timeout(10):
-                while (await pipeline.redis.xpending(STREAM, GROUP))["pending"]:
-                    pass
-
-    assert path.read_bytes().count(b"\n") == 20
