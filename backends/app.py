@@ -30,7 +30,10 @@ from backends.api.status import ReloadHandler, StatusHandlers
 from backends.api.tls import ServerTls, files_of
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
+from backends.heartbeat import heartbeat
+from backends.listening import empty_queue
 from backends.settings import BackendSettings, quiet_libraries
+from backends.stop_signals import StopSignals
 from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
 
 _log = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ _BACKLOG = 2048
 _KEEP_ALIVE = 120
 # uvicorn's ticks, ten a second, between two looks for connections that are late.
 _TICKS = 5
+_LOOK = 0.05
+_FIRST_CALL = 1.0
 
 
 @asynccontextmanager
@@ -138,22 +143,36 @@ async def _serve(
     async with open_backend(
         settings, tracing=tracing, open_executor=executor_opener(settings)
     ) as repository:
-        for name, reason in repository.served.problems.items():
-            _log.error("a model is broken", extra={"model": name, "reason": reason})
-        # What was loaded stays: the collector need not walk it for every generation.
-        gc.collect()
-        gc.freeze()
-        # Requests leave no cycles worth looking for every 700 objects.
-        gc.set_threshold(20_000, 20, 20)
-        server = BackendServer(make_routes(repository, settings, tracing), tls)
-        host, port = listener.getsockname()[:2]
-        _log.info(
-            "backend serves",
-            extra={"address": f"{host}:{port}", "provider": repository.engine.state().provider},
-        )
-        async with _following(tls):
-            await run_until_told(server, listener, repository.engine, settings, parent)
+        # Not before: the loop waits for the models to be opened.
+        with heartbeat(settings.heartbeat_fd):
+            routes = make_routes(repository, settings, tracing)
+            await _serve_repository(repository, routes, settings, listener, tls, parent)
     await asyncio.to_thread(tracing.close)
+
+
+async def _serve_repository(
+    repository: Repository,
+    routes: Routes,
+    settings: BackendSettings,
+    listener: socket.socket,
+    tls: ServerTls | None,
+    parent: int,
+) -> None:
+    for name, reason in repository.served.problems.items():
+        _log.error("a model is broken", extra={"model": name, "reason": reason})
+    # What was loaded stays: the collector need not walk it for every generation.
+    gc.collect()
+    gc.freeze()
+    # Requests leave no cycles worth looking for every 700 objects.
+    gc.set_threshold(20_000, 20, 20)
+    server = BackendServer(routes, tls)
+    host, port = listener.getsockname()[:2]
+    _log.info(
+        "backend serves",
+        extra={"address": f"{host}:{port}", "provider": repository.engine.state().provider},
+    )
+    async with _following(tls):
+        await run_until_told(server, listener, repository.engine, settings, parent)
 
 
 @asynccontextmanager
@@ -176,22 +195,42 @@ async def run_until_told(
     settings: BackendSettings,
     parent: int,
 ) -> None:
-    """Serve until a signal, or the parent's end where that is asked for; then drain."""
-    loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+    """Serve until a signal, or the parent's end where that is asked for; then leave."""
+    stop = StopSignals()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[listener]))
-        waits: list[asyncio.Task[object]] = [group.create_task(told.wait())]
+        waits: list[asyncio.Task[object]] = [group.create_task(stop.asked.wait())]
         if settings.exit_with_parent:
             waits.append(group.create_task(_parent_gone(parent)))
         await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        await drain(engine, settings.drain)
+        leaving = group.create_task(leave(server, listener, engine, settings, stop))
+        forced = group.create_task(stop.forced.wait())
+        await asyncio.wait([leaving, forced], return_when=asyncio.FIRST_COMPLETED)
+        for wait in (leaving, forced):
+            wait.cancel()
+        server.force_exit = stop.forced.is_set()
         server.should_exit = True
     _log.info("backend stopped")
+
+
+async def leave(
+    server: "BackendServer",
+    listener: socket.socket,
+    engine: Engine,
+    settings: BackendSettings,
+    stop: StopSignals,
+) -> None:
+    """Say that the backend is not ready and serve on, then accept nothing more, then drain."""
+    if server.started:
+        engine.leaving = True
+        server.make_answers_last()
+        await asyncio.sleep(settings.shutdown_delay if stop.is_patient else 0.0)
+        await empty_queue(listener)
+        server.stop_accepting(listener)
+        await server.end_idle_connections()
+    await drain(engine, settings.drain)
 
 
 async def drain(engine: Engine, bound: float) -> None:
@@ -244,6 +283,31 @@ class BackendServer(uvicorn.Server):
                 if isinstance(connection, CorkedProtocol):
                     connection.end_if_late(now)
         return await super().on_tick(counter)
+
+    def make_answers_last(self) -> None:
+        """Have every answer from now on be the last one of its connection."""
+        last = (b"connection", b"close")
+        self.config.encoded_headers.append(last)  # for when the server renews its headers
+        self.server_state.default_headers = [*self.server_state.default_headers, last]
+
+    def stop_accepting(self, listener: socket.socket) -> None:
+        """Accept nothing any more."""
+        for server in self.servers:
+            server.close()
+        listener.close()
+
+    async def end_idle_connections(self) -> None:
+        """End connections on which nothing is left to answer, as long as there are any.
+
+        One on which nothing was sent yet, because it was accepted last, is given a moment.
+        """
+        for _ in range(round(_FIRST_CALL / _LOOK)):
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, CorkedProtocol):
+                    connection.end_if_idle()
+            if not self.server_state.connections:
+                return
+            await asyncio.sleep(_LOOK)
 
     @contextmanager
     @override

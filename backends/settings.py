@@ -32,7 +32,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     together, whatever their lengths.
     `session_memory_bytes` bounds what the graphs of open sessions weigh together (0: nothing does):
     beyond it, sessions of models that were asked longest ago are closed until they are asked again.
-    `drain` bounds the time work in flight gets after SIGTERM. A revision that was replaced while
+    After SIGTERM a backend serves on for `shutdown_delay` and says that it is not ready; then
+    `drain` bounds the time that work in flight gets. `heartbeat_fd` is a pipe to a supervisor,
+    which watches that the event loop writes to it. A revision that was replaced while
     serving answers calls that name it for `retire_after` more. `token` is a secret shared with
     the gateways, and is taken from the environment alone. With `tls_certificate` (and `tls_key`,
     where that file does not hold the key) TLS is served; with `tls_client_ca` whoever gives work
@@ -75,7 +77,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
+    shutdown_delay: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    heartbeat_fd: Annotated[int, msgspec.Meta(ge=0)] | None = None
     retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     exit_with_parent: bool = False
     max_body_bytes: Positive = 32 * 1024 * 1024

@@ -5,16 +5,21 @@ which one it is: that keeps them small, and the metrics library must find its fo
 """
 
 import asyncio
+import contextlib
 import importlib
+import logging
+import os
 import signal
 import sys
 from typing import Protocol
 
 from gateway.config.load import explain
 from gateway.errors import ConfigurationError, GatewayError
+from gateway.heartbeat import heartbeat
 from gateway.priority import give_way
 from gateway.settings import Settings, export_metrics_dir, load_settings
 from gateway.supervisor.errors import CannotStart, ExitCode
+from gateway.telemetry.logs import configure_logging
 
 
 class Run(Protocol):
@@ -34,6 +39,7 @@ ENTRIES = {
     "run-request-log": ("gateway.workers.request_log", "run_request_log"),
 }
 BOOTSTRAP = "run-bootstrap"
+_log = logging.getLogger("gateway")
 # What these do can wait, on the disk.
 _PATIENT = frozenset({"run-shipper", "run-billing", "run-request-log"})
 
@@ -42,6 +48,8 @@ def run_entry(entry: str, settings: Settings) -> None:
     """Run one of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
     import uvloop  # noqa: PLC0415 - the bootstrap does without
 
+    configure_logging(settings.log_level, process=process_name(entry, settings))
+    _log.info("the process starts", extra={"pid": os.getpid()})
     if entry in _PATIENT:
         give_way()
     export_metrics_dir(settings)
@@ -56,12 +64,31 @@ def run_entry(entry: str, settings: Settings) -> None:
         runner.run(_until_signal(run, settings))
 
 
+def process_name(entry: str, settings: Settings) -> str:
+    """Return what log lines call a process: `worker-0`, `billing`."""
+    name = entry.removeprefix("run-")
+    return f"{name}-{settings.worker}" if name == "worker" else name
+
+
 async def _until_signal(run: Run, settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    running = loop.create_task(_run(run, settings, stop))
+
+    def signalled() -> None:
+        if stop.is_set():
+            running.cancel()  # the second one: at once
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await run(settings, stop=stop)
+        loop.add_signal_handler(number, signalled)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+async def _run(run: Run, settings: Settings, stop: asyncio.Event) -> None:
+    with heartbeat(settings.heartbeat_fd):
+        await run(settings, stop=stop)
 
 
 def main(arguments: list[str]) -> int:

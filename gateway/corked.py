@@ -109,6 +109,8 @@ class CorkedTransport(asyncio.Transport):
 class CorkedProtocol(PatientProtocol):
     """A protocol over a corked transport, with the ASGI extension `WHOLE`."""
 
+    _last_cycle: RequestResponseCycle | None = None
+
     def __init__(self, *args: Any, cork: Cork | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._cork = cork or Cork()
@@ -119,8 +121,19 @@ class CorkedProtocol(PatientProtocol):
 
     @override
     def on_headers_complete(self) -> None:
+        before = self.cycle
         super().on_headers_complete()
+        if self._draining.closes_connections:
+            self._make_last(before)
         self.scope["extensions"] = {WHOLE: Whole(self.cycle)}  # type: ignore[dict-item]
+
+    def _make_last(self, before: RequestResponseCycle | None) -> None:
+        """Have the connection end with the answer to this request, not to one sent before it."""
+        if before is not None and before is self._last_cycle and not before.response_started:
+            before.keep_alive = True
+        if self.cycle.keep_alive:
+            self.cycle.keep_alive = False
+            self._last_cycle = self.cycle
 
 
 class Whole:

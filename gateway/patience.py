@@ -6,6 +6,7 @@ for the rest of a head: a few slow connections would use up a worker's files.
 
 import asyncio
 import contextlib
+import select
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from gateway.draining import Draining
 from gateway.errors import Overloaded, RequestTimeout
 from gateway.http_protocol import BoundedProtocol
 
@@ -42,13 +44,16 @@ class PatientProtocol(BoundedProtocol):
         *args: Any,
         patience: Patience | None = None,
         turned_away: set[object] | None = None,
+        draining: Draining | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._patience = patience or Patience()
         self._turned_away = set() if turned_away is None else turned_away
+        self._draining = draining or Draining()
         self._since = 0.0
         self._has_begun = False
+        self._is_used = False
         self._answered_at = 0.0
 
     @override
@@ -73,6 +78,7 @@ class PatientProtocol(BoundedProtocol):
     @override
     def on_headers_complete(self) -> None:
         self._has_begun = False
+        self._is_used = True
         super().on_headers_complete()
 
     @override
@@ -96,6 +102,18 @@ class PatientProtocol(BoundedProtocol):
             else:
                 self.transport.close()
 
+    def end_if_idle(self, *, is_last_call: bool) -> None:
+        """End the connection once nothing that was sent on it is left to answer.
+
+        One on which nothing was sent yet is kept until the last call.
+        """
+        if self._has_begun or _has_unread(self.transport):
+            return
+        is_unused = not self._answered_at and not self._is_used
+        if is_unused and not is_last_call:
+            return
+        self.shutdown()
+
     def _turn_away(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         self.flow = FlowControl(transport)
@@ -105,6 +123,16 @@ class PatientProtocol(BoundedProtocol):
         self._turned_away.add(self)
         detail = "There are too many connections; use fewer, or try again."
         self.refuse(Overloaded(detail, retry_after=1.0))
+
+
+def _has_unread(transport: asyncio.Transport) -> bool:
+    """Return whether bytes (or the peer's end) wait to be read: closing now would reset."""
+    descriptor: int = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return False  # it is closed
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 async def end_late_connections(connections: Iterable[object]) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -62,11 +62,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of this worker among those of the data directory."""
     listen_fd: int | None = None
     """An inherited listening socket; `None` binds `host` and `port`."""
+    sibling_fds: str = ""
+    """The inherited listening sockets of the other workers, with blanks between."""
+    heartbeat_fd: int | None = None
+    """An inherited pipe to the supervisor, which watches that the event loop writes to it."""
+    heartbeat_timeout: float = 10.0
+    """Seconds without a heartbeat after which the supervisor replaces a process; 0: never."""
+    memory_limit_bytes: int = 1024 * 1024 * 1024
+    """Resident memory above which the supervisor replaces a gateway process; 0: no bound."""
+    backend_memory_limit_bytes: int = 0
+    """The same for backends of `sluicegate up`."""
     fast_lane: bool = True
     """Whether a worker answers what waits for nobody in its HTTP protocol, before the application.
     """
+    shutdown_delay: float = 5.0
+    """Seconds that a process which is told to stop serves on, while it says that it is not ready.
+    """
     drain: float = 10.0
-    """Seconds that requests in flight are given at shutdown."""
+    """Seconds that requests in flight are given at shutdown, after that."""
     head_timeout: float = 10.0
     """Seconds from a request's first byte, or the connection's opening, to the end of its head."""
     keep_alive: float = 75.0
@@ -90,6 +103,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001)] = 10.0
     """Seconds that sent data or probes may stay unacknowledged, on systems that can tell."""
     log_level: str = "INFO"
+    logs: Literal["stdout", "files"] = "stdout"
+    """Where `sluicegate gateway` has its processes' lines go: to its own standard output, or to a
+    file of each below `data_dir`."""
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ uvicorn writes a response's head and its body apart: two system calls, and a cli
 """
 
 import asyncio
+import select
 from typing import Any
 
 from typing_extensions import override
@@ -64,15 +65,34 @@ class CorkedProtocol(BoundedProtocol):
     ASGI would have a task wait for that, a third of what a call of one item costs in tasks.
     """
 
+    _is_used = False
+    _has_begun = False
+
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Of a connection without TLS there is none; an unverified one ended the handshake.
         self._client = Client(is_certified=bool(transport.get_extra_info("peercert")))
         super().connection_made(CorkedTransport(transport, self.loop))
 
+    def end_if_idle(self) -> None:
+        """End the connection if it has been used, and nothing that was sent on it is unanswered."""
+        descriptor: int = self.transport.get_extra_info("socket").fileno()
+        if descriptor < 0 or not self._is_used or self._has_begun:
+            return
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if not poller.poll(0):
+            self.shutdown()
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._is_used, self._has_begun = True, False
+        super().on_headers_complete()
+
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._has_begun = True
         # ASGI's own extensions are all dictionaries.
         self.scope["extensions"] = {CLIENT_EXTENSION: self._client}  # type: ignore[dict-item]
 

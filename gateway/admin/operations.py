@@ -1,7 +1,6 @@
 """The routes of what runs: caches, regions, metrics and health."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,9 +12,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.admin.active import ActiveDocument
 from gateway.admin.fleet_view import backends_seen
+from gateway.admin.known_models import KnownModels
+from gateway.api.health import Liveness
 from gateway.cache.redis_pipes import Pipe
 from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
+from gateway.draining import DRAINING, Draining
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
@@ -23,6 +25,7 @@ from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.telemetry.metric_files import files_held
+from gateway.telemetry.restarts_collector import RestartsCollector
 
 _PATIENCE = 5.0
 _REDIS_FIGURES = (
@@ -40,7 +43,9 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What to forget: every cached answer of a `tenant`, or of a `model`."""
 
     tenant: str | None = None
+    """The id of a tenant, whose answers are forgotten."""
     model: str | None = None
+    """The name of a model, whose answers are forgotten."""
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,10 +106,15 @@ class OperationsController(Controller):
         data: JSONBody[Purge],
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
+        known_models: NamedDependency[KnownModels],
     ) -> Response[Purged]:
         """Forget cached answers; 200 when every worker has, 202 when not yet."""
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
+        if data.tenant is not None:
+            await asyncio.to_thread(ledger.accounts.tenant, data.tenant)
+        elif data.model is not None:
+            await known_models.check([data.model], field="model")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
@@ -196,14 +206,14 @@ class OperationsController(Controller):
 @get("/metrics")
 async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
-    text = await asyncio.to_thread(_collect, settings.metrics_dir)
+    text = await asyncio.to_thread(_collect, settings)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 @get("/health/live", opt={"public": True})
-async def live() -> dict[str, str]:
-    """Answer."""
-    return {"status": "live"}
+async def live() -> Liveness:
+    """Answer 200."""
+    return Liveness()
 
 
 @get("/health/ready", opt={"public": True})
@@ -212,9 +222,10 @@ async def ready(
     control: NamedDependency[Control],
     ledger: NamedDependency[Ledger],
     cache_redis: NamedDependency[SkipValidation[Pipe]],
+    draining: NamedDependency[Draining],
 ) -> Response[Readiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
-    missing = []
+    missing = [DRAINING] if draining.is_announced else []
     for name, question in (
         ("state_redis", control.versions()),
         ("ledger", asyncio.to_thread(ledger.accounts.version)),
@@ -272,8 +283,10 @@ async def _drained(
     return Response(done, status_code=200 if live else 202)
 
 
-def _collect(folder: Path) -> bytes:
+def _collect(settings: Settings) -> bytes:
     registry = CollectorRegistry()
+    registry.register(RestartsCollector(settings.data_dir))
+    folder = settings.metrics_dir
     with files_held(folder, exclusive=False):
         folder.mkdir(parents=True, exist_ok=True)
         MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]

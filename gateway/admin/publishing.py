@@ -5,12 +5,16 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
+from gateway.admin.known_models import known_models, unknown
 from gateway.config import tree
 from gateway.config.document import Document, PriceEntry
-from gateway.config.load import digest, explain, load_sources
+from gateway.config.load import check_models, digest, explain, load_sources
+from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
     ConfigurationError,
@@ -34,7 +38,8 @@ _TRIES = 3
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A document that is published; `live` when every worker has taken it.
 
-    `workers` has `ok`, `pending` or what was wrong, by worker.
+    `workers` has `ok`, `pending` or what was wrong, by worker. `notice` says why a change that was
+    expected may not be there.
     """
 
     generation: int
@@ -42,6 +47,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool
     live: bool
     workers: dict[str, str]
+    notice: str = ""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +105,7 @@ class Publisher:
         """Publish the configuration folder.
 
         Raises:
-            ConfigurationError: it is not valid; nothing changed.
+            ConfigurationError: it is not valid, or not the one that was edited; nothing changed.
         """
         tries = _TRIES
         while True:
@@ -122,6 +128,7 @@ class Publisher:
         await self._check(sources)
         active = await self._active()
         _match(if_match, active)
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return await self._publish(active, sources, author=author, reason="put")
 
@@ -131,6 +138,7 @@ class Publisher:
         checked = await self._check(sources)
         active = await self._control.active()
         _match(if_match, active)
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return Checked(digest=checked)
 
@@ -151,11 +159,15 @@ class Publisher:
         )
 
     async def _reload(self, author: str) -> Change:
-        sources = await asyncio.to_thread(read_folder, self._settings.config)
+        folder = self._settings.config
+        await asyncio.to_thread(check_mounts, folder)
+        sources = await asyncio.to_thread(read_folder, folder)
         folder_digest = await self._check(sources)
         active = await self._active()
         if active is not None and active.sources == sources:
-            return await self._waited(active, changed=False)
+            same = await self._waited(active, changed=False)
+            return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return await self._publish(
             active, sources, author=author, reason="reload", folder_digest=folder_digest
@@ -187,6 +199,18 @@ class Publisher:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         return digest(await asyncio.to_thread(load_sources, sources))
+
+    async def _check_models(self, sources: Sequence[Source], active: Published | None) -> None:
+        """Check the models that `sources` name; a start and a rollback go by what was accepted.
+
+        Raises:
+            ConfigurationError: one is neither served, nor named in what is active, nor planned.
+        """
+        before = None if active is None else load_sources(active.sources)
+        known = await known_models(self._control, before)
+        if known is not None:
+            explain = partial(unknown, known=known)
+            await asyncio.to_thread(check_models, sources, known, explain)
 
     async def _check_change(self, sources: Sequence[Source], active: Published | None) -> None:
         """Check what `sources` would change: something is left, and the past costs the same.
@@ -270,6 +294,17 @@ class Publisher:
             live=all(outcome == "ok" for outcome in workers.values()),
             workers=workers,
         )
+
+
+def _unchanged(folder: Path) -> str:
+    """Return why the files of `folder` may not be those that were edited, if that may be."""
+    mounted = [path.name for path in mounted_files(folder)]
+    if not mounted:
+        return ""
+    return (
+        f"nothing changed since the last load; mounted as single files: `{'`, `'.join(mounted)}`:"
+        " an editor that writes a new file is not seen through such a mount, so mount the folder"
+    )
 
 
 def etag(published: Published) -> str:

@@ -9,6 +9,7 @@ from gateway.admin.app import build_admin, new_id
 from gateway.admin.publishing import Publisher
 from gateway.cache.redis_pipes import open_pipe
 from gateway.corked import CorkedProtocol
+from gateway.draining import Draining
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.operator_access import access_to, hold_access
@@ -17,7 +18,6 @@ from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
-from gateway.telemetry.logs import configure_logging
 
 _TIMEOUT = 2.0
 
@@ -28,7 +28,6 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: there is no admin key, or the address cannot be had.
     """
-    configure_logging(settings.log_level)
     if not settings.admin_key:
         raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
     listener = listener_on(
@@ -37,6 +36,8 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         settings.listen_fd,
         setting="SLUICEGATE_ADMIN_PORT",
     )
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    draining.hear_announcement()
     access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
@@ -63,9 +64,17 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             ledger=ledger,
             publisher=publisher,
             recovery=recovery,
+            draining=draining,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
             tasks.create_task(recovery.follow(stop))
             protocol = partial(CorkedProtocol, new_id=new_id)
-            await serve(app, listener, drain=settings.drain, stop=stop, protocol=protocol)
+            await serve(
+                app,
+                listener,
+                drain=settings.drain,
+                stop=stop,
+                protocol=protocol,
+                draining=draining,
+            )

@@ -63,6 +63,7 @@ class KnownHeads:
         self._requests: dict[bytes, KnownRequest] = {}
         self._runtime: Runtime | None = None
         self._generation = -1
+        self._is_closed = False
         self._tasks = {b"/v1/%b" % task.encode(): task for task in Task if task is not Task.INFER}
 
     def __len__(self) -> int:
@@ -95,10 +96,15 @@ class KnownHeads:
 
     def remember(self, request: bytes, known: KnownRequest) -> None:
         """Know a whole request from now on."""
-        if len(request) <= _LONGEST:
+        if len(request) <= _LONGEST and not self._is_closed:
             if len(self._requests) >= _MOST:
                 self._requests.clear()
             self._requests[self._digest(request)] = known
+
+    def close(self) -> None:
+        """Know nothing any more, and learn nothing: every request is the application's."""
+        self._is_closed = True
+        self._forget()
 
     def _digest(self, data: bytes) -> bytes:
         hasher = self._keyed.copy()
@@ -112,6 +118,8 @@ class KnownHeads:
         self._generation = self._keys.generation
 
     def _read(self, head: bytes) -> KnownHead | None:
+        if self._is_closed:
+            return None
         reader = _HeadReader()
         task = self._tasks.get(reader.read(head))
         headers = by_name(reader.headers)

@@ -10,16 +10,18 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.api.health import Readiness
+from gateway.api.health import Readiness, ReadinessSource
 from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
 from gateway.config.document import Document
+from gateway.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.rendering import exact
 from gateway.ledger.types import GroupBy, UsageRow
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.store import RuntimeStore
-from gateway.types import TenantId
+from gateway.types import Principal
 
 _QUERIES: Final = 4
 AWAY: Final = "%s: cannot be reached"
@@ -50,12 +52,19 @@ class LedgerUsage:
         self._threads = ThreadPoolExecutor(_QUERIES, thread_name_prefix="usage")
 
     async def report(
-        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+        self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the tenant's usage, a line per group."""
+        """Return the usage of the caller's tenant, and of its key's models."""
         groups = [GroupBy(name) for name in group_by]
-        prices = self._runtimes.current.document.prices
-        ask = partial(self._ledger.usage, tenant, since, until, groups, prices=prices)
+        ask = partial(
+            self._ledger.usage,
+            caller.tenant,
+            since,
+            until,
+            groups,
+            prices=self._runtimes.current.document.prices,
+            models=caller.models,
+        )
         rows = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         return [_line(row, groups) for row in rows]
 
@@ -110,11 +119,27 @@ def _lacking(one: EndpointStatistics) -> str:
     return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
 
 
+class ReadinessUntilDraining:
+    """The readiness of a worker, which is not ready once its gateway is stopping."""
+
+    def __init__(self, source: ReadinessSource, draining: Draining) -> None:
+        self._source = source
+        self._draining = draining
+
+    def readiness(self) -> Readiness:
+        """Return what is missing."""
+        readiness = self._source.readiness()
+        if not self._draining.is_announced:
+            return readiness
+        missing = [DRAINING, *readiness.missing]
+        return msgspec.structs.replace(readiness, ready=False, missing=missing)
+
+
 def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:
     values = msgspec.structs.asdict(row)
     return UsageLine(
         group={group.value: str(values[group.value]) for group in groups},
-        cost=row.cost,
+        cost=exact(row.cost),
         currency=row.currency,
         **msgspec.structs.asdict(row.units),
     )

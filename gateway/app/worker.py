@@ -4,13 +4,13 @@ import asyncio
 import gc
 import random
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    nullcontext,
 )
 from functools import partial
 from importlib.metadata import version
@@ -33,7 +33,12 @@ from gateway.app.figures import Figures, worker_statistics
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
 from gateway.app.shares import limits_of_region
-from gateway.app.views import CurrentDocument, LedgerUsage, WorkerReadiness
+from gateway.app.views import (
+    CurrentDocument,
+    LedgerUsage,
+    ReadinessUntilDraining,
+    WorkerReadiness,
+)
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
 from gateway.cache.coalescing import Flights
@@ -46,6 +51,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.limited import LimitedRunner
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
+from gateway.draining import Draining
 from gateway.events.log import EventLog
 from gateway.inference import Inference
 from gateway.ledger.ledger import Ledger
@@ -65,7 +71,6 @@ from gateway.settings import Settings, process_environment
 from gateway.shared_work import SharedWork
 from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
-from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
@@ -92,11 +97,13 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: the document, or an address, cannot be used.
     """
-    configure_logging(settings.log_level)
     listener = listener_on(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
-    async with build_worker(settings) as (app, protocol):
+    siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
+    draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
+    draining.hear_announcement()
+    async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
             app,
@@ -109,6 +116,8 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
                 idle=settings.keep_alive,
                 connections=settings.max_connections,
             ),
+            draining=draining,
+            siblings=siblings,
         )
 
 
@@ -126,6 +135,7 @@ async def build_worker(
     *,
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
+    draining: Draining | None = None,
 ) -> AsyncIterator[Doors]:
     """Make a worker and enter its parts, each before those that use it.
 
@@ -144,7 +154,7 @@ async def build_worker(
         own = resolver or SystemResolver()
         stores = _Stores(state, ledger, recovery)
         worker = _Worker(settings, stores, runtimes, GatewayMetrics(registry), own)
-        yield await worker.enter(stack)
+        yield await worker.enter(stack, draining or Draining())
 
 
 class _Stores(NamedTuple):
@@ -222,6 +232,7 @@ class _Worker:
         )
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
         self._configure(self.runtimes.current)
+        self.runtimes.on_swap(self._configure_cache)
         # Until the new backends were heard of, the old ones serve.
         self.runtimes.on_prepare(self._meet_backends)
         self.runtimes.on_swap(self._configure)
@@ -263,13 +274,17 @@ class _Worker:
         self.fleet.configure(endpoints, routing)
         self.client.configure(endpoints, routing)
 
+    def _configure_cache(self, runtime: Runtime) -> None:
+        self.cache.configure(runtime.document.cache)
+        self.runner.lease = runtime.document.cache.lease
+
     async def _place_backends(self) -> None:
         """Take up what names lead to now, once the new backends were heard of."""
         await self.prober.meet(self.discovery.expand(self.runtimes.current.endpoints))
         self._configure(self.runtimes.current)
         self.prober.refresh()
 
-    async def enter(self, stack: AsyncExitStack) -> Doors:
+    async def enter(self, stack: AsyncExitStack, draining: Draining) -> Doors:
         """Start every part, and return the doors once backends are known, or had their time."""
         figures = self.figures
         follower = RuntimeFollower(
@@ -295,14 +310,15 @@ class _Worker:
         for part in parts:
             await stack.enter_async_context(part)
         await self.prober.settle_in()
-        return self._doors()
+        return self._doors(draining)
 
     def _cache_watch(self) -> AbstractAsyncContextManager[object]:
-        if not self.runtimes.current.document.cache.redis_enabled:
-            return nullcontext()
         url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
         watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
-        self.redis["cache_redis"] = lambda: watch.is_reached
+        # The document may switch it on and off.
+        self.redis["cache_redis"] = lambda: (
+            watch.is_reached or not self.runtimes.current.document.cache.redis_enabled
+        )
         return watch
 
     def _figures(self) -> Figures:
@@ -322,7 +338,13 @@ class _Worker:
             details={"fleet": self.fleet.statistics},
         )
 
-    def _doors(self) -> Doors:
+    def _readiness(self, draining: Draining) -> ReadinessUntilDraining:
+        source = WorkerReadiness(
+            principals=self.principals, fleet=self.fleet, events=self.events, redis=self.redis
+        )
+        return ReadinessUntilDraining(source, draining)
+
+    def _doors(self, draining: Draining) -> Doors:
         ids = RequestIds()
         inference = Inference(
             models=self.fleet,
@@ -356,16 +378,14 @@ class _Worker:
             models=self.fleet,
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
-            health=WorkerReadiness(
-                principals=self.principals, fleet=self.fleet, events=self.events, redis=self.redis
-            ),
+            health=self._readiness(draining),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(
-                app, partial(CorkedProtocol, new_id=ids.new)
-            )  # spans are recorded on the application's way
+            # Spans are recorded on the application's way.
+            return Doors(app, partial(CorkedProtocol, new_id=ids.new))
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
+        draining.on_close(heads.close)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
         lane = FastLane(
             rules=rules,

@@ -1,24 +1,28 @@
-"""Keeps one process running: starts it, starts it again when it crashes, stops it."""
+"""Keeps one process running: starts it, starts it again when it crashes or hangs, stops it."""
 
 import asyncio
 import contextlib
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gateway.supervisor.backoff import Backoff
 from gateway.supervisor.errors import CannotStart
+from gateway.supervisor.liveness import Silence
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec
 
 _PROBE_INTERVAL = 0.05
+ENDED = "ended"
 
 
 class Child:
     """A process of `spec`; `say` prints for the operator.
 
-    `changed` is called whenever `pid` changed, with the pid that ended where one did. Before the
-    process was ready once, its end is final and `until_ready` raises; after that it is restarted.
+    `changed` is called whenever `pid` changed, with the pid that ended where one did; `restarted`
+    with the reason, when it is started again. Before the process was ready once, its end is final
+    and `until_ready` raises; after that it is restarted.
     """
 
     def __init__(
@@ -28,17 +32,29 @@ class Child:
         spawner: Spawner,
         say: Callable[[str], None],
         changed: Callable[[int | None], None],
+        restarted: Callable[[str], None],
     ) -> None:
         self.spec = spec
         self.pid: int | None = None
+        self.silence = Silence()
+        self.has_spoken = False
+        """Whether there was a sign of life from the process that runs now."""
         self._spawner = spawner
         self._say = say
         self._changed = changed
+        self._restarted = restarted
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._was_ready = False
+        self._is_leaving = False
         self._end = ""
+        self._reason = ENDED
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the process runs and is to go on."""
+        return self.pid is not None and not self._stopping.is_set()
 
     async def run(self) -> None:
         """Keep the process running until `stop`."""
@@ -47,10 +63,12 @@ class Child:
         try:
             while not self._stopping.is_set():
                 started = clock()
+                self._reason = ENDED
                 self._end = await self._run_once()
                 if self._stopping.is_set() or not self._was_ready:
                     break
                 delay = backoff.after(clock() - started)
+                self._restarted(self._reason)
                 self._say(f"{self.spec.name} {self._end}; restarting in {delay:.1f} s; {self._see}")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay)
@@ -68,7 +86,8 @@ class Child:
         missing = "does not run yet"
         while loop.time() < deadline:
             if self._ended.is_set():
-                said = last_line(self._spawner.log_of(self.spec))
+                log = self._spawner.log_of(self.spec)
+                said = "" if log is None else last_line(log)
                 raise CannotStart(f"{self.spec.name} {self._end} while starting{said}; {self._see}")
             if self.pid is not None and not (missing := await self.spec.probe.missing()):
                 self._was_ready = True
@@ -77,6 +96,36 @@ class Child:
                 await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)
         within = f"within {self.spec.ready_within:g} s"
         raise CannotStart(f"{self.spec.name} {missing} {within}; {self._see}")
+
+    def heard(self) -> None:
+        """Note a sign of life of the process."""
+        self.silence.heard()
+        if not self.has_spoken:
+            self.has_spoken = True
+            if self._is_leaving:
+                self._signal(signal.SIGUSR1)  # it took the place of one that was told
+
+    def announce_stop(self) -> None:
+        """Have the process say that it is not ready, and serve on."""
+        self._is_leaving = True
+        if self.has_spoken:
+            self._signal(signal.SIGUSR1)
+
+    def replace(self, reason: str, why: str) -> None:
+        """End the process at once, to be started again; `why` is for the operator."""
+        self._reason = reason
+        self.silence = Silence()
+        self._say(f"{self.spec.name} {why}; it is killed")
+        self._signal(signal.SIGKILL)
+
+    async def replace_gently(self, reason: str, why: str) -> None:
+        """Ask the process to end, and see it started again; it is killed when it takes too long."""
+        pid, self._reason = self.pid, reason
+        self._say(f"{self.spec.name} {why}; it is replaced")
+        self._signal(signal.SIGTERM)
+        if not await self._until(lambda: self.pid != pid, self.spec.replace_within):
+            self._signal(signal.SIGKILL)
+        await self._until(lambda: self.has_spoken and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
         """Ask the process to end, make it end when it takes too long or at `force`.
@@ -104,18 +153,58 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def _run_once(self) -> str:
-        try:
-            process = await self._spawner.spawn(self.spec)
-        except OSError as error:
-            return f"cannot be run ({error.strerror})"
-        self._process, self.pid = process, process.pid
-        if self._stopping.is_set():
-            self._signal(signal.SIGTERM)  # the stop came while it was being started
-        self._changed(None)
-        code = await process.wait()
-        self._process = self.pid = None
-        self._changed(process.pid)
+        self.silence, self.has_spoken = Silence(), False
+        with contextlib.ExitStack() as stack:
+            try:
+                with self._heartbeats(stack) as descriptor:
+                    process = await self._spawner.spawn(self.spec, heartbeat=descriptor)
+            except OSError as error:
+                return f"cannot be run ({error.strerror})"
+            self._process, self.pid = process, process.pid
+            if self._stopping.is_set():
+                self._signal(signal.SIGTERM)  # the stop came while it was being started
+            self._changed(None)
+            code = await process.wait()
+            self._process = self.pid = None
+            self._changed(process.pid)
         return f"died ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+
+    @contextlib.contextmanager
+    def _heartbeats(self, stack: contextlib.ExitStack) -> Iterator[int | None]:
+        """Yield what the process is to write heartbeats to, where its program does that.
+
+        They are read until the end of `stack`.
+        """
+        if not self.spec.heartbeat_variable:
+            yield None
+            return
+        loop = asyncio.get_running_loop()
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        stack.callback(os.close, reader)
+
+        def read() -> None:
+            with contextlib.suppress(BlockingIOError):
+                if os.read(reader, 4096):
+                    self.heard()
+                else:
+                    loop.remove_reader(reader)  # it has ended
+
+        loop.add_reader(reader, read)
+        stack.callback(loop.remove_reader, reader)
+        try:
+            yield writer
+        finally:
+            os.close(writer)
+
+    async def _until(self, holds: Callable[[], bool], within: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within
+        while not holds() and not self._stopping.is_set():
+            if loop.time() > deadline:
+                return False
+            await asyncio.sleep(_PROBE_INTERVAL)
+        return True
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -124,7 +213,8 @@ class Child:
 
     @property
     def _see(self) -> str:
-        return f"see {self._spawner.log_of(self.spec)}"
+        log = self._spawner.log_of(self.spec)
+        return "its lines are among these" if log is None else f"see {log}"
 
 
 def last_line(log: Path) -> str:

@@ -49,6 +49,7 @@ def open_listeners(
             for listener in opened:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listener.bind((host, port))
+                listener.setblocking(False)  # for all who inherit it
         except OSError as error:
             raise _refused(host, port, option, error) from error
         yield opened

@@ -61,9 +61,18 @@ def plan_up(
     """
     program, sockets = valkey.find_program(), directory.sockets()
     cache = valkey.cache_spec(
-        program, sockets=sockets, data=directory.folder("cache"), max_bytes=options.cache_bytes
+        program,
+        sockets=sockets,
+        data=directory.folder("cache"),
+        max_bytes=options.cache_bytes,
+        silent_within=settings.heartbeat_timeout,
     )
-    state = valkey.state_spec(program, sockets=sockets, data=directory.folder("state"))
+    state = valkey.state_spec(
+        program,
+        sockets=sockets,
+        data=directory.folder("state"),
+        silent_within=settings.heartbeat_timeout,
+    )
     own_models = (directory.root / "models").absolute()
     models = (options.models or own_models).absolute()
     demo = own_models if options.demo_models or options.models is None else None

@@ -66,6 +66,14 @@ class ValkeyReady:
             return "does not answer yet"
         return "" if answer.startswith(b"+PONG") else f"is not ready: {_brief(answer)}"
 
+    async def answers(self) -> bool:
+        """Return whether it answers at all, be it that its data is still being loaded."""
+        try:
+            async with asyncio.timeout(1.0):
+                return bool(await self._ping())
+        except (OSError, TimeoutError):
+            return False
+
     async def _ping(self) -> bytes:
         reader, writer = await asyncio.open_unix_connection(self._path)
         try:

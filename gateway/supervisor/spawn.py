@@ -1,4 +1,4 @@
-"""Starts a process that dies with its parent and keeps its output in a file."""
+"""Starts a process that dies with its parent; its output goes to a file or to the parent's."""
 
 import asyncio
 import contextlib
@@ -14,39 +14,47 @@ from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.spec import ProcessSpec
 
 _PR_SET_PDEATHSIG = 1
-_MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class Spawner:
-    """Starts children with this process's environment plus their own."""
+    """Starts children with this process's environment plus their own.
 
-    def __init__(self, *, logs: Path, environment: Mapping[str, str]) -> None:
+    `logs` is the folder of their log files; with `None` they print where this process does.
+    """
+
+    def __init__(self, *, logs: Path | None, environment: Mapping[str, str]) -> None:
         self._logs = logs
         self._environment = environment
         self._before_exec = _die_with_parent()
 
-    def log_of(self, spec: ProcessSpec) -> Path:
-        """Return the file that holds what the child prints."""
-        return self._logs / f"{spec.name}.log"
+    def log_of(self, spec: ProcessSpec) -> Path | None:
+        """Return the file that holds what the child prints, if there is one."""
+        return None if self._logs is None else self._logs / f"{spec.name}.log"
 
-    async def spawn(self, spec: ProcessSpec) -> asyncio.subprocess.Process:
-        """Return the running child.
+    async def spawn(
+        self, spec: ProcessSpec, *, heartbeat: int | None = None
+    ) -> asyncio.subprocess.Process:
+        """Return the running child, which inherits `heartbeat`, a pipe to write to.
 
         Raises:
             OSError: the program cannot be started.
         """
         path = self.log_of(spec)
-        if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
-            path.replace(path.with_suffix(".log.1"))
-        listener = spec.listener
-        with path.open("ab") as log:
+        listeners = (*((spec.listener,) if spec.listener else ()), *spec.siblings)
+        inherited = [listener.fileno() for listener in listeners]
+        own = dict(spec.environment)
+        if heartbeat is not None:
+            inherited.append(heartbeat)
+            own[spec.heartbeat_variable] = str(heartbeat)
+        # Appending: what rotates the file cuts it while the child has it open.
+        with contextlib.nullcontext() if path is None else path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *spec.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
-                env={**self._environment, **spec.environment},
-                pass_fds=() if listener is None else (listener.fileno(),),
+                stderr=asyncio.subprocess.STDOUT,
+                env={**self._environment, **own},
+                pass_fds=inherited,
                 # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which
                 # stops the children in order.
                 start_new_session=True,
@@ -76,7 +84,7 @@ class Spawner:
             start_new_session=True,
             preexec_fn=self._before_exec,
         )
-        path = self._logs / f"{name}.log"
+        path = Path(os.devnull) if self._logs is None else self._logs / f"{name}.log"
         try:
             last = await _talk(process, secret, path, tell)
         finally:
@@ -129,6 +137,8 @@ def _die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def before_exec() -> None:
+        # Until the child knows the signal, it must not end it.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the kernel was told
             os._exit(1)

@@ -1,7 +1,7 @@
 """What a child process is, as values; and the order in which roles stop."""
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
@@ -54,9 +54,27 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     environment: Mapping[str, str] = {}
     listener: socket.socket | None = None
-    """A socket of the supervisor's that the child inherits, and its successor after it."""
+    """A socket of the supervisor's that the child inherits, and its successor after it.
+
+    Such a child serves HTTP; at SIGUSR1 it says that it is not ready, and serves on."""
+    siblings: tuple[socket.socket, ...] = ()
+    """Sockets of others on the same port; the child accepts there what those do not."""
     stop_within: float = 15.0
+    replace_within: float = 20.0
     ready_within: float = 60.0
+    heartbeat_variable: str = ""
+    """Tells the child what to write heartbeats to, where its program does that."""
+    sign_of_life: Callable[[], Awaitable[bool]] | None = None
+    """Asks a child that writes none; false, and no exception, where it does not answer."""
+    silent_within: float = 0.0
+    """Seconds without a sign of life after which the child is replaced; 0: never."""
+    memory_bytes: int = 0
+    """Resident memory above which it is replaced; 0: no bound."""
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether there are signs of life to wait for."""
+        return bool(self.heartbeat_variable) or self.sign_of_life is not None
 
 
 def stop_groups(specs: Iterable[ProcessSpec]) -> list[list[ProcessSpec]]:

@@ -4,15 +4,19 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, Signals
 from types import TracebackType
 from typing import Any, Self
 
+from gateway.listening import refuse_new, until_empty
 from gateway.supervisor.child import Child
 from gateway.supervisor.process_table import Entry, start_of, write_table
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec, Role, stop_groups
+from gateway.supervisor.watchdog import Watchdog
+from gateway.telemetry.restarts import RestartCounts
 
 
 class Supervisor:
@@ -28,10 +32,15 @@ class Supervisor:
         self._children: list[Child] = []
         self._table_is_old = False
         self._group = asyncio.TaskGroup()
+        self._watchdog = Watchdog(lambda: self._children)
+        self._watching: asyncio.Task[None] | None = None
+        self.restarts = RestartCounts(root)
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
+        self.restarts.forget_former()
         self._record()
+        self._watching = self._group.create_task(self._watchdog.run())
         return self
 
     async def __aexit__(
@@ -40,6 +49,8 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         for child in self._children:
             child.kill()
         await self._group.__aexit__(None, None, None)
@@ -47,7 +58,13 @@ class Supervisor:
     def start(self, specs: Sequence[ProcessSpec]) -> list[Child]:
         """Start a child for each spec; return them at once."""
         children = [
-            Child(spec=spec, spawner=self._spawner, say=self._say, changed=self._changed)
+            Child(
+                spec=spec,
+                spawner=self._spawner,
+                say=self._say,
+                changed=self._changed,
+                restarted=partial(self.restarts.add, spec.role.value),
+            )
             for spec in specs
         ]
         self._children += children
@@ -63,15 +80,29 @@ class Supervisor:
         """
         await in_parallel(*(self._ready(child) for child in children))
 
-    async def stop(self, force: asyncio.Event) -> None:
-        """Stop every child, in the order of roles; at once when `force` is set."""
+    async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
+        """Stop every child, in the order of roles; at once when `force` is set.
+
+        Before, those that serve HTTP say for `delay` that they are not ready, and serve on.
+        """
         children = {child.spec.name: child for child in self._children}
+        await self._announce(force, delay)
         for group in stop_groups(child.spec for child in self._children):
+            await _close_listeners(group, force)
             stopping = [children[spec.name] for spec in group if children[spec.name].pid]
             ended = await asyncio.gather(*(children[spec.name].stop(force) for spec in group))
             names = ", ".join(child.spec.name for child in stopping)
             if names:
                 self._say(f"stopped {names}" + ("" if all(ended) else " (by force)"))
+
+    async def _announce(self, force: asyncio.Event, delay: float) -> None:
+        serving = [child for child in self._children if child.spec.listener is not None]
+        for child in serving:
+            child.announce_stop()
+        if delay and any(child.pid for child in serving) and not force.is_set():
+            self._say(f"not ready any more; serving on for {delay:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(force.wait(), delay)
 
     async def _ready(self, child: Child) -> None:
         await child.until_ready()
@@ -100,6 +131,19 @@ class Supervisor:
         self._table_is_old = bool(trouble)
 
 
+async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
+    """Close this process's part of what `group` listens on, once nobody waits to be accepted."""
+    listeners = [spec.listener for spec in group if spec.listener is not None]
+    if not listeners or listeners[0].fileno() < 0:
+        return
+    if not force.is_set():
+        for listener in listeners:
+            refuse_new(listener)
+        await until_empty(listeners)
+    for listener in listeners:
+        listener.close()
+
+
 async def in_parallel(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     """Return what `work` does; the first failure ends the rest and is raised as it is."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
@@ -117,34 +161,60 @@ async def supervise(
     *,
     reload: Callable[[], Awaitable[None]],
     say: Callable[[str], None],
+    delay: float = 0.0,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Run `start`, then wait for SIGINT or SIGTERM, then stop every child; a second one forces it.
 
-    SIGHUP runs `reload`.
+    After SIGTERM children serve on for `delay`, and say that they are not ready; SIGINT is somebody
+    at a terminal, and nobody balances in front of that. SIGHUP runs `reload`. `beside` runs all the
+    while, and is cancelled at the end.
 
     Raises:
         CannotStart: `start` did; the children that ran are stopped.
     """
-    stop, force, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    signals, hangup, is_ready = _StopSignals(say), asyncio.Event(), asyncio.Event()
 
-    def stopping() -> None:
-        if stop.is_set():
-            force.set()
-        else:
-            say("stopping; again to force it")
-        stop.set()
+    async def starting() -> None:
+        await start()
+        is_ready.set()
 
     async with supervisor:
-        reloading = asyncio.create_task(_reloading(hangup, reload))
+        tasks = [asyncio.create_task(_reloading(hangup, reload))]
+        if beside is not None:
+            tasks.append(asyncio.create_task(beside()))
         try:
-            with _signals({SIGINT: stopping, SIGTERM: stopping, SIGHUP: hangup.set}):
+            handlers = {SIGINT: signals.interrupt, SIGTERM: signals.stop, SIGHUP: hangup.set}
+            with _signals(handlers):
                 try:
-                    await _until(stop, start)
+                    await _until(signals.stopping, starting)
                 finally:
-                    await supervisor.stop(force)
+                    waits = is_ready.is_set() and not signals.is_interrupted
+                    await supervisor.stop(signals.force, delay=delay if waits else 0.0)
         finally:
-            reloading.cancel()
-            await asyncio.gather(reloading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _StopSignals:
+    """What SIGINT and SIGTERM have asked for."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.stopping, self.force = asyncio.Event(), asyncio.Event()
+        self.is_interrupted = False
+        self._say = say
+
+    def interrupt(self) -> None:
+        self.is_interrupted = True
+        self.stop()
+
+    def stop(self) -> None:
+        if self.stopping.is_set():
+            self.force.set()
+        else:
+            self._say("stopping; again to force it")
+        self.stopping.set()
 
 
 async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]]) -> None:

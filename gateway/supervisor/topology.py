@@ -18,6 +18,8 @@ PYTHON = (sys.executable, "-P", "-m")
 _LOOPBACK = "127.0.0.1"
 _ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - looked up, not bound
 _BEYOND_DRAIN = 5.0
+# A backend that opens a large model while it serves may hold its interpreter for so much longer.
+_LOADING = 3.0
 
 
 def backend_specs(
@@ -43,10 +45,17 @@ def backend_specs(
                 role=Role.BACKEND,
                 region=region,
                 argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
-                environment={"SLUICEGATE_BACKEND_TOKEN": settings.backend_token},
+                # Nobody calls it any more when it is told to stop: gateways stop before.
+                environment={
+                    "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
+                    "SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0",
+                },
                 probe=HttpReady(_LOOPBACK, port),
                 address=f"http://{_LOOPBACK}:{port}",
                 stop_within=settings.drain + _BEYOND_DRAIN,
+                heartbeat_variable="SLUICEGATE_BACKEND_HEARTBEAT_FD",
+                silent_within=settings.heartbeat_timeout * _LOADING,
+                memory_bytes=settings.backend_memory_limit_bytes,
             )
         )
     return specs
@@ -60,18 +69,28 @@ def worker_specs(
     One that runs `alone` is ready when it listens: what it needs is somebody else's to start.
     """
     rest = Spawned() if alone else HttpReady(reachable(settings.host), settings.port)
-    return [
-        _own(
-            Role.GATEWAY,
-            "run-worker",
-            msgspec.structs.replace(settings, worker=str(index), listen_fd=listener.fileno()),
-            index=index,
-            listener=listener,
-            address=f"http://{settings.host}:{settings.port}",
-            probe=ListenerReady(listener, rest),
+    specs = []
+    for index, listener in enumerate(listeners):
+        siblings = tuple(other for other in listeners if other is not listener)
+        own = msgspec.structs.replace(
+            settings,
+            worker=str(index),
+            listen_fd=listener.fileno(),
+            sibling_fds=" ".join(str(other.fileno()) for other in siblings),
         )
-        for index, listener in enumerate(listeners)
-    ]
+        specs.append(
+            _own(
+                Role.GATEWAY,
+                "run-worker",
+                own,
+                index=index,
+                listener=listener,
+                siblings=siblings,
+                address=f"http://{settings.host}:{settings.port}",
+                probe=ListenerReady(listener, rest),
+            )
+        )
+    return specs
 
 
 def admin_spec(
@@ -112,6 +131,7 @@ def _own(
     *,
     index: int = 0,
     listener: socket.socket | None = None,
+    siblings: tuple[socket.socket, ...] = (),
     address: str = "",
     probe: ListenerReady | None = None,
 ) -> ProcessSpec:
@@ -122,7 +142,12 @@ def _own(
         argv=child_command(entry),
         environment=environment(settings),
         listener=listener,
+        siblings=siblings,
         address=address,
         probe=probe or Spawned(),
         stop_within=settings.drain + _BEYOND_DRAIN,
+        replace_within=settings.shutdown_delay + settings.drain + _BEYOND_DRAIN,
+        heartbeat_variable="SLUICEGATE_HEARTBEAT_FD",
+        silent_within=settings.heartbeat_timeout,
+        memory_bytes=settings.memory_limit_bytes,
     )

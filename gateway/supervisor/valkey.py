@@ -36,15 +36,19 @@ def find_program() -> Path:
     return program
 
 
-def cache_spec(program: Path, *, sockets: Path, data: Path, max_bytes: int) -> ProcessSpec:
+def cache_spec(
+    program: Path, *, sockets: Path, data: Path, max_bytes: int, silent_within: float = 0.0
+) -> ProcessSpec:
     """Return the Valkey of the result cache: bounded, evicts the least used, keeps nothing."""
     extra = (*_CACHE, "--maxmemory", str(max_bytes))
-    return _spec(program, Role.VALKEY_CACHE, sockets / "cache.sock", data, extra)
+    return _spec(program, Role.VALKEY_CACHE, sockets / "cache.sock", data, extra, silent_within)
 
 
-def state_spec(program: Path, *, sockets: Path, data: Path) -> ProcessSpec:
+def state_spec(
+    program: Path, *, sockets: Path, data: Path, silent_within: float = 0.0
+) -> ProcessSpec:
     """Return the Valkey of limits, streams and configuration: evicts nothing, keeps everything."""
-    return _spec(program, Role.VALKEY_STATE, sockets / "state.sock", data, _STATE)
+    return _spec(program, Role.VALKEY_STATE, sockets / "state.sock", data, _STATE, silent_within)
 
 
 def url(spec: ProcessSpec) -> str:
@@ -52,12 +56,22 @@ def url(spec: ProcessSpec) -> str:
     return f"unix://{quote(spec.address.removeprefix('unix:'))}?db=0"
 
 
-def _spec(program: Path, role: Role, path: Path, data: Path, extra: tuple[str, ...]) -> ProcessSpec:
+def _spec(
+    program: Path,
+    role: Role,
+    path: Path,
+    data: Path,
+    extra: tuple[str, ...],
+    silent_within: float,
+) -> ProcessSpec:
     place = ("--unixsocket", str(path), "--dir", str(data))
+    probe = ValkeyReady(str(path))
     return ProcessSpec(
         name=role.value,
         role=role,
         argv=(str(program), *_COMMON, *place, *extra),
-        probe=ValkeyReady(str(path)),
+        probe=probe,
+        sign_of_life=probe.answers,
+        silent_within=silent_within,
         address=f"unix:{path}",
     )

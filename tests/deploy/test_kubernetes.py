@@ -123,6 +123,23 @@ def test_services_and_policies_select_pods_that_exist() -> None:
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
 
 
+def test_every_pod_is_reached_by_those_that_a_policy_names_and_backends_call_nobody() -> None:
+    policies = {
+        each["metadata"]["name"]: each["spec"]
+        for each in OBJECTS
+        if each["kind"] == "NetworkPolicy"
+    }
+    backends, gateway = policies["backends"], policies["gateway"]
+
+    assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert backends["policyTypes"] == ["Ingress", "Egress"]
+    assert backends["egress"] == []
+    (allowed,) = backends["ingress"]
+    assert allowed["from"] == [{"podSelector": {"matchLabels": {"app": "sluicegate-gateway"}}}]
+    open_to_all = [each["ports"] for each in gateway["ingress"] if "from" not in each]
+    assert open_to_all == [[{"port": "http"}]]
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_gateway_process_understands_every_variable_and_its_command(name: str) -> None:
     told = environment(name)
@@ -216,8 +233,13 @@ def test_an_image_is_that_of_compose(name: str) -> None:
 def test_stopping_gives_work_in_flight_the_time_it_is_promised() -> None:
     gateway, backend = load_settings(environment("gateway")), read_settings(environment("backend"))
 
-    assert PODS["gateway"]["terminationGracePeriodSeconds"] > gateway.drain
-    assert PODS["backends"]["terminationGracePeriodSeconds"] > backend.drain
+    for pod, container, settings, groups in (
+        ("gateway", "gateway", gateway, 3),
+        ("backends", "backend", backend, 1),
+    ):
+        before = CONTAINERS[container]["lifecycle"]["preStop"]["sleep"]["seconds"]
+        stopping = settings.shutdown_delay + groups * (settings.drain + 5)
+        assert PODS[pod]["terminationGracePeriodSeconds"] > before + stopping
 
 
 def test_the_processes_of_the_gateway_keep_their_logs_apart_and_share_one_ledger() -> None:

@@ -1,12 +1,13 @@
 """The backend as a process: its start, its signals, its one-line errors."""
 
+import asyncio
 import http.client
 import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -24,9 +25,12 @@ from backends.protocol import (
     FrameReader,
     Task,
 )
+from gateway.settings import process_environment
 from tests.support.backend_repository import write_repository
-from tests.support.waiting import wait_until
+from tests.support.steady_load import SteadyLoad
+from tests.support.waiting import until, wait_until
 
+pytestmark = pytest.mark.anyio
 SERVE = (sys.executable, "-m", "backends", "serve")
 
 
@@ -43,9 +47,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(models: Path, port: int, *options: str) -> Iterator["subprocess.Popen[str]"]:
+def serving(
+    models: Path, port: int, *options: str, environment: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[str]"]:
     command = [*SERVE, "--models", str(models), "--port", str(port), *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(process_environment()) | dict(environment or {}),
+    ) as process:
         try:
             wait_until(lambda: process.poll() is not None or is_ready(port), within=60)
             yield process
@@ -87,11 +98,12 @@ def classify(port: int, texts: list[str]) -> list[Done]:
 
 def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
     port = free_port()
-    with serving(models, port, "--region", "eu", "--id", "eu-7") as process:
+    at_once = {"SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0"}
+    with serving(models, port, "--region", "eu", "--id", "eu-7", environment=at_once) as process:
         ready = json.loads(request(port, "GET", "/health/ready")[1])
         answers = classify(port, ["good film", "bad card", "the paris text"])
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60.0)
+        log, _ = process.communicate(timeout=60.0)
 
     assert process.returncode == 0
     assert (ready["provider"], ready["missing"]) == ("CPUExecutionProvider", [])
@@ -100,6 +112,36 @@ def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
     lines = [json.loads(line) for line in log.splitlines()]
     assert [line["message"] for line in lines] == ["backend serves", "backend stopped"]
     assert "film" not in log
+
+
+async def test_when_stopped_it_says_so_first_and_answers_all_that_it_accepts(models: Path) -> None:
+    port = free_port()
+    delay = {"SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "2"}
+    with serving(models, port, environment=delay) as process:
+        async with SteadyLoad(port, b"GET /health/live HTTP/1.1\r\nhost: b\r\n\r\n") as sent:
+            await until(lambda: sent.answered > 60, within=60)
+            process.send_signal(signal.SIGTERM)
+            status, text = 200, b""
+            while status == 200:
+                status, text = await asyncio.to_thread(request, port, "GET", "/health/ready")
+            answers = await asyncio.to_thread(classify, port, ["good film"])
+            await until(lambda: sent.refused > 30, within=60, what="the end of accepting")
+        assert await asyncio.to_thread(process.wait, 60.0) == 0
+
+    assert (status, json.loads(text)["missing"]) == (503, ["draining: the backend is stopping"])
+    assert len(answers) == 1
+    assert (set(sent.statuses), sent.broken) == ({200}, [])
+
+
+def test_a_second_signal_ends_it_at_once(models: Path) -> None:
+    port = free_port()
+    delay = {"SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "100"}
+    with serving(models, port, environment=delay) as process:
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not is_ready(port), within=60.0)
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(timeout=60.0) == 0
 
 
 def test_a_busy_port_is_one_line_and_exit_code_two(models: Path) -> None:

@@ -129,6 +129,10 @@ class System:
         assert not left, f"processes were left: {left}"
         return status
 
+    def wait(self, *, within: float = 60.0) -> int:
+        """Return its exit status once it has ended by itself."""
+        return self._running().wait(timeout=within)
+
     def output(self) -> str:
         """Return what it printed."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.app.worker import build_worker
 from gateway.auth.keys import hash_key
+from gateway.draining import Draining
 from gateway.ledger.ledger import Ledger
 from gateway.patience import Patience
 from gateway.serving import listener_on, serve
@@ -139,6 +140,7 @@ async def running_worker(
     before: Callable[[], None] = lambda: None,
     patience: Patience | None = None,
     fast_lane: bool = True,
+    draining: Draining | None = None,
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
@@ -167,7 +169,7 @@ async def running_worker(
     before()
     registry = CollectorRegistry()
     stop = asyncio.Event()
-    building = build_worker(settings, registry=registry, resolver=resolver)
+    building = build_worker(settings, registry=registry, resolver=resolver, draining=draining)
     async with building as (app, protocol):
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
@@ -178,6 +180,7 @@ async def running_worker(
                 stop=stop,
                 protocol=protocol,
                 patience=patience,
+                draining=draining,
             )
         )
         listener.listen()
@@ -210,11 +213,19 @@ def classify(*texts: str, **fields: Any) -> bytes:
 
 
 def _configure(settings: Settings, stubs: Sequence[StubBackend], document: dict[str, Any]) -> None:
+    backends = [(stub.backend_id, stub.region, stub.url) for stub in stubs]
+    write_document(settings.config, backends, document)
+
+
+def write_document(
+    folder: Path, backends: Sequence[tuple[str, str, str]], document: dict[str, Any]
+) -> None:
+    """Make the folder of a document; `backends` are given as id, region and URL."""
     regions = [
-        {"name": stub.region, "pools": [{"backends": [{"id": stub.backend_id, "url": stub.url}]}]}
-        for stub in stubs
+        {"name": region, "pools": [{"backends": [{"id": backend_id, "url": url}]}]}
+        for backend_id, region, url in backends
     ]
-    settings.config.mkdir()
+    folder.mkdir()
     # JSON is YAML.
     content = msgspec.json.encode({"regions": regions} | document)
-    (settings.config / "gateway.yaml").write_bytes(content)
+    (folder / "gateway.yaml").write_bytes(content)

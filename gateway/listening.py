@@ -1,0 +1,105 @@
+"""Listening sockets: whether connections wait in one, and how one is closed without losing any."""
+
+import asyncio
+import ctypes
+import select
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+
+# From <asm-generic/socket.h>; the module `socket` has no name for it.
+_SO_ATTACH_FILTER = 26
+# Classic BPF over the TCP header: drops a segment with SYN and without ACK, passes all others.
+_DROP_SYN = struct.pack(
+    "HBBI" * 5,
+    *(0x30, 0, 0, 13),  # load the byte of the flags
+    *(0x54, 0, 0, 0x12),  # keep SYN and ACK of it
+    *(0x15, 0, 1, 0x02),  # SYN alone?
+    *(0x06, 0, 0, 0),  # drop
+    *(0x06, 0, 0, 0xFFFFFFFF),  # pass
+)
+# A handshake that had begun ends within a round trip; one that takes longer is begun anew.
+_HANDSHAKE = 0.1
+_LOOK = 0.01
+_EMPTY_WITHIN = 2.0
+
+# How often a worker looks whether connections wait at another one's socket. One that is seen
+# waiting twice is accepted: twice this is what a connection waits for a worker that was killed.
+TAKEOVER_INTERVAL = 0.02
+_ACCEPTED_AT_ONCE = 64
+
+MakeProtocol = Callable[[], asyncio.Protocol]
+
+
+def refuse_new(listener: socket.socket) -> None:
+    """Begin no more handshakes at `listener`, in all processes that have it; does not block.
+
+    Those that have begun end, and are still accepted. A caller who comes now sends his SYN again a
+    second later, and is refused by then, or taken by a successor. Without this a connection that
+    is made between the last `accept` and `close` would be reset.
+    """
+    if sys.platform != "linux":
+        return
+    program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
+    pointer = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+
+
+async def until_empty(listeners: Sequence[socket.socket]) -> None:
+    """Wait until nobody waits to be accepted at any of `listeners`, which refuse new connections.
+
+    Who accepts is others' business; without them it ends after a while all the same.
+    """
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    poller = _poller(listeners)
+    while (passed := loop.time() - started) < _EMPTY_WITHIN:
+        if passed >= _HANDSHAKE and not _ready(poller):
+            return
+        await asyncio.sleep(_LOOK)
+
+
+async def take_over(
+    listeners: Sequence[socket.socket], make_protocol: MakeProtocol, *, until: asyncio.Event
+) -> None:
+    """Accept, until `until`, what waits at `listeners` of others who do not accept it.
+
+    That is the case when the other was killed, hangs or is stopping. `listeners` do not block.
+    """
+    poller = _poller(listeners)
+    waited: set[int] = set()
+    while listeners:
+        await asyncio.sleep(TAKEOVER_INTERVAL)
+        if until.is_set():
+            return
+        ready = _ready(poller)
+        for listener in listeners:
+            if listener.fileno() in waited & ready:
+                await _accept(listener, make_protocol)
+        waited = ready
+
+
+async def _accept(listener: socket.socket, make_protocol: MakeProtocol) -> None:
+    loop = asyncio.get_running_loop()
+    for _ in range(_ACCEPTED_AT_ONCE):
+        try:
+            connection, _address = listener.accept()
+        except OSError:  # nobody waits any more, or there are no more files: the next look tells
+            return  # (or it is closed: this worker is leaving)
+        connection.setblocking(False)
+        try:
+            await loop.connect_accepted_socket(make_protocol, connection)
+        except OSError:  # the caller has left meanwhile
+            connection.close()
+
+
+def _poller(listeners: Sequence[socket.socket]) -> select.poll:
+    poller = select.poll()
+    for listener in listeners:
+        poller.register(listener, select.POLLIN)
+    return poller
+
+
+def _ready(poller: select.poll) -> set[int]:
+    return {descriptor for descriptor, event in poller.poll(0) if event & select.POLLIN}

@@ -1,0 +1,67 @@
+"""Watches that children live and stay within their memory, and has those that do not replaced."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from gateway.supervisor.child import Child
+from gateway.supervisor.liveness import Activity, activity_of
+
+LOOK_INTERVAL = 1.0
+SILENT, MEMORY = "silent", "memory"
+# Beyond its bound by so much, a process grows faster than it can leave.
+_RUNAWAY = 1.5
+_MEBIBYTE = 1024 * 1024
+
+
+class Watchdog:
+    """Looks at every child each second; all is a few reads of `/proc`.
+
+    A child whose event loop says nothing for `spec.silent_within` is killed. One that takes more
+    memory than `spec.memory_bytes` is asked to leave, one at a time, and killed if it runs away.
+    """
+
+    def __init__(self, children: Callable[[], Sequence[Child]]) -> None:
+        self._children = children
+        self._replacing: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            before = loop.time()
+            while True:
+                await asyncio.sleep(LOOK_INTERVAL)
+                now = loop.time()
+                children = [child for child in self._children() if child.is_watched]
+                for child in children:
+                    if child.spec.sign_of_life is not None:
+                        group.create_task(_ask(child))
+                for child in children:
+                    self._look(child, now - before, group)
+                before = now
+
+    def _look(self, child: Child, passed: float, group: asyncio.TaskGroup) -> None:
+        activity = None if child.pid is None else activity_of(child.pid)
+        silent = child.silence.look(passed, activity)
+        bound = child.spec.silent_within if child.has_spoken else child.spec.ready_within
+        if child.spec.silent_within and child.spec.is_heard and silent > bound:
+            child.replace(SILENT, f"has shown no sign of life for {silent:.0f} s")
+        elif activity is not None:
+            self._look_at_memory(child, activity, group)
+
+    def _look_at_memory(self, child: Child, activity: Activity, group: asyncio.TaskGroup) -> None:
+        bound, taken = child.spec.memory_bytes, activity.resident_bytes
+        if not bound or taken <= bound:
+            return
+        why = f"takes {taken // _MEBIBYTE} MiB, more than {bound // _MEBIBYTE}"
+        if taken > bound * _RUNAWAY:
+            child.replace(MEMORY, why)
+        elif self._replacing is None or self._replacing.done():
+            self._replacing = group.create_task(child.replace_gently(MEMORY, why))
+
+
+async def _ask(child: Child) -> None:
+    """Ask a child that writes no heartbeats for a sign of life."""
+    pid, ask = child.pid, child.spec.sign_of_life
+    if ask is not None and await ask() and child.pid == pid:
+        child.heard()

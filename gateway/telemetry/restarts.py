@@ -1,0 +1,53 @@
+"""Counts how often the supervisor started a process again, and why, in a file for the metrics."""
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+FILE = "restarts.json"
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """How often processes of `role` were started again for `reason`, since the supervisor's start.
+
+    Reasons: `ended` by itself, `silent` event loop, too much `memory`.
+    """
+
+    role: str
+    reason: str
+    count: int
+
+
+class RestartCounts:
+    """The counts of one supervisor, written to `folder` at each change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, role: str, reason: str) -> None:
+        """Count one; a disk that takes nothing costs the file, not the count."""
+        self._counts[role, reason] += 1
+        restarts = [
+            Restart(role=role, reason=reason, count=count)
+            for (role, reason), count in sorted(self._counts.items())
+        ]
+        temporary = self._folder / f".{FILE}"
+        try:
+            temporary.write_bytes(msgspec.json.encode(restarts))
+            temporary.replace(self._folder / FILE)
+        except OSError:
+            return
+
+    def forget_former(self) -> None:
+        """Remove the file of a supervisor that ran here before."""
+        (self._folder / FILE).unlink(missing_ok=True)
+
+
+def read_restarts(folder: Path) -> list[Restart]:
+    """Return the counts in `folder`; empty where no supervisor has counted."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=list[Restart])
+    except (OSError, msgspec.DecodeError):
+        return []

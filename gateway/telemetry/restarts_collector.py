@@ -1,0 +1,29 @@
+"""Shows on the metrics page what the supervisor counted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from gateway.telemetry.restarts import read_restarts
+
+
+class RestartsCollector(Collector):
+    """Reads the counts in `folder` at each look."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counter."""
+        counter = CounterMetricFamily(
+            "sluicegate_process_restarts",
+            "Processes that the supervisor started again",
+            labels=("role", "reason"),
+        )
+        for restart in read_restarts(self._folder):
+            counter.add_metric((restart.role, restart.reason), restart.count)
+        yield counter

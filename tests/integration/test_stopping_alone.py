@@ -1,0 +1,87 @@
+"""A worker and the operators' listener that run alone: what they say when they are stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.draining import Draining
+from gateway.settings import process_environment
+from tests.support.stub_backend import StubBackend
+from tests.support.system import free_port
+from tests.support.valkey import Valkey
+from tests.support.waiting import wait_until
+from tests.support.worker import classify, post, running_worker
+
+pytestmark = pytest.mark.anyio
+_HIT = post("/v1/classify", classify("a text"))
+_READY = b"GET /health/ready HTTP/1.1\r\nhost: worker\r\n\r\n"
+
+
+async def test_a_memory_hit_of_a_worker_that_drains_ends_its_connection(
+    tmp_path: Path, valkey: str
+) -> None:
+    draining = Draining(is_supervised=True)
+    async with (
+        StubBackend() as stub,
+        running_worker(tmp_path, valkey, [stub], draining=draining) as worker,
+        worker.connect() as connection,
+    ):
+        before = []
+        for _ in range(3):  # computed, a hit, and a hit of the fast lane
+            await connection.send(_HIT)
+            before.append(await connection.response())
+        draining.announce()
+        await connection.send(_HIT)
+        last = await connection.response()
+        async with worker.connect() as probing:
+            await probing.send(_READY)
+            ready = await probing.response()
+
+        assert ["connection" in answer.headers for answer in before] == [False] * 3
+        assert (last.status, last.headers["connection"]) == (200, "close")
+        assert last.body == before[-1].body
+        assert await connection.is_closed()
+        assert ready.status == 503
+        assert ready.json()["missing"][0].startswith("draining: ")
+
+
+def test_an_operators_listener_says_that_it_stops_and_ends_at_once_when_told_twice(
+    tmp_path: Path, valkey_server: Valkey
+) -> None:
+    port = free_port()
+    environment = dict(process_environment()) | {
+        "SLUICEGATE_DATA_DIR": str(tmp_path),
+        "SLUICEGATE_STATE_URL": valkey_server.url,
+        "SLUICEGATE_CACHE_URL": valkey_server.url,
+        "SLUICEGATE_ADMIN_PORT": str(port),
+        "SLUICEGATE_ADMIN_KEY": "admin-test-key-0123456789",
+        "SLUICEGATE_SHUTDOWN_DELAY": "100",
+    }
+
+    def ready() -> httpx.Response | None:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=60)
+        except httpx.TransportError:
+            return None
+
+    def is_draining() -> bool:
+        answer = ready()
+        return answer is not None and answer.json()["missing"][:1] == [
+            "draining: the gateway is stopping; it still answers what it is sent"
+        ]
+
+    with subprocess.Popen([sys.executable, "-m", "gateway", "run-admin"], env=environment) as admin:
+        try:
+            wait_until(lambda: ready() is not None, within=60)
+            os.kill(admin.pid, signal.SIGTERM)
+            wait_until(is_draining, within=60)
+            os.kill(admin.pid, signal.SIGTERM)
+
+            assert admin.wait(timeout=60) == 0
+        finally:
+            admin.kill()

@@ -1,0 +1,148 @@
+"""The supervisor notices children that live and do nothing, and those that take too much memory."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.supervisor.probes import Spawned
+from gateway.supervisor.process_table import read_table, start_of
+from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.supervisor import Supervisor
+from gateway.supervisor.valkey import find_program, state_spec
+from gateway.telemetry.restarts import read_restarts
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+# A process whose event loop gives signs of life until the file `spin` (or `grow`) is there.
+LIVES = """
+import asyncio, os, pathlib, signal, sys
+from gateway.heartbeat import heartbeat
+folder = pathlib.Path(sys.argv[1])
+
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    with heartbeat(int(os.environ["HEARTBEAT"])):
+        kept = b""
+        while not stop.is_set():
+            if (folder / "spin").exists():
+                (folder / "spin").unlink()
+                while True:
+                    pass
+            if (folder / "grow").exists():
+                kept = b"x" * int((folder / "grow").read_text())
+                (folder / "grow").unlink()
+            await asyncio.sleep(0.05)
+
+asyncio.run(main())
+"""
+_MEBIBYTE = 1024 * 1024
+
+
+class Bench:
+    """A supervisor with one child that is watched, and what it said."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said: list[str] = []
+        (root / "logs").mkdir()
+        spawner = Spawner(logs=root / "logs", environment=inherited_environment())
+        self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
+
+    async def start(self, *, silent_within: float = 0.0, memory_bytes: int = 0) -> int:
+        """Start the child; return its pid once it has given a sign of life."""
+        spec = ProcessSpec(
+            name="gateway-0",
+            role=Role.GATEWAY,
+            argv=(sys.executable, "-c", LIVES, str(self.root)),
+            probe=Spawned(),
+            heartbeat_variable="HEARTBEAT",
+            silent_within=silent_within,
+            memory_bytes=memory_bytes,
+        )
+        (child,) = self.supervisor.start([spec])
+        await self.supervisor.ready([child])
+        await until(lambda: child.has_spoken, within=60, what="a sign of life")
+        return self.pid()
+
+    def pid(self) -> int:
+        """Return the pid that the table gives; 0 where nothing runs."""
+        return next((e.pid for e in read_table(self.root) if e.role is not Role.SUPERVISOR), 0)
+
+    async def successor_of(self, pid: int) -> int:
+        """Return the pid of what took the place of `pid`."""
+        await until(lambda: self.pid() not in (0, pid), within=60, what="a successor")
+        assert start_of(pid) == 0
+        return self.pid()
+
+    def restarts(self) -> list[tuple[str, str, int]]:
+        """Return what was counted."""
+        return [(each.role, each.reason, each.count) for each in read_restarts(self.root)]
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path)
+    async with made.supervisor:
+        yield made
+        await made.supervisor.stop(asyncio.Event())
+
+
+async def test_a_frozen_process_is_killed_and_replaced(bench: Bench) -> None:
+    pid = await bench.start(silent_within=1.0)
+
+    os.kill(pid, signal.SIGSTOP)
+    await bench.successor_of(pid)
+
+    assert bench.restarts() == [("gateway", "silent", 1)]
+    assert any("no sign of life for" in line and "it is killed" in line for line in bench.said)
+
+
+async def test_a_spinning_event_loop_is_killed_and_replaced(bench: Bench) -> None:
+    pid = await bench.start(silent_within=1.0)
+
+    (bench.root / "spin").touch()
+    await bench.successor_of(pid)
+
+    assert bench.restarts() == [("gateway", "silent", 1)]
+
+
+async def test_a_frozen_valkey_is_killed_and_replaced(bench: Bench) -> None:
+    spec = state_spec(find_program(), sockets=bench.root, data=bench.root, silent_within=1.0)
+    (child,) = bench.supervisor.start([spec])
+    await bench.supervisor.ready([child])
+    await until(lambda: child.has_spoken, within=60, what="an answer to PING")
+    pid = bench.pid()
+
+    os.kill(pid, signal.SIGSTOP)
+    await bench.successor_of(pid)
+
+    assert bench.restarts() == [("valkey-state", "silent", 1)]
+
+
+async def test_a_process_that_takes_too_much_memory_is_asked_to_leave(bench: Bench) -> None:
+    pid = await bench.start(memory_bytes=200 * _MEBIBYTE)
+
+    (bench.root / "grow").write_text(str(220 * _MEBIBYTE))
+    await bench.successor_of(pid)
+
+    assert bench.restarts() == [("gateway", "memory", 1)]
+    assert any("MiB, more than 200; it is replaced" in line for line in bench.said)
+    assert any("gateway-0 exited with code 0" in line for line in bench.said)
+
+
+async def test_a_process_whose_memory_runs_away_is_killed(bench: Bench) -> None:
+    pid = await bench.start(memory_bytes=100 * _MEBIBYTE)
+
+    (bench.root / "grow").write_text(str(250 * _MEBIBYTE))
+    await bench.successor_of(pid)
+
+    assert bench.restarts() == [("gateway", "memory", 1)]
+    assert any("MiB, more than 100; it is killed" in line for line in bench.said)
