@@ -49,6 +49,7 @@ class SharedWork:
     Of all workers that are asked for an item at once, one computes it: the others wait for its
     answer while its claim lasts (`lease` seconds, renewed while it works), for half of their time
     at most. Where a claim ends without an answer, one of them claims the item and computes it.
+    `lease` may be changed at any time.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SharedWork:
     ) -> None:
         self._runner = runner
         self._cache = cache
-        self._lease = lease
+        self.lease = lease
         self._wall = wall
 
     async def run(
@@ -73,7 +74,7 @@ class SharedWork:
         traceparent: str = "",
     ) -> None:
         """Settle all of `work`, at the latest at the deadline."""
-        if self._lease <= 0 or all(item.key is None for item in work.items):
+        if self.lease <= 0 or all(item.key is None for item in work.items):
             await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
             return
         ours, theirs = await self._claim(work.items)
@@ -148,9 +149,9 @@ class SharedWork:
         def renew() -> None:
             nonlocal timer
             self._cache.renew(keys)
-            timer = loop.call_later(self._lease * _RENEWED_AFTER, renew)
+            timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
 
-        timer = loop.call_later(self._lease * _RENEWED_AFTER, renew)
+        timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
         try:
             yield
         finally:

@@ -225,12 +225,19 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request used, as answered and as billed."""
 
     items: int
+    """All items of the request."""
     hit: int
+    """Items answered from the result cache."""
     collapsed: int
+    """Items that joined equal work under way; priced as hits."""
     computed: int
+    """Items computed for this request."""
     failed: int
+    """Items that were not answered, and are not billed."""
     rows: int
+    """Rows that the model ran for the computed items."""
     tokens: int
+    """Tokens of those rows."""
     truncated: int = 0
     """Items that were answered by a part of their text."""
 

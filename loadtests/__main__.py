@@ -20,6 +20,8 @@ from loadtests import (
 )
 from loadtests.arena.command import arena_command
 from loadtests.chaos.command import chaos_command
+from loadtests.fuzz_api.command import fuzz_api_command
+from loadtests.fuzz_http.command import fuzz_http_command
 from loadtests.gpu.command import gpu_command
 from loadtests.partitions.command import partitions_command
 from loadtests.peers import measure as peers
@@ -202,6 +204,8 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
 main.add_command(arena_command)
 main.add_command(partitions_command)
 main.add_command(chaos_command)
+main.add_command(fuzz_api_command)
+main.add_command(fuzz_http_command)
 main.add_command(gpu_command)
 main.add_command(soak_command)
 

@@ -10,6 +10,7 @@ from litestar import Controller, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from gateway.admin.known_models import KnownModels
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
@@ -26,18 +27,26 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A tenant to create; without `limits` the document's apply."""
 
     id: str
+    """Up to 64 letters, digits, `_`, `.` and `-`."""
     name: str = ""
+    """For people; the id where it is left out."""
     limits: tuple[Rule, ...] = ()
+    """Limits on all of its keys together."""
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key to create; without `models` it may use all."""
 
     tenant: str
+    """The id of the tenant whose key it is."""
     name: str = ""
+    """For people."""
     models: list[str] | None = None
+    """The models it may use; all where it is left out."""
     limits: tuple[Rule, ...] = ()
+    """Limits on this key, beside those of the tenant."""
     expires: datetime | None = None
+    """When it ends, with a time zone; never where it is left out."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,9 +123,13 @@ class TenantController(Controller):
 
     @post("/")
     async def create(
-        self, data: JSONBody[NewTenant], changes: NamedDependency[AccountChanges]
+        self,
+        data: JSONBody[NewTenant],
+        changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> Tenant:
         """Create a tenant."""
+        await known_models.check_rules(data.limits)
         accounts = changes.accounts
         record = await changes.make(
             lambda: accounts.create_tenant(data.id, name=data.name, rules=data.limits, actor=_ACTOR)
@@ -134,8 +147,10 @@ class TenantController(Controller):
         tenant: FromPath[str],
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> Tenant:
         """Replace a tenant's limits; an empty list means that the document's apply."""
+        await known_models.check_rules(data)
         accounts = changes.accounts
         return _tenant(await changes.make(lambda: accounts.set_limits(tenant, data, actor=_ACTOR)))
 
@@ -150,14 +165,21 @@ class KeyController(Controller):
         self, changes: NamedDependency[AccountChanges], tenant: FromQuery[str | None] = None
     ) -> Keys:
         """Return the keys of a tenant, or all."""
+        if tenant is not None:
+            await asyncio.to_thread(changes.accounts.tenant, tenant)
         found = await asyncio.to_thread(changes.accounts.keys, tenant)
         return Keys(keys=[Key(**_fields(record)) for record in found])
 
     @post("/")
     async def create(
-        self, data: JSONBody[NewKey], changes: NamedDependency[AccountChanges]
+        self,
+        data: JSONBody[NewKey],
+        changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> CreatedKey:
         """Create a key; its text is in this answer and nowhere else."""
+        await known_models.check(data.models or (), field="models")
+        await known_models.check_rules(data.limits)
         text, accounts = new_key(), changes.accounts
         record = await changes.make(
             lambda: accounts.create_key(
@@ -178,8 +200,10 @@ class KeyController(Controller):
         key: FromPath[str],
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
+        known_models: NamedDependency[KnownModels],
     ) -> Key:
         """Replace a key's limits; an empty list means that the document's apply."""
+        await known_models.check_rules(data)
         accounts = changes.accounts
         record = await changes.make(lambda: accounts.set_key_limits(key, data, actor=_ACTOR))
         return Key(**_fields(record))

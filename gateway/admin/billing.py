@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active import ActiveDocument
+from gateway.api.grouping import read_groups
 from gateway.errors import InvalidRequest
 from gateway.ledger import rendering
 from gateway.ledger.ledger import Ledger
@@ -17,7 +18,8 @@ from gateway.ledger.types import AuditEntry, GroupBy
 
 Format = Literal["json", "csv"]
 _CSV = "text/csv; charset=utf-8"
-_GROUPS = ", ".join(GroupBy)
+_GROUPS = tuple(GroupBy)
+_DEFAULT = "tenant,model"
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +41,7 @@ class BillingController(Controller):
         tenant: FromQuery[str | None] = None,
         since: Annotated[str, QueryParameter(name="from")] = "",
         until: Annotated[str, QueryParameter(name="to")] = "",
-        group_by: FromQuery[str] = "tenant,model",
+        group_by: FromQuery[list[str] | None] = None,
         format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter
     ) -> Response[bytes] | Response[str]:
         """Return usage of a tenant, or of all; this month so far by default."""
@@ -48,8 +50,11 @@ class BillingController(Controller):
         start = _moment("from", since) or month
         end = _moment("to", until) or now + timedelta(seconds=1)
         document = await active.document()
+        groups = [GroupBy(name) for name in read_groups(group_by, _GROUPS, default=_DEFAULT)]
+        if tenant is not None:
+            await asyncio.to_thread(ledger.accounts.tenant, tenant)
         rows = await asyncio.to_thread(
-            ledger.usage, tenant, start, end, _groups(group_by), prices=document.prices
+            ledger.usage, tenant, start, end, groups, prices=document.prices
         )
         if format == "csv":
             return Response(rendering.usage_csv(rows), media_type=_CSV)
@@ -90,13 +95,6 @@ class BillingController(Controller):
 
 def _json(value: object) -> Response[bytes]:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _groups(text: str) -> list[GroupBy]:
-    try:
-        return [GroupBy(name.strip()) for name in text.split(",") if name.strip()]
-    except ValueError as error:
-        raise InvalidRequest(f"`group_by` takes a list of: {_GROUPS}") from error
 
 
 def _moment(name: str, text: str) -> datetime | None:

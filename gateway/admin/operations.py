@@ -12,6 +12,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from gateway.admin.active import ActiveDocument
 from gateway.admin.fleet_view import backends_seen
+from gateway.admin.known_models import KnownModels
+from gateway.api.health import Liveness
 from gateway.cache.redis_pipes import Pipe
 from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
@@ -41,7 +43,9 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What to forget: every cached answer of a `tenant`, or of a `model`."""
 
     tenant: str | None = None
+    """The id of a tenant, whose answers are forgotten."""
     model: str | None = None
+    """The name of a model, whose answers are forgotten."""
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +106,15 @@ class OperationsController(Controller):
         data: JSONBody[Purge],
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
+        known_models: NamedDependency[KnownModels],
     ) -> Response[Purged]:
         """Forget cached answers; 200 when every worker has, 202 when not yet."""
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
+        if data.tenant is not None:
+            await asyncio.to_thread(ledger.accounts.tenant, data.tenant)
+        elif data.model is not None:
+            await known_models.check([data.model], field="model")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
@@ -202,9 +211,9 @@ async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
 
 
 @get("/health/live", opt={"public": True})
-async def live() -> dict[str, str]:
-    """Answer."""
-    return {"status": "live"}
+async def live() -> Liveness:
+    """Answer 200."""
+    return Liveness()
 
 
 @get("/health/ready", opt={"public": True})

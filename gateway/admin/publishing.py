@@ -5,13 +5,15 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from gateway.admin.known_models import known_models, unknown
 from gateway.config import tree
-from gateway.config.document import Document
-from gateway.config.load import digest, explain, load_sources
+from gateway.config.document import Document, PriceEntry
+from gateway.config.load import check_models, digest, explain, load_sources
 from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
@@ -126,6 +128,7 @@ class Publisher:
         await self._check(sources)
         active = await self._active()
         _match(if_match, active)
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return await self._publish(active, sources, author=author, reason="put")
 
@@ -135,6 +138,7 @@ class Publisher:
         checked = await self._check(sources)
         active = await self._control.active()
         _match(if_match, active)
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return Checked(digest=checked)
 
@@ -163,6 +167,7 @@ class Publisher:
         if active is not None and active.sources == sources:
             same = await self._waited(active, changed=False)
             return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
+        await self._check_models(sources, active)
         await self._check_change(sources, active)
         return await self._publish(
             active, sources, author=author, reason="reload", folder_digest=folder_digest
@@ -194,6 +199,18 @@ class Publisher:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         return digest(await asyncio.to_thread(load_sources, sources))
+
+    async def _check_models(self, sources: Sequence[Source], active: Published | None) -> None:
+        """Check the models that `sources` name; a start and a rollback go by what was accepted.
+
+        Raises:
+            ConfigurationError: one is neither served, nor named in what is active, nor planned.
+        """
+        before = None if active is None else load_sources(active.sources)
+        known = await known_models(self._control, before)
+        if known is not None:
+            explain = partial(unknown, known=known)
+            await asyncio.to_thread(check_models, sources, known, explain)
 
     async def _check_change(self, sources: Sequence[Source], active: Published | None) -> None:
         """Check what `sources` would change: something is left, and the past costs the same.
@@ -248,15 +265,16 @@ class Publisher:
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, "config.publish.failed")
             raise
-        await asyncio.to_thread(self._remember, published, document)
+        former = () if active is None else load_sources(active.sources).prices
+        await asyncio.to_thread(self._remember, document, former)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
-    def _remember(self, published: Published, document: Document) -> None:
+    def _remember(self, document: Document, former: Sequence[PriceEntry]) -> None:
         """Keep the prices in the ledger; the document is live already."""
         try:
-            self._ledger.prices.publish(document.prices)
+            self._ledger.prices.publish(document.prices, former=former)
         except GatewayError as error:
             _log.warning("prices are not in the ledger", extra={"reason": error.detail})
 

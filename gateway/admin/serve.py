@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import time
 from functools import partial
 
@@ -37,9 +36,9 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         settings.listen_fd,
         setting="SLUICEGATE_ADMIN_PORT",
     )
-    access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    draining.hear_announcement()
+    access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         stack.enter_context(hold_access(settings.data_dir, access))

@@ -11,14 +11,15 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
+from gateway.api.grouping import read_groups
 from gateway.api.request_headers import time_allowed
 from gateway.api.revalidation import tagged
 from gateway.config.document import Document, ModelEntry
 from gateway.errors import DependencyUnavailable, InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
-from gateway.types import Principal, RegionName, ServedModel, TenantId
+from gateway.types import Principal, RegionName, ServedModel
 
-GroupBy = Literal["model", "day", "key", "task"]
+_GROUPS = ("model", "day", "key", "task")
 _DEFAULT_ENTRY = ModelEntry()
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _FIRST_YEAR, _LAST_YEAR = 1970, 2261
@@ -28,48 +29,76 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model as a caller sees it; `id` and `object` are what OpenAI's clients look for."""
 
     id: str
-    object: str
+    """The same as `name`."""
+    object: Literal["model"]
+    """For clients of other APIs that look for it."""
     name: str
+    """What requests name it by."""
     tasks: list[Task]
+    """What can be asked of it, and so on which routes."""
     revision: str
+    """The digest of the files that shape its answers."""
     profile: str
+    """The numeric precision it runs with, such as `fp32`."""
     max_tokens: int
+    """Tokens that it reads of a text."""
     labels: list[str] | None = None
+    """What a classifier may answer."""
     dimensions: int | None = None
+    """Numbers of a vector, where it makes some."""
     description: str = ""
+    """What its owner says of it."""
     demonstration: bool = False
+    """Whether it is there to try things out only."""
     regions: list[RegionName]
+    """Where backends serve it."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """The models a key may use."""
 
-    object: str = "list"
+    object: Literal["list"] = "list"
+    """For clients of other APIs that look for it."""
     data: list[ModelCard]
+    """The models, by name."""
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one group; `cost` is in 10^-9 of `currency`."""
+    """Usage of one group; `cost` is a decimal number, exact, as on invoices."""
 
     group: dict[str, str]
+    """What the line is for: a value for each of `group_by`."""
     requests: int
+    """Requests that were answered, errors included."""
     items: int
+    """All items of them."""
     hit: int
+    """Items answered from the result cache."""
     collapsed: int
+    """Items that joined equal work under way; priced as hits."""
     computed: int
+    """Items computed for these requests."""
     failed: int
+    """Items that were not answered, and are not billed."""
     rows: int
+    """Rows that models ran for the computed items."""
     tokens: int
-    cost: int
+    """Tokens of those rows."""
+    cost: str
+    """In `currency`: a decimal number."""
     currency: str
+    """A code of ISO 4217."""
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's usage from `since` (included) to `until` (not included), RFC 3339 in UTC."""
 
     since: str
+    """The moment it begins with."""
     until: str
+    """The moment it ends before."""
     data: list[UsageLine]
+    """A line for each group."""
 
 
 class ModelCatalog(Protocol):
@@ -88,9 +117,11 @@ class UsageSource(Protocol):
     """Where usage is counted."""
 
     async def report(
-        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+        self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the tenant's usage, a line per group.
+        """Return the usage of the caller's tenant, a line per group.
+
+        Of a key that is limited to models it is the usage of those.
 
         Raises:
             DependencyUnavailable: it cannot be asked.
@@ -116,9 +147,8 @@ class MetadataController(Controller):
     """Models and usage."""
 
     path = "/v1"
-    tags = ("metadata",)
 
-    @get("/models", operation_id="list_models", summary="The models this key may use")
+    @get("/models")
     async def list_models(
         self, request: Request[Any, Any, Any], models: Models, documents: CurrentDocuments
     ) -> Response[ModelList]:
@@ -131,7 +161,7 @@ class MetadataController(Controller):
         ]
         return tagged(request, ModelList(data=cards))
 
-    @get("/models/{model:str}", operation_id="get_model", summary="One model")
+    @get("/models/{model:str}")
     async def get_model(
         self,
         model: FromPath[str],
@@ -147,7 +177,7 @@ class MetadataController(Controller):
             )
         return tagged(request, _card(found))
 
-    @get("/usage", operation_id="get_usage", summary="The calling tenant's usage and cost")
+    @get("/usage")
     async def get_usage(
         self,
         request: Request[Any, Any, Any],
@@ -157,9 +187,12 @@ class MetadataController(Controller):
             str | None, QueryParameter(name="from", description="Date or time")
         ] = None,
         until: Annotated[str | None, QueryParameter(name="to", description="Date or time")] = None,
-        group_by: FromQuery[list[GroupBy] | None] = None,
+        group_by: FromQuery[list[str] | None] = None,
     ) -> UsageReport:
-        """Return usage between two moments (this month so far by default), grouped by model."""
+        """Return usage between two moments (this month so far by default), grouped by model.
+
+        Of a key that is limited to models it is the usage of those.
+        """
         now = datetime.now(UTC)
         start = _moment("from", since) or now.replace(
             day=1, hour=0, minute=0, second=0, microsecond=0
@@ -167,12 +200,11 @@ class MetadataController(Controller):
         end = _moment("to", until) or now + timedelta(seconds=1)
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
-        groups = group_by or ["model"]
-        tenant = _principal(request).tenant
+        groups = read_groups(group_by, _GROUPS, default="model")
         asked = request.headers.get("x-request-timeout", "").encode()
         try:
             async with asyncio.timeout(time_allowed(asked, documents.document().deadline)):
-                lines = await usage.report(tenant, start, end, groups)
+                lines = await usage.report(_principal(request), start, end, groups)
         except TimeoutError as error:
             raise DependencyUnavailable(
                 "The ledger did not answer in time; try again, or ask for less.", retry_after=1.0
@@ -188,7 +220,8 @@ def _principal(request: Request[Any, Any, Any]) -> Principal:
 def _visible(model: ServedModel, document: Document, principal: Principal) -> bool:
     name = model.info.name
     allowed = principal.models is None or name in principal.models
-    return allowed and document.models.get(name, _DEFAULT_ENTRY).enabled
+    # An encoder without tasks is there for what builds on it, and answers nobody.
+    return allowed and bool(model.info.tasks) and document.models.get(name, _DEFAULT_ENTRY).enabled
 
 
 def _card(model: ServedModel) -> ModelCard:

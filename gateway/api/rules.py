@@ -215,6 +215,8 @@ class InferenceRules:
     def failed(self, exchange: Exchange, error: BaseException) -> Reply:
         """Return the problem that `error` is; failures are events too, and cost nothing."""
         known = _known(exchange, error)
+        if exchange.job is not None:
+            exchange.model = exchange.job.model.info.name
         exchange.fail(known, failed_usage(exchange.usage.items))
         try:
             self._publish(exchange)

@@ -37,11 +37,17 @@ class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     task: ClassVar = Task.CLASSIFY
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text | tuple[Text, Text]]
+    """A text, or a list of texts and of pairs of texts."""
     top_k: Positive | None = None
+    """How many labels to return, the best ones; all where it is left out."""
     function: Literal["softmax", "sigmoid", "none"] | None = None
+    """What makes scores of logits; the model's own where it is left out."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -54,12 +60,19 @@ class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     task: ClassVar = Task.ZERO_SHOT
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text]
+    """A text, or a list of texts."""
     labels: list[str]
+    """What the texts may be about."""
     multi_label: bool = False
+    """Whether several labels may be right, each by itself."""
     hypothesis_template: str = "This text is about {}."
+    """What the model is asked of each label, which stands at `{}`."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -76,9 +89,13 @@ class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     task: ClassVar = Task.CHOOSE
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: ChooseItem | list[ChooseItem]
+    """A prompt with its choices, or a list of them."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -90,12 +107,19 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     task: ClassVar = Task.RERANK
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     query: str
+    """What the documents are compared with."""
     documents: list[Text]
+    """The texts to put in order."""
     top_n: Positive | None = None
+    """How many documents to return, the best ones; all where it is left out."""
     return_documents: bool = False
+    """Whether results hold the documents, too."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -108,10 +132,15 @@ class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     task: ClassVar = Task.ENTITIES
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text]
+    """A text, or a list of texts."""
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
+    """How pieces of words become entities, as in Hugging Face's token classification."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -124,11 +153,17 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     task: ClassVar = Task.EMBED
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text]
+    """A text, or a list of texts."""
     normalize: bool = True
+    """Whether vectors have the length 1."""
     dimensions: Positive | None = None
+    """Keeps the first so many numbers of a vector, before it is normalized."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -141,9 +176,13 @@ class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     task: ClassVar = Task.INFER
     inputs: list[Any]
+    """The items: JSON values in the shape that the algorithm reads."""
     parameters: dict[str, Any] = {}
+    """What the algorithm takes beside the items."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request_for(self, model: str) -> InferenceRequest:
         """Return the request in the gateway's terms."""

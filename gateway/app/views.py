@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -16,11 +16,12 @@ from gateway.app.principals import PrincipalsFollower
 from gateway.config.document import Document
 from gateway.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.rendering import exact
 from gateway.ledger.types import GroupBy, UsageRow
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.store import RuntimeStore
-from gateway.types import TenantId
+from gateway.types import Principal
 
 _QUERIES: Final = 4
 AWAY: Final = "%s: cannot be reached"
@@ -51,18 +52,33 @@ class LedgerUsage:
         self._threads = ThreadPoolExecutor(_QUERIES, thread_name_prefix="usage")
 
     async def report(
-        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+        self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
-        """Return the tenant's usage, a line per group."""
+        """Return the usage of the caller's tenant, and of its key's models."""
         groups = [GroupBy(name) for name in group_by]
-        prices = self._runtimes.current.document.prices
-        ask = partial(self._ledger.usage, tenant, since, until, groups, prices=prices)
+        ask = partial(
+            self._ledger.usage,
+            caller.tenant,
+            since,
+            until,
+            groups,
+            prices=self._runtimes.current.document.prices,
+            models=caller.models,
+        )
         rows = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         return [_line(row, groups) for row in rows]
 
 
+class Events(Protocol):
+    """Where usage events are kept."""
+
+    def trouble(self) -> str:
+        """Return why they cannot be, nothing where they can."""
+        ...
+
+
 class WorkerReadiness:
-    """A worker is ready when it knows keys and a backend that is ready.
+    """A worker is ready when it knows keys and a backend that is ready, and can keep events.
 
     `redis` says of each Redis, by its role, whether it is reached; a worker serves without.
     """
@@ -72,10 +88,12 @@ class WorkerReadiness:
         *,
         principals: PrincipalsFollower,
         fleet: Fleet,
+        events: Events,
         redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
     ) -> None:
         self._principals = principals
         self._fleet = fleet
+        self._events = events
         self._redis = redis
 
     def readiness(self) -> Readiness:
@@ -85,6 +103,8 @@ class WorkerReadiness:
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
+        if trouble := self._events.trouble():
+            missing.append(f"event log: {trouble}")
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
         degraded += [
             f"{one.region}/{one.backend}: {_lacking(one)}"
@@ -119,7 +139,7 @@ def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:
     values = msgspec.structs.asdict(row)
     return UsageLine(
         group={group.value: str(values[group.value]) for group in groups},
-        cost=row.cost,
+        cost=exact(row.cost),
         currency=row.currency,
         **msgspec.structs.asdict(row.units),
     )

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import random
 import secrets
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +11,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    nullcontext,
 )
 from functools import partial
 from importlib.metadata import version
@@ -104,7 +102,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    draining.hear_announcement()
     async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
@@ -234,6 +232,7 @@ class _Worker:
         )
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
         self._configure(self.runtimes.current)
+        self.runtimes.on_swap(self._configure_cache)
         # Until the new backends were heard of, the old ones serve.
         self.runtimes.on_prepare(self._meet_backends)
         self.runtimes.on_swap(self._configure)
@@ -275,6 +274,10 @@ class _Worker:
         self.fleet.configure(endpoints, routing)
         self.client.configure(endpoints, routing)
 
+    def _configure_cache(self, runtime: Runtime) -> None:
+        self.cache.configure(runtime.document.cache)
+        self.runner.lease = runtime.document.cache.lease
+
     async def _place_backends(self) -> None:
         """Take up what names lead to now, once the new backends were heard of."""
         await self.prober.meet(self.discovery.expand(self.runtimes.current.endpoints))
@@ -310,11 +313,12 @@ class _Worker:
         return self._doors(draining)
 
     def _cache_watch(self) -> AbstractAsyncContextManager[object]:
-        if not self.runtimes.current.document.cache.redis_enabled:
-            return nullcontext()
         url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
         watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
-        self.redis["cache_redis"] = lambda: watch.is_reached
+        # The document may switch it on and off.
+        self.redis["cache_redis"] = lambda: (
+            watch.is_reached or not self.runtimes.current.document.cache.redis_enabled
+        )
         return watch
 
     def _figures(self) -> Figures:
@@ -333,6 +337,12 @@ class _Worker:
             },
             details={"fleet": self.fleet.statistics},
         )
+
+    def _readiness(self, draining: Draining) -> ReadinessUntilDraining:
+        source = WorkerReadiness(
+            principals=self.principals, fleet=self.fleet, events=self.events, redis=self.redis
+        )
+        return ReadinessUntilDraining(source, draining)
 
     def _doors(self, draining: Draining) -> Doors:
         ids = RequestIds()
@@ -368,16 +378,12 @@ class _Worker:
             models=self.fleet,
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
-            health=ReadinessUntilDraining(
-                WorkerReadiness(principals=self.principals, fleet=self.fleet, redis=self.redis),
-                draining,
-            ),
+            health=self._readiness(draining),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(
-                app, partial(CorkedProtocol, new_id=ids.new)
-            )  # spans are recorded on the application's way
+            # Spans are recorded on the application's way.
+            return Doors(app, partial(CorkedProtocol, new_id=ids.new))
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
         draining.on_close(heads.close)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)

@@ -55,9 +55,7 @@ class MemoryTier:
     """Entries of this worker. `capacity_bytes` of 0 keeps nothing."""
 
     def __init__(self, *, capacity_bytes: int) -> None:
-        self._capacity = capacity_bytes
-        self._window_capacity = int(capacity_bytes * _WINDOW_SHARE)
-        self._main_capacity = capacity_bytes - self._window_capacity
+        self._set_capacity(capacity_bytes)
         self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
         self._nodes: dict[bytes, _Node] = {}
         self._window: deque[_Node] = deque()
@@ -104,6 +102,27 @@ class MemoryTier:
             self._contest(candidate, now)
         self._make_room(now)
 
+    @property
+    def capacity_bytes(self) -> int:
+        """What all entries may cost together."""
+        return self._capacity
+
+    def resize(self, capacity_bytes: int, now: float) -> None:
+        """Keep as much as fits into another capacity; what was seen how often is forgotten.
+
+        What is given up takes a microsecond or two an entry.
+        """
+        if capacity_bytes > self._capacity:
+            self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
+        self._set_capacity(capacity_bytes)
+        while self._window_bytes > self._window_capacity:
+            candidate = self._window.popleft()
+            self._window_bytes -= candidate.cost
+            candidate.in_main = True
+            self._main.append(candidate)
+            self._main_bytes += candidate.cost
+        self._make_room(now)
+
     def statistics(self) -> MemoryStatistics:
         """Return sizes and counts for metrics and tests."""
         return MemoryStatistics(
@@ -116,6 +135,11 @@ class MemoryTier:
             evicted=self._evicted,
             refused=self._refused,
         )
+
+    def _set_capacity(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._window_capacity = int(capacity_bytes * _WINDOW_SHARE)
+        self._main_capacity = capacity_bytes - self._window_capacity
 
     def _replace(self, node: _Node, key: CacheKey, entry: Entry, cost: int) -> None:
         if node.in_main:

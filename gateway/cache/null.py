@@ -1,13 +1,12 @@
-"""Caches that are switched off: they keep nothing, and cost next to nothing."""
+"""A remote tier that is switched off: it keeps nothing, and costs next to nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from gateway.cache.base import CacheStatistics, RemoteStatistics
-from gateway.cache.entry import Entry, Found
+from gateway.cache.base import RemoteStatistics
+from gateway.cache.entry import Entry
 from gateway.cache.key import CacheKey
-from gateway.cache.memory_tier import MemoryTier
 
 
 class NullTier:
@@ -41,42 +40,3 @@ class NullTier:
     def statistics(self) -> RemoteStatistics:
         """Return zeros."""
         return RemoteStatistics()
-
-
-class NullCache:
-    """A `Cache` where there is none."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        return None
-
-    def peek(self, key: CacheKey, now: float) -> Entry | None:
-        """Return a miss."""
-        return None
-
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
-        """Return a miss for each key."""
-        return [None] * len(keys)
-
-    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
-        """Tell of a miss for each key."""
-        misses: list[Found | None] = [None] * len(keys)
-        asyncio.get_running_loop().call_soon(told, misses)
-
-    def store(self, key: CacheKey, entry: Entry) -> None:
-        """Keep nothing."""
-
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
-        """Tell nobody."""
-        return [False] * len(keys)
-
-    def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Tell nobody."""
-
-    def statistics(self) -> CacheStatistics:
-        """Return zeros."""
-        return CacheStatistics(
-            memory=MemoryTier(capacity_bytes=0).statistics(), remote=RemoteStatistics()
-        )

@@ -4,7 +4,7 @@ import datetime as dt
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
 from gateway.config.document import BackendEntry, Document, LimitsEntry, PriceEntry, RegionEntry
@@ -20,6 +20,7 @@ _LAST_PORT = 65_535
 _LARGEST_NUMBER = 2**63 - 1
 # A price of a million for one item is a slip; what it multiplies to must fit an invoice.
 _LARGEST_PRICE = 10**15
+ANY_MODEL = "*"
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -40,6 +41,33 @@ def findings(document: Document) -> Iterator[Finding]:
     yield from _limits(document.limits)
     yield from _routing(document)
     yield from _prices(document.prices)
+
+
+def models_named(document: Document) -> Iterator[str]:
+    """Yield every model that `document` names."""
+    yield from document.models
+    yield from (name for _, name in _references(document))
+
+
+def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple[Path, str]]:
+    """Yield where `document` names a model that is neither `known` nor planned, and which."""
+    planned = {name for name, entry in document.models.items() if entry.planned}
+    for name in document.models:
+        if name not in known and name not in planned:
+            yield ("models", name), name
+    for path, name in _references(document):
+        if name not in known and name not in planned:
+            yield path, name
+
+
+def _references(document: Document) -> Iterator[tuple[Path, str]]:
+    for kind in ("tenant", "key"):
+        for index, rule in enumerate(getattr(document.limits, kind)):
+            if rule.model:
+                yield ("limits", kind, index, "model"), rule.model
+    for index, price in enumerate(document.prices):
+        if price.model != ANY_MODEL:
+            yield ("prices", index, "model"), price.model
 
 
 def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[Finding]:

@@ -52,6 +52,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stale_if_error: float = 0.0
     """Seconds such an answer is given where no backend answers."""
     enabled: bool = True
+    planned: bool = False
+    """No backend serves it yet, and its name is known all the same."""
     limits: tuple[Rule, ...] = ()
     """Limits on what is computed for the model, over all tenants."""
 

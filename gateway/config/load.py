@@ -1,7 +1,7 @@
 """Reads a configuration document: YAML texts in, a checked `Document` out."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +47,20 @@ def load_sources(sources: Sequence[Source], *, placement: Path | None = None) ->
     for finding in checks.findings(document):
         raise _located(finding.path, finding.detail, places)
     return document
+
+
+def check_models(
+    sources: Sequence[Source], known: Collection[str], explain: Callable[[str], str]
+) -> None:
+    """Refuse a document that names a model which is neither `known` nor planned.
+
+    Raises:
+        ConfigurationError: what `explain` says of the first, with its file, line and field.
+    """
+    values, places = _join(sources)
+    document = _shape(values, Document, places)
+    for path, name in checks.unknown_models(document, known):
+        raise _located(path, explain(name), places)
 
 
 def load_text(text: str, *, name: str = "document", placement: Path | None = None) -> Document:

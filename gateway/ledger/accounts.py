@@ -102,13 +102,15 @@ class Accounts:
         Raises:
             NotFound: there is no such tenant.
             Conflict: the same text is a key already.
-            InvalidRequest: a rule or the time of expiry cannot be used.
+            InvalidRequest: a rule cannot be used, or the time of expiry is past.
         """
         key = f"key_{secrets.token_hex(8)}"
         row: dict[str, Any] = {"id": key, "tenant": tenant, "hash": key_hash, "name": name}
         row |= {"rules": _encode_rules(rules), "models": _encode_models(models)}
         row |= {"created": self._store.clock(), "revoked": None}
         row["expires"] = None if expires is None else to_nanoseconds(expires)
+        if expires is not None and row["expires"] <= row["created"]:
+            raise InvalidRequest(f"`expires` is past: {expires.isoformat()}; name a later time")
         with self._store.writing() as connection:
             _get(connection, schema.tenants, tenant, "tenant")
             if not self._store.insert_new(connection, schema.keys, [row]):

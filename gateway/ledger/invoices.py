@@ -67,6 +67,8 @@ def make_invoice(tenant: str, month: str, found: Sequence[Priced]) -> Invoice:
     """Return the invoice over priced usage that is not grouped further."""
     sums: dict[tuple[str, int, str], Priced] = {}
     for each in found:
+        if not each.model:
+            continue  # refused before a model was known, and free
         place = (each.model, each.price.since, each.price.version)
         known = sums.get(place)
         units = each.units if known is None else known.units + each.units

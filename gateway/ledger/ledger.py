@@ -1,7 +1,7 @@
 """The ledger: accounts, what was used, what it costs, who changed what. All calls block."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -71,10 +71,13 @@ class Ledger:
         group_by: Sequence[GroupBy] = (),
         *,
         prices: Sequence[PriceEntry] = (),
+        models: Collection[str] | None = None,
     ) -> list[UsageRow]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
 
-        It costs what the published prices say; `prices` are those of a ledger without any.
+        With `models` it is the usage of these alone. Requests that were refused before their model
+        was known are in no row of a model. It costs what the published prices say; `prices` are
+        those of a ledger without any.
 
         Raises:
             InvalidRequest: a time has no zone, or they are in the wrong order.
@@ -84,7 +87,12 @@ class Ledger:
             raise InvalidRequest("`from` is after `to`")
         groups = list(dict.fromkeys(group_by))
         found = self._usage.priced(
-            tenant=tenant, since=start, until=end, group_by=groups, prices=self._prices(prices)
+            tenant=tenant,
+            since=start,
+            until=end,
+            group_by=groups,
+            prices=self._prices(prices),
+            models=models,
         )
         return usage_rows(found, groups)
 

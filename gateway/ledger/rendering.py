@@ -61,6 +61,11 @@ def invoice_csv(invoice: Invoice) -> str:
     return _csv(head, rows)
 
 
+def exact(nanos: int) -> str:
+    """Return an amount as a decimal number, with every digit."""
+    return decimal(nanos, _EXACT)
+
+
 def usage_json(rows: Sequence[UsageRow]) -> bytes:
     """Return usage as a JSON list; `cost` is exact."""
     return msgspec.json.encode([usage_object(row) for row in rows])
@@ -70,7 +75,7 @@ def usage_object(row: UsageRow) -> dict[str, object]:
     """Return a row of usage as what JSON shows of it."""
     groups = {g: getattr(row, g) for g in _GROUPS if getattr(row, g) is not None}
     units = msgspec.structs.asdict(row.units)
-    return groups | units | {"cost": decimal(row.cost, _EXACT), "currency": row.currency}
+    return groups | units | {"cost": exact(row.cost), "currency": row.currency}
 
 
 def usage_csv(rows: Sequence[UsageRow]) -> str:

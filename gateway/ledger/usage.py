@@ -1,6 +1,6 @@
 """Sums of usage, asked of the events themselves, and what they cost."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -39,11 +39,12 @@ class UsageQueries:
         until: int,
         group_by: Sequence[GroupBy],
         prices: PriceList,
+        models: Collection[str] | None = None,
     ) -> list[Priced]:
-        """Return usage of `tenant` (`None`: all) by group, model and price."""
+        """Return usage of `tenant` and `models` (`None`: all) by group, model and price."""
         found: list[Priced] = []
         for start, end in prices.periods(since, until):
-            for row in self._rows(tenant, start, end, group_by):
+            for row in self._rows(tenant, start, end, group_by, models):
                 *group, model = row[: len(group_by) + 1]
                 sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 1 :]), strict=True))
                 found.append(
@@ -57,7 +58,12 @@ class UsageQueries:
         return found
 
     def _rows(
-        self, tenant: str | None, since: int, until: int, group_by: Sequence[GroupBy]
+        self,
+        tenant: str | None,
+        since: int,
+        until: int,
+        group_by: Sequence[GroupBy],
+        models: Collection[str] | None,
     ) -> list[Sequence[Any]]:
         groups = [*(_column(g) for g in group_by), _events.model]
         sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
@@ -69,6 +75,10 @@ class UsageQueries:
         )
         if tenant is not None:
             query = query.where(_events.tenant == tenant)
+        if models is not None:
+            query = query.where(_events.model.in_(models))
+        if GroupBy.MODEL in group_by:
+            query = query.where(_events.model != "")
         with self._store.reading() as connection:
             return [tuple(row) for row in connection.execute(query)]
 

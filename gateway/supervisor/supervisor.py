@@ -30,6 +30,7 @@ class Supervisor:
         self._say = say
         self._address = address
         self._children: list[Child] = []
+        self._table_is_old = False
         self._group = asyncio.TaskGroup()
         self._watchdog = Watchdog(lambda: self._children)
         self._watching: asyncio.Task[None] | None = None
@@ -124,7 +125,10 @@ class Supervisor:
             started=start_of(os.getpid()),
         )
         running = [_entry(child) for child in self._children if child.pid is not None]
-        write_table(self._root, [own, *running])
+        trouble = write_table(self._root, [own, *running])
+        if trouble and not self._table_is_old:
+            self._say(f"`{self._root}` cannot be written ({trouble}): free space on its disk")
+        self._table_is_old = bool(trouble)
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:

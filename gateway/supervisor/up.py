@@ -23,6 +23,8 @@ from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import check_tls
 
+# What a worker takes beside its cache; more than it has been seen to need.
+BESIDE_CACHE_BYTES = 256 * 1024 * 1024
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
 
 
@@ -62,10 +64,18 @@ def check_configuration(settings: Settings) -> None:
         CannotStart: they cannot.
     """
     try:
-        load_folder(settings.config)
+        document = load_folder(settings.config)
         check_tls(settings)
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
+    cache = document.cache.memory_bytes if document.cache.memory_enabled else 0
+    if 0 < settings.memory_limit_bytes < cache + BESIDE_CACHE_BYTES:
+        raise CannotStart(
+            "a worker whose cache is full would take more memory than"
+            f" `SLUICEGATE_MEMORY_LIMIT_BYTES` ({settings.memory_limit_bytes}) allows; make that"
+            f" {cache + BESIDE_CACHE_BYTES} at least, or `cache.memory_bytes` less",
+            exit_code=ExitCode.CONFIGURATION,
+        )
 
 
 def check_models(options: UpOptions) -> None:

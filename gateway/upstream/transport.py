@@ -16,7 +16,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
@@ -165,7 +165,7 @@ class BackendTransport:
 
     def _drop(self, connection: "_Connection") -> None:
         self._busy.discard(connection)
-        connection.abort()
+        connection.abort(discard=True)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -294,8 +294,10 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return whole
 
-    def abort(self) -> None:
-        """Close at once."""
+    def abort(self, *, discard: bool = False) -> None:
+        """Close at once; `discard` what did not arrive yet."""
+        if discard:
+            discard_at_close(self._transport)
         self._error = self._error or TransportError("the connection was given up")
         self._transport.abort()
 

@@ -37,11 +37,10 @@ _WINDOWS: dict[tuple[str, str], Window] = {
     (_BALANCER, "replace"): Window(is_open=True, after_end=3),
     # What a gateway had taken when it died; a request that was sent is not repeated.
     ("gateway", "kill"): Window(after_begin=3),
-    # The balancer does not know that it stands still, or that packets are lost: what it gives it
-    # waits until the caller goes.
-    ("gateway", "freeze"): Window(is_open=True, after_end=2),
-    ("gateway", "cut-in"): Window(is_open=True, after_end=10),
-    ("gateway", "cut-out"): Window(is_open=True, after_end=10),
+    # The balancer gives it requests until it has missed two health checks; they are not repeated.
+    ("gateway", "freeze"): Window(after_begin=5),
+    ("gateway", "cut-in"): Window(after_begin=5),
+    ("gateway", "cut-out"): Window(after_begin=5),
     # No answer without a usage event: `event_log_unavailable`.
     ("gateway", "full"): Window(is_open=True, after_end=10),
 }

@@ -58,20 +58,20 @@ class AskedUsage:
     """Answers every question about usage with `lines`, or `trouble`; keeps what was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[TenantId, datetime, datetime, Sequence[str]]] = []
+        self.asked: list[tuple[Principal, datetime, datetime, Sequence[str]]] = []
         self.lines: list[UsageLine] = []
         self.trouble: Exception | None = None
         self.answers = asyncio.Event()
         self.answers.set()
 
     async def report(
-        self, tenant: TenantId, since: datetime, until: datetime, group_by: Sequence[str]
+        self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
     ) -> list[UsageLine]:
         """Return the lines, once `answers` is set."""
         await self.answers.wait()
         if self.trouble is not None:
             raise self.trouble
-        self.asked.append((tenant, since, until, group_by))
+        self.asked.append((caller, since, until, group_by))
         return self.lines
 
 
@@ -134,7 +134,11 @@ class Api:
                 keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
             ),
             ids=ids,
-            models=Catalog(INFO, msgspec.structs.replace(INFO, name="other", labels=["a"])),
+            models=Catalog(
+                INFO,
+                msgspec.structs.replace(INFO, name="other", labels=["a"]),
+                msgspec.structs.replace(INFO, name="helper", labels=None, tasks=[]),
+            ),
             documents=self,
             usage=self.usage,
             health=self,

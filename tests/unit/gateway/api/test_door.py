@@ -62,6 +62,17 @@ async def test_a_failure_is_an_event_that_costs_nothing(
     assert (event.usage.items, event.usage.failed, event.usage.rows) == (2, 2, 0)
 
 
+async def test_what_fails_after_its_model_is_known_is_that_models(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    headers = {"cache-control": "only-if-cached"}
+
+    problem(await client.post("/v1/classify", json=_BODY, headers=headers), 504, "not_cached")
+
+    (event,) = api.events.events
+    assert event.model == "sentiment"
+
+
 async def test_a_fault_of_ours_is_a_problem_and_an_event(
     api: Api, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:

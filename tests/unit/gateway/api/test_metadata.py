@@ -24,7 +24,7 @@ _LINE = UsageLine(
     failed=0,
     rows=1,
     tokens=5,
-    cost=1200,
+    cost="0.000001200",
     currency="EUR",
 )
 
@@ -104,6 +104,12 @@ async def test_a_model_that_is_switched_off_is_not_seen(
     problem(await client.get("/v1/models/other"), 404, "model_not_found")
 
 
+async def test_an_encoder_without_tasks_is_not_listed(client: httpx.AsyncClient) -> None:
+    """It is there for the models that build on it; nobody can ask it anything."""
+    assert "helper" not in await names(client)
+    problem(await client.get("/v1/models/helper"), 404, "model_not_found")
+
+
 async def test_usage_is_that_of_the_callers_tenant(api: Api, client: httpx.AsyncClient) -> None:
     api.usage.lines = [_LINE]
 
@@ -117,11 +123,11 @@ async def test_usage_is_that_of_the_callers_tenant(api: Api, client: httpx.Async
         "data": [
             {"group": {"model": "sentiment"}, "requests": 1, "items": 2, "hit": 1}
             | {"collapsed": 0, "computed": 1, "failed": 0, "rows": 1, "tokens": 5}
-            | {"cost": 1200, "currency": "EUR"}
+            | {"cost": "0.000001200", "currency": "EUR"}
         ],
     }
-    ((tenant, since, _, groups),) = api.usage.asked
-    assert (tenant, list(groups)) == ("acme", ["model"])
+    ((caller, since, _, groups),) = api.usage.asked
+    assert (caller.tenant, caller.models, list(groups)) == ("acme", None, ["model"])
     assert since == datetime(2026, 11, 1, tzinfo=UTC)
 
 
@@ -134,6 +140,19 @@ async def test_usage_is_of_this_month_so_far_by_default(
     assert (since.day, since.hour, since.minute, since.second) == (1, 0, 0, 0)
     assert since < until
     assert list(groups) == ["day", "key"]
+
+
+async def test_a_limited_key_sees_the_usage_of_its_models_by_groups_in_one_list(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    await client.get(
+        "/v1/usage?group_by=day,model&group_by=task",
+        headers={"authorization": f"Bearer {NARROW_KEY}"},
+    )
+
+    ((caller, _, _, groups),) = api.usage.asked
+    assert caller.models is not None
+    assert list(groups) == ["day", "model", "task"]
 
 
 @pytest.mark.parametrize(

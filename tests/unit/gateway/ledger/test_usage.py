@@ -170,3 +170,27 @@ def test_an_invoice_needs_a_tenant_and_a_month(ledger: Ledger) -> None:
         ledger.invoice("acme", "September", PRICES)
     with pytest.raises(NotFound):
         ledger.invoice("nobody", "2026-09", PRICES)
+
+
+def test_requests_without_a_model_are_in_no_line_of_models(ledger: Ledger) -> None:
+    """They were refused before it was known: counted by day, and on no invoice."""
+    events = [make_event(1, time=at(SINCE), model=""), make_event(2, time=at(SINCE), model="m")]
+    ledger.record("w", 2, events)
+
+    by_model = ledger.usage("acme", SINCE, UNTIL, [GroupBy.MODEL])
+    (by_day,) = ledger.usage("acme", SINCE, UNTIL, [GroupBy.DAY])
+    invoice = ledger.invoice("acme", f"{SINCE:%Y-%m}", PRICES)
+
+    assert [row.model for row in by_model] == ["m"]
+    assert by_day.units.requests == 2
+    assert {line.model for line in invoice.lines} == {"m"}
+
+
+def test_usage_of_some_models_is_theirs_alone(ledger: Ledger) -> None:
+    names = ["a", "b", "c", ""]
+    events = [make_event(n, time=at(SINCE), model=name) for n, name in enumerate(names)]
+    ledger.record("w", 4, events)
+
+    (row,) = ledger.usage("acme", SINCE, UNTIL, models=["a", "c"])
+
+    assert row.units.requests == 2

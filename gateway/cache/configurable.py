@@ -1,0 +1,84 @@
+"""A result cache whose tiers follow the configuration while requests use it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+from typing_extensions import override
+
+from gateway.cache.base import RemoteTier
+from gateway.cache.memory_tier import MemoryTier
+from gateway.cache.result_cache import ResultCache
+from gateway.config.document import CacheEntry
+from gateway.tasks import TaskOwner
+
+_STEP_BYTES = 1024 * 1024
+"""What the memory tier shrinks by between two turns of the loop: a millisecond or two."""
+_GRACE = 1.0
+"""Seconds that look-ups are given which began in a remote tier that is replaced."""
+
+
+class ConfigurableCache(ResultCache):
+    """A `ResultCache` made of what the document says, and changed by `configure`.
+
+    Memory keeps its entries as far as they fit. A remote tier with other settings is another one,
+    made by `make_remote`; the one before ends what it has begun.
+    """
+
+    def __init__(
+        self,
+        entry: CacheEntry,
+        *,
+        make_remote: Callable[[CacheEntry], RemoteTier],
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(
+            memory=MemoryTier(capacity_bytes=_memory_bytes(entry)),
+            remote=make_remote(entry),
+            clock=clock,
+        )
+        self._entry = entry
+        self._make_remote = make_remote
+        self._tasks = TaskOwner(drain=0.0)
+
+    @override
+    async def __aenter__(self) -> Self:
+        await self._remote.__aenter__()
+        return self
+
+    @override
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._tasks.__aexit__(None, None, None)
+        await self._remote.__aexit__(None, None, None)
+
+    def configure(self, entry: CacheEntry) -> None:
+        """Go by `entry` from now on: memory within some turns of the loop, Redis at the next."""
+        before, self._entry = self._entry, entry
+        if _memory_bytes(entry) != _memory_bytes(before):
+            self._tasks.start(self._resize(entry))
+        if _remote_settings(entry) != _remote_settings(before):
+            self._tasks.start(self._exchange(entry))
+
+    async def _resize(self, entry: CacheEntry) -> None:
+        target = _memory_bytes(entry)
+        while self._entry is entry and self._memory.capacity_bytes != target:
+            least = self._memory.capacity_bytes - _STEP_BYTES
+            self._memory.resize(max(target, least), self._clock())
+            await asyncio.sleep(0)
+
+    async def _exchange(self, entry: CacheEntry) -> None:
+        remote = self._make_remote(entry)
+        await remote.__aenter__()
+        before, self._remote = self._remote, remote
+        try:
+            await asyncio.sleep(_GRACE)
+        finally:
+            await before.__aexit__(None, None, None)
+
+
+def _memory_bytes(entry: CacheEntry) -> int:
+    return entry.memory_bytes if entry.memory_enabled else 0
+
+
+def _remote_settings(entry: CacheEntry) -> tuple[bool, float, float, float]:
+    return entry.redis_enabled, entry.redis_timeout, entry.ttl_jitter, entry.lease

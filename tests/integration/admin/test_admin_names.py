@@ -1,0 +1,140 @@
+"""Models, tenants and times that cannot be meant are refused by name, and nothing has changed."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from gateway.runtime.follower import RuntimeFollower, first_runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+from tests.support.admin import refused
+
+pytestmark = pytest.mark.anyio
+RULE = {"name": "minute", "unit": "items", "capacity": 5, "window": 60.0}
+
+
+@pytest.fixture
+async def serving(settings: Settings, redis: Redis) -> AsyncIterator[None]:
+    """A worker whose backend serves `sentiment`, and has trouble with `topics`."""
+    backend: dict[str, object] = {"backend": "eu-0", "region": "eu", "health": "ready"}
+    backend |= {"models": {"sentiment": "abc"}, "problems": {"topics": "it is broken"}}
+    report = msgspec.json.encode({"fleet": [backend]})
+    store = RuntimeStore(await first_runtime(redis, settings))
+    async with RuntimeFollower(
+        store=store, redis=redis, settings=settings, report=lambda: report, poll=0.05
+    ):
+        yield
+
+
+@pytest.fixture
+async def tenant(admin: httpx.AsyncClient) -> str:
+    (await admin.post("/admin/tenants", json={"id": "acme"})).raise_for_status()
+    return "acme"
+
+
+@pytest.mark.usefixtures("serving")
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/admin/keys", {"tenant": "acme", "models": ["sentiment", "sentimnet"]}),
+        ("POST", "/admin/keys", {"tenant": "acme", "limits": [RULE | {"model": "sentimnet"}]}),
+        ("PUT", "/admin/tenants/acme/limits", [RULE | {"model": "sentimnet"}]),
+        ("POST", "/admin/tenants", {"id": "new", "limits": [RULE | {"model": "sentimnet"}]}),
+        ("POST", "/admin/cache/purge", {"model": "sentimnet"}),
+    ],
+)
+async def test_a_model_that_nobody_serves_is_refused_by_name(
+    admin: httpx.AsyncClient, tenant: str, method: str, path: str, body: object
+) -> None:
+    problem = refused(await admin.request(method, path, json=body), 400, "invalid_request")
+
+    assert "`sentimnet`; did you mean `sentiment`?" in problem["detail"]
+    assert (await admin.get("/admin/keys")).json()["keys"] == []
+    listed = (await admin.get("/admin/tenants")).json()["tenants"]
+    assert [(each["id"], each["limits"]) for each in listed] == [(tenant, [])]
+
+
+@pytest.mark.usefixtures("serving")
+@pytest.mark.parametrize("model", ["sentiment", "topics", "m", "later"])
+async def test_models_that_are_served_broken_or_in_the_document_are_known(
+    admin: httpx.AsyncClient, tenant: str, model: str
+) -> None:
+    """One that is served later is put into the document first."""
+    document = "models: {m: {}, later: {planned: true}}"
+    published = await admin.put("/admin/config", content="models: {later: {planned: true}}")
+    assert published.status_code == 200, published.text
+    refused(await admin.put("/admin/config", content=document), 422, "invalid_configuration")
+    if model == "m":
+        published = await admin.put(
+            "/admin/config", content=document.replace("m: {}", "m: {planned: true}")
+        )
+        assert published.status_code == 200, published.text
+
+    body = {"tenant": tenant, "models": [model], "limits": [RULE | {"model": model}]}
+    assert (await admin.post("/admin/keys", json=body)).status_code == 201
+
+
+@pytest.mark.usefixtures("serving")
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ("models:\n  sentimnet: {scope: shared}\n", "models.sentimnet"),
+        (
+            "limits:\n  key:\n  - {name: a, unit: items, capacity: 1, window: 1, model: sentimnet}",
+            "limits.key[0].model",
+        ),
+        ("prices:\n  - {model: sentimnet, since: '2031-01-01'}\n", "prices[0].model"),
+    ],
+)
+async def test_a_document_that_names_an_unknown_model_is_refused_with_its_place(
+    admin: httpx.AsyncClient, document: str, field: str
+) -> None:
+    answer = await admin.put("/admin/config", content=document, params={"dry_run": "true"})
+    problem = refused(answer, 422, "invalid_configuration")
+
+    assert problem["field"] == field
+    assert problem["line"] >= 2
+    assert "did you mean `sentiment`?" in problem["detail"]
+    assert "planned: true" in problem["detail"]
+
+
+async def test_while_no_backend_has_been_heard_of_names_are_taken_as_they_are(
+    admin: httpx.AsyncClient, tenant: str
+) -> None:
+    """Keys are made before the first backend is up; nobody can tell yet what will be served."""
+    published = await admin.put("/admin/config", content="models: {anything: {}}")
+    made = await admin.post("/admin/keys", json={"tenant": tenant, "models": ["whatever"]})
+
+    assert (published.status_code, made.status_code) == (200, 201)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/admin/keys", {"tenant": "nobody"}),
+        ("GET", "/admin/keys?tenant=nobody", None),
+        ("PUT", "/admin/tenants/nobody/limits", [RULE]),
+        ("POST", "/admin/cache/purge", {"tenant": "nobody"}),
+        ("GET", "/admin/usage?tenant=nobody", None),
+    ],
+)
+async def test_a_tenant_that_there_is_not_is_refused_by_name(
+    admin: httpx.AsyncClient, method: str, path: str, body: object
+) -> None:
+    problem = refused(await admin.request(method, path, json=body), 404, "not_found")
+
+    assert "`nobody`" in problem["detail"]
+
+
+async def test_a_key_that_would_have_expired_is_refused(
+    admin: httpx.AsyncClient, tenant: str
+) -> None:
+    body = {"tenant": tenant, "expires": "2020-01-01T00:00:00Z"}
+
+    problem = refused(await admin.post("/admin/keys", json=body), 400, "invalid_request")
+
+    assert "`expires` is past" in problem["detail"]
+    assert (await admin.get("/admin/keys")).json()["keys"] == []
