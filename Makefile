@@ -16,7 +16,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena-partitions soak fuzz fuzz-doors bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
 	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
@@ -61,13 +61,22 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
 
+arena: install-dev ## Run compose.yaml in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
+	$(BIN)/python -m loadtests arena $(ARGS)
+
 arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
 	$(BIN)/python -m loadtests partitions $(ARGS)
 
 soak: install-dev ## Wear everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
 	$(BIN)/python -m loadtests soak $(ARGS)
 
-fuzz: fuzz-doors fuzz-cache ## Every fuzz run
+fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-api ## Every fuzz run
+
+fuzz-http: install-dev ## Send 1,000,000 right, odd and wrong requests to real gateways (10 minutes)
+	$(BIN)/python -m loadtests fuzz-http $(ARGS)
+
+fuzz-api: install-dev ## Compare what both listeners answer with their OpenAPI documents (10 minutes)
+	$(BIN)/python -m loadtests fuzz-api $(ARGS)
 
 fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay, and compare every answer
 	$(BIN)/python -m pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000

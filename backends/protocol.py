@@ -156,6 +156,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Some items for one model. `revision` and `profile` must be those the backend runs.
 
     `lane` says how urgent they are: bulk work gets a tenth of what interactive work gets beside it.
+    Without `truncate` an item whose text the model would cut is refused.
+    The items of an `atomic` call are of one request, which is of no use without any of them: they
+    are admitted together or not at all.
     """
 
     version: int = WIRE_VERSION
@@ -166,12 +169,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parameters: bytes
     items: list[CallItem]
     lane: Literal["interactive", "bulk"] = "interactive"
+    atomic: bool = False
+    truncate: bool = True
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """An item's answer: JSON `result`, rows and tokens computed for it (0 when all were known).
 
     `known` rows were asked for it too and cost nothing: seen before, or joined to one in flight.
+    `truncated_from` is how many tokens the longest of its texts has that were cut; 0: none was.
     """
 
     index: int
@@ -179,6 +185,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     rows: int
     tokens: int
     known: int = 0
+    truncated_from: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -24,12 +24,13 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A text as a model reads it.
 
     `type_ids` is `None` when all are zero. `key` holds the bytes of both: equal keys are equal
-    rows.
+    rows. Where the text was cut, `truncated_from` is how many tokens all of it would be.
     """
 
     ids: IntArray
     type_ids: IntArray | None
     key: bytes
+    truncated_from: int = 0
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):

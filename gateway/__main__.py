@@ -7,6 +7,8 @@ which one it is: that keeps them small, and the metrics library must find its fo
 import asyncio
 import contextlib
 import importlib
+import logging
+import os
 import signal
 import sys
 from typing import Protocol
@@ -17,6 +19,7 @@ from gateway.heartbeat import heartbeat
 from gateway.priority import give_way
 from gateway.settings import Settings, export_metrics_dir, load_settings
 from gateway.supervisor.errors import CannotStart, ExitCode
+from gateway.telemetry.logs import configure_logging
 
 
 class Run(Protocol):
@@ -36,6 +39,7 @@ ENTRIES = {
     "run-request-log": ("gateway.workers.request_log", "run_request_log"),
 }
 BOOTSTRAP = "run-bootstrap"
+_log = logging.getLogger("gateway")
 # What these do can wait, on the disk.
 _PATIENT = frozenset({"run-shipper", "run-billing", "run-request-log"})
 
@@ -44,6 +48,8 @@ def run_entry(entry: str, settings: Settings) -> None:
     """Run one of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
     import uvloop  # noqa: PLC0415 - the bootstrap does without
 
+    configure_logging(settings.log_level, process=process_name(entry, settings))
+    _log.info("the process starts", extra={"pid": os.getpid()})
     if entry in _PATIENT:
         give_way()
     export_metrics_dir(settings)
@@ -56,6 +62,12 @@ def run_entry(entry: str, settings: Settings) -> None:
     run: Run = getattr(importlib.import_module(module), function)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_signal(run, settings))
+
+
+def process_name(entry: str, settings: Settings) -> str:
+    """Return what log lines call a process: `worker-0`, `billing`."""
+    name = entry.removeprefix("run-")
+    return f"{name}-{settings.worker}" if name == "worker" else name
 
 
 async def _until_signal(run: Run, settings: Settings) -> None:

@@ -1,5 +1,8 @@
 """How a process that serves HTTP leaves: what it says meanwhile, and for how long it serves."""
 
+import asyncio
+import signal
+import threading
 from collections.abc import Callable
 
 
@@ -19,6 +22,11 @@ class Draining:
         self.closes_connections = False
         """Every answer is the last one of its connection, and says so."""
         self._on_close: list[Callable[[], None]] = []
+
+    def hear_announcement(self) -> None:
+        """Have SIGUSR1 announce it. Only the main thread of a process hears signals."""
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.announce)
 
     def announce(self) -> None:
         """Say that the process is not ready, and serve on."""

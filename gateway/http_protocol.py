@@ -15,7 +15,14 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import GatewayError, InternalError, InvalidRequest, VersionNotSupported
-from gateway.request_head import MAX_FIELDS, MAX_HEAD_BYTES, check_head, decoded_path, too_large
+from gateway.request_head import (
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    check_head,
+    check_size,
+    decoded_path,
+    too_large,
+)
 
 _log = logging.getLogger(__name__)
 # What is read is parsed in pieces, so that the bounds are looked at often enough.
@@ -132,13 +139,18 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # trailers: RFC 9110 forbids to take them for header fields
         if len(self.headers) == MAX_FIELDS:
             self._stop(too_large())
-        super().on_header(name, value)
+        # As uvicorn does, without a call for each field.
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     @override
     def on_headers_complete(self) -> None:
-        version = self.parser.get_http_version()
         try:
-            check_head(version, self.url, self.headers)
+            check_head(self.parser.get_http_version(), self.url, self.headers)
+            if self._overhead + 2 * _PIECE > MAX_HEAD_BYTES:
+                check_size(self.url, self.headers)
         except GatewayError as error:
             self._stop(error)
         self._events += 1
@@ -181,7 +193,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end_refused(error)
 
     def _read(self, data: bytes | memoryview) -> None:
-        events, body = self._events, self._body_size()
+        events = self._events
+        body = len(self.cycle.body) if self._is_in_body else 0
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
@@ -190,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._events != events:
             self._overhead = 0
         elif self._is_in_body:
-            self._count_body(len(data), self._body_size() - body)
+            self._count_body(len(data), len(self.cycle.body) - body)
         else:
             self._overhead += len(data)
             if self._overhead > MAX_HEAD_BYTES:
@@ -221,9 +234,6 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
             else:
                 return
-
-    def _body_size(self) -> int:
-        return len(self.cycle.body) if self.cycle is not None else 0
 
     def _stop(self, error: GatewayError) -> None:
         """Have the parser stop, from within one of its events."""

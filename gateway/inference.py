@@ -8,7 +8,7 @@ leaves harms nobody who joined.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -22,7 +22,14 @@ from gateway.config.document import ModelEntry
 from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.job import Job, Plan
-from gateway.outcomes import GIVEN_UP, LOST, flight_outcome, hit_outcome
+from gateway.outcomes import (
+    GIVEN_UP,
+    LATE,
+    LOST,
+    flight_outcome,
+    hit_outcome,
+    refused_if_truncated,
+)
 from gateway.runtime.runtime import Runtime
 from gateway.stale import OldAnswers, StaleAnswers, answering, keeps_last
 from gateway.tasks import TaskStarter
@@ -31,24 +38,18 @@ from gateway.types import (
     Answer,
     CacheDirectives,
     Caller,
-    Criticality,
     InferenceRequest,
     ItemOutcome,
     Principal,
     ServedModel,
 )
+from gateway.waiting import Lead, Waiting, is_leaders_own
 
-# What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
-_GRACE = 0.05
 _DEFAULT_ENTRY = ModelEntry()
 _OK = 200
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
-# Failures of a leader that say nothing about whoever joined it.
-_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
-# What one that matters less is refused with, one that matters more may yet be given.
-_SHED = "overloaded"
 
 
 class ResultStore(Protocol):
@@ -172,7 +173,7 @@ class Inference:
             hit = self._hit(job, self._cache.peek(key, now), "memory", now, directives)
             if hit is None:
                 return None
-            outcomes.append(hit)
+            outcomes.append(_as_asked(job, hit))
         return Answer(model=job.plan.model, outcomes=outcomes)
 
     def seek(self, job: Job, told: Callable[[list[Found | None]], object]) -> None:
@@ -187,10 +188,11 @@ class Inference:
     ) -> list[ItemOutcome | None]:
         """Return what was found as outcomes, without those that are too old for the caller."""
         now = self._wall()
-        return [
+        hits = [
             self._hit(job, f.entry, f.tier, now, directives) if f is not None else None
             for f in found
         ]
+        return [None if hit is None else _as_asked(job, hit) for hit in hits]
 
     async def infer(
         self, job: Job, caller: Caller, outcomes: list[ItemOutcome | None] | None = None
@@ -212,12 +214,18 @@ class Inference:
             missing = _without(outcomes)
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
+        is_whole = not (job.request.continue_on_error or old)
         while missing:
             waiting = self._join_or_lead(job, caller, missing)
-            await _settled([seat.outcome for seat in waiting.values()], caller.deadline)
-            for index, seat in waiting.items():
-                outcomes[index] = flight_outcome(seat.outcome, leads=seat.leads)
-            missing = self._still_open(outcomes, waiting, caller)
+            has_failed = await waiting.settled(caller, is_whole=is_whole)
+            otherwise = GIVEN_UP if has_failed else LATE
+            for index, seat in waiting.seats.items():
+                outcomes[index] = flight_outcome(
+                    seat.outcome, leads=seat.leads, otherwise=otherwise
+                )
+            missing = [] if has_failed else self._still_open(outcomes, waiting.seats, caller)
+            if has_failed:
+                waiting.give_up(job, self._flights)
         if old:
             self._stale.stand_in(job, old, caller.directives, outcomes)
         return Answer(
@@ -290,7 +298,8 @@ class Inference:
         if not job.may_read(caller.directives):
             return None
         now = self._wall()
-        return self._hit(job, self._cache.peek(key, now), "memory", now, caller.directives)
+        hit = self._hit(job, self._cache.peek(key, now), "memory", now, caller.directives)
+        return None if hit is None else _as_asked(job, hit)
 
     def _hit(
         self, job: Job, entry: Entry | None, tier: str, now: float, directives: CacheDirectives
@@ -299,41 +308,45 @@ class Inference:
             return None
         return hit_outcome(entry, tier, now, directives.max_age)
 
-    def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> dict[int, Seat]:
+    def _join_or_lead(self, job: Job, caller: Caller, missing: Sequence[int]) -> Waiting:
         waiting: dict[int, Seat] = {}
         led: list[int] = []
+        keys = job.flight_keys
         for index in missing:
-            key = job.keys[index]
+            key = keys[index]
             seat = waiting[index] = self._flights.join(key, caller.criticality)
             if not seat.leads:
                 continue
             # Its flight may have landed while Redis was asked.
-            landed = self._landed(job, caller, key)
+            landed = self._landed(job, caller, job.keys[index])
             if landed is not None:
                 self._flights.settle(key, landed)
             else:
                 led.append(index)
+        lead = Lead()
         if led:
-            self._tasks.start(self._compute(job, caller, led))
-        return waiting
+            self._tasks.start(self._compute(job, caller, led, lead))
+        return Waiting(waiting, lead)
 
-    async def _compute(self, job: Job, caller: Caller, led: Sequence[int]) -> None:
+    async def _compute(self, job: Job, caller: Caller, led: Sequence[int], lead: Lead) -> None:
         work = job.work(
             led,
-            is_shared=job.entry.cache_ttl > 0 and caller.directives == CacheDirectives(),
+            is_shared=job.is_shared and caller.directives == CacheDirectives(),
             principal=caller.principal,
             criticality=caller.criticality,
+            atomic=not job.request.continue_on_error,
         )
-        unsettled = set(led)
+        unsettled, keys = set(led), job.flight_keys
         left = LOST
 
         def settle(index: int, outcome: ItemOutcome) -> None:
             if not caller.directives.no_store:
                 self._stale.keep(job, index, outcome)
             unsettled.discard(index)
-            self._flights.settle(job.keys[index], outcome)
+            self._flights.settle(keys[index], outcome)
 
         try:
+            lead.begin()
             with self._tracer.span(
                 "dispatch", parent=caller.traceparent, attributes={"sluicegate.items": len(led)}
             ) as span:
@@ -345,10 +358,10 @@ class Inference:
             raise
         finally:
             for index in unsettled:  # none may be waited for without end
-                self._flights.settle(job.keys[index], left)
+                self._flights.settle(keys[index], left)
 
     def _still_open(
-        self, outcomes: Sequence[ItemOutcome | None], waiting: dict[int, Seat], caller: Caller
+        self, outcomes: Sequence[ItemOutcome | None], waiting: Mapping[int, Seat], caller: Caller
     ) -> list[int]:
         """Return the items that joined another's lead which failed for reasons of its own."""
         if asyncio.get_running_loop().time() >= caller.deadline:
@@ -358,16 +371,13 @@ class Inference:
             index
             for index, seat in waiting.items()
             if seat.outcome not in own
-            and _is_leaders_own(outcomes[index], seat.leader, caller.criticality)
+            and is_leaders_own(outcomes[index], seat.leader, caller.criticality)
         ]
 
 
-def _is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
-    """Tell whether what a leader failed with says nothing about who joined it."""
-    if outcome is None or outcome.failure is None:
-        return False
-    code = outcome.failure.code
-    return code in _LEADERS_OWN or (code == _SHED and joined.outranks(leader))
+def _as_asked(job: Job, hit: ItemOutcome) -> ItemOutcome:
+    """Return a hit as the caller wants it, who may not want an answer to a part of a text."""
+    return hit if job.request.truncate else refused_if_truncated(hit, job.model.info)
 
 
 def _without_revision(info: ModelInfo) -> ModelInfo:
@@ -377,12 +387,6 @@ def _without_revision(info: ModelInfo) -> ModelInfo:
 
 def _without(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
     return [index for index, outcome in enumerate(outcomes) if outcome is None]
-
-
-def _settled(futures: list[asyncio.Future[ItemOutcome]], deadline: float) -> Awaitable[object]:
-    """Wait for shared futures without ever cancelling them."""
-    left = deadline - asyncio.get_running_loop().time()
-    return asyncio.wait(futures, timeout=max(0.0, left) + _GRACE)
 
 
 def _note_lookup(span: Span, outcomes: Sequence[ItemOutcome | None]) -> None:

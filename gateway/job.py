@@ -13,6 +13,8 @@ from gateway.runtime.runtime import Runtime
 from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
 
 _OK = 200
+# Of the tags of flights whose texts are not cut: no key has one.
+_WHOLE = b"whole"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """What the document says of the model."""
         return self.plan.entry
 
+    @property
+    def flight_keys(self) -> list[CacheKey]:
+        """What equal work under way is joined by; whoever wants no text cut joins only others."""
+        if self.request.truncate:
+            return self.keys
+        return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether other workers may wait for what is computed for it."""
+        return self.plan.entry.cache_ttl > 0 and self.request.truncate
+
     def may_read(self, directives: CacheDirectives) -> bool:
         """Tell whether stored answers may be used."""
         return not directives.no_cache and self.plan.entry.cache_ttl > 0
@@ -80,6 +94,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         principal: Principal | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         lane: Literal["interactive", "bulk"] = "interactive",
+        atomic: bool = False,
     ) -> Work:
         """Return the items of these indexes as work; other workers hear of it if `is_shared`."""
         items = self.request.items
@@ -90,6 +105,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             principal=principal,
             criticality=criticality,
             lane=lane,
+            truncate=self.request.truncate,
+            atomic=atomic,
             items=tuple(
                 WorkItem(
                     index=index,

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from backends.protocol import ModelInfo
 from gateway.cache.entry import Entry
 from gateway.dispatch import failures
 from gateway.types import ItemFailure, ItemOutcome, Source
@@ -32,7 +33,38 @@ def hit_outcome(entry: Entry, tier: str, now: float, max_age: float | None) -> I
     if entry.status != 200:  # noqa: PLR2004
         failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
         return ItemOutcome(source=Source.FAILED, failure=failure, age=age, tier=tier)
-    return ItemOutcome(source=Source.HIT, result=entry.payload, age=age, tier=tier)
+    return ItemOutcome(
+        source=Source.HIT,
+        result=entry.payload,
+        truncated_from=entry.truncated_from,
+        age=age,
+        tier=tier,
+    )
+
+
+def joined_outcome(entry: Entry, now: float) -> ItemOutcome:
+    """Return what another worker has just computed, as the outcome of one who waited for it."""
+    if entry.status != 200:  # noqa: PLR2004
+        failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
+        return ItemOutcome(
+            source=Source.FAILED, failure=failure, age=max(0.0, now - entry.stored_at), tier="redis"
+        )
+    return ItemOutcome(
+        source=Source.COLLAPSED, result=entry.payload, truncated_from=entry.truncated_from
+    )
+
+
+def refused_if_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
+    """Return what a caller is told who wants no text cut: an answer to a part of one is refused."""
+    if not outcome.truncated_from:
+        return outcome
+    failure = ItemFailure(
+        status=422,
+        code="input_too_long",
+        detail=f"the text has {outcome.truncated_from} tokens or more; `{info.name}` reads at most"
+        f" {info.max_tokens}; shorten it, or leave out `truncate`",
+    )
+    return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
 
 
 def kept_entry(
@@ -54,14 +86,19 @@ def kept_entry(
         expires_at=now + ttl,
         owner=owner,
         owner_epoch=owner_epoch,
+        truncated_from=outcome.truncated_from,
     )
 
 
-def flight_outcome(future: asyncio.Future[ItemOutcome], *, leads: bool) -> ItemOutcome:
+def flight_outcome(
+    future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
+) -> ItemOutcome:
     """Return what a flight ended with; to those who joined it cost nothing."""
     if not future.done():
-        return LATE
+        return otherwise
     outcome = future.result()
     if leads or outcome.failure is not None:
         return outcome
-    return ItemOutcome(source=Source.COLLAPSED, result=outcome.result)
+    return ItemOutcome(
+        source=Source.COLLAPSED, result=outcome.result, truncated_from=outcome.truncated_from
+    )

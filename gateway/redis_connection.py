@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from gateway.errors import ConfigurationError
 from gateway.redis_servers import read_servers
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
 
 
 class _LossAware(AbstractConnection):
@@ -59,6 +59,7 @@ class _KeptAlive(_LossAware):
         await super()._connect()  # type: ignore[safe-super,no-untyped-call]
         if self._writer is not None:
             self._keepalive.apply(self._writer.transport)
+            discard_at_close(self._writer.transport)
 
 
 class _TcpConnection(_KeptAlive, Connection):

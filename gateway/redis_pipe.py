@@ -15,7 +15,7 @@ import hiredis
 from redis.asyncio.connection import SSLConnection, parse_url
 from typing_extensions import override
 
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
 
 Command = tuple[bytes | str | int, ...]
 Replies = list[Any] | OSError
@@ -98,6 +98,7 @@ class RedisPipe:
             transport, connection = await loop.create_connection(make, host, port, ssl=context)
         try:
             self._keepalive.apply(transport)
+            discard_at_close(transport)
             await connection.introduce(self._introduction())
         except BaseException:
             # Also when cancelled: nobody else knows of this connection.

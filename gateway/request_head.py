@@ -17,6 +17,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
 # What RFC 3986 allows in a host and a port; a literal of IPv6 has brackets and colons.
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+_VERSIONS = frozenset({"1.0", "1.1"})
+_REST = len(b"POST  HTTP/1.1\r\n\r\n")
 _ENCODED_SLASH = re.compile("%2f", re.IGNORECASE)
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -44,21 +46,28 @@ def check_head(version: str, target: bytes, headers: Headers) -> None:
 
     Raises:
         VersionNotSupported: it is in another version of HTTP.
-        HeaderFieldsTooLarge: the head is beyond the bounds.
         TransferCodingNotSupported: its body is in a transfer coding other than `chunked`.
         InvalidRequest: host, framing or target are not as they must be.
     """
-    if version not in {"1.1", "1.0"}:
+    if version not in _VERSIONS:
         raise VersionNotSupported("HTTP/1.1 and HTTP/1.0 are spoken here; use one of them.")
-    if sum(len(name) + len(value) + 4 for name, value in headers) + len(target) > MAX_HEAD_BYTES:
-        raise too_large()
     if version == "1.1" and not has_one_host(headers):
         raise InvalidRequest("Send exactly one `Host` header, with a host and a port, if any.")
-    codings = [value for name, value in headers if name == b"transfer-encoding"]
-    if codings:
+    if codings := [value for name, value in headers if name == b"transfer-encoding"]:
         _check_codings(version, b",".join(codings).lower().split(b","))
     if not target.startswith(b"/") and not _has_path(target):
         raise InvalidRequest("The target of the request has no path.")
+
+
+def check_size(target: bytes, headers: Headers) -> None:
+    """Make sure that a head is within the bound on its size.
+
+    Raises:
+        HeaderFieldsTooLarge: it is not.
+    """
+    fields = sum(len(name) + len(value) + 4 for name, value in headers)
+    if fields + len(target) + _REST > MAX_HEAD_BYTES:
+        raise too_large()
 
 
 def _check_codings(version: str, codings: list[bytes]) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -103,6 +103,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001)] = 10.0
     """Seconds that sent data or probes may stay unacknowledged, on systems that can tell."""
     log_level: str = "INFO"
+    logs: Literal["stdout", "files"] = "stdout"
+    """Where `sluicegate gateway` has its processes' lines go: to its own standard output, or to a
+    file of each below `data_dir`."""
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ been, so that whoever shares nothing waits for nothing.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
@@ -15,20 +16,26 @@ import msgspec
 from gateway.cache.entry import Found
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
-from gateway.outcomes import hit_outcome
+from gateway.outcomes import joined_outcome
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.016
 _SHARE_OF_TIME = 0.5
 """Of what is left until the deadline: the rest is for computing it after all."""
+_RENEWED_AFTER = 0.5
+"""Of a lease: a claim that is renewed so early outlives a renewal that is late."""
 
 
 class SharedCache(Protocol):
     """The part of the result cache that tells workers of each other."""
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
-        """Claim `keys`; say which another worker has claimed."""
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Claim `keys`; say which another worker has claimed, or just answered."""
+        ...
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Let the claims on `keys` last."""
         ...
 
     async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
@@ -37,8 +44,11 @@ class SharedCache(Protocol):
 
 
 class SharedWork:
-    """A runner that waits, `lease` seconds at most, for what another worker computes already.
+    """A runner that waits for what another worker computes already.
 
+    Of all workers that are asked for an item at once, one computes it: the others wait for its
+    answer while its claim lasts (`lease` seconds, renewed while it works), for half of their time
+    at most. Where a claim ends without an answer, one of them claims the item and computes it.
     `lease` may be changed at any time.
     """
 
@@ -64,54 +74,89 @@ class SharedWork:
         traceparent: str = "",
     ) -> None:
         """Settle all of `work`, at the latest at the deadline."""
-        theirs = self._claimed_elsewhere(work)
-        if not theirs:
+        if self.lease <= 0 or all(item.key is None for item in work.items):
             await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
             return
+        ours, theirs = await self._claim(work.items)
 
         async def run(items: Sequence[WorkItem]) -> None:
-            if items:
-                part = msgspec.structs.replace(work, items=tuple(items))
+            part = msgspec.structs.replace(work, items=tuple(items))
+            with self._renewing(items):
                 await self._runner.run(
                     part, deadline=deadline, settle=settle, traceparent=traceparent
                 )
 
-        async def wait_then_run() -> None:
-            await run(await self._wait(theirs, deadline, settle))
-
-        waiting = {item.index for item in theirs}
-        ours = [item for item in work.items if item.index not in waiting]
+        if not theirs:
+            await run(ours)
+            return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(run(ours))
-            tasks.create_task(wait_then_run())
+            if ours:
+                tasks.create_task(run(ours))
+            now = asyncio.get_running_loop().time()
+            until = now + (deadline - now) * _SHARE_OF_TIME
+            async for items in self._left_by_others(theirs, until, settle):
+                tasks.create_task(run(items))
 
-    def _claimed_elsewhere(self, work: Work) -> list[WorkItem]:
-        """Claim the items of `work`, and return those that another worker computes."""
-        shared = [(item, item.key) for item in work.items if item.key is not None]
-        claimed = self._cache.claim([key for _, key in shared])
-        return [item for (item, _), other in zip(shared, claimed, strict=True) if other]
+    async def _claim(self, items: Sequence[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:
+        """Return which of `items` this worker computes, and which another does."""
+        claimed = iter(await self._cache.claim(_keys(items)))
+        ours: list[WorkItem] = []
+        theirs: list[WorkItem] = []
+        for item in items:
+            is_theirs = item.key is not None and next(claimed)
+            (theirs if is_theirs else ours).append(item)
+        return ours, theirs
 
-    async def _wait(
+    async def _left_by_others(
         self,
         items: list[WorkItem],
-        deadline: float,
+        until: float,
         settle: Callable[[int, ItemOutcome], None],
-    ) -> list[WorkItem]:
-        """Settle what others have computed in time, and return the rest."""
+    ) -> AsyncIterator[list[WorkItem]]:
+        """Settle what others compute, and yield what they do not, or not in time."""
         now = asyncio.get_running_loop().time
-        until = now() + min(self.lease, (deadline - now()) * _SHARE_OF_TIME)
         pause = _FIRST_PAUSE
         while items and now() < until:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-            found = await self._cache.lookup([item.key for item in items if item.key is not None])
-            left = []
-            for item, one in zip(items, found, strict=True):
-                entry = one.entry if one is not None else None
-                hit = hit_outcome(entry, "redis", self._wall(), None) if entry else None
-                if hit is None:
-                    left.append(item)
-                else:
-                    settle(item.index, hit)
-            items = left
-        return items
+            items = await self._settle_found(items, settle)
+            # The look-up has just read the claims of others: to ask for these costs nothing.
+            ours, items = await self._claim(items)
+            if ours:
+                yield ours
+        if items:
+            yield items
+
+    async def _settle_found(
+        self, items: Sequence[WorkItem], settle: Callable[[int, ItemOutcome], None]
+    ) -> list[WorkItem]:
+        """Settle what others have answered by now, and return the rest."""
+        found = await self._cache.lookup(_keys(items))
+        left = []
+        for item, one in zip(items, found, strict=True):
+            if one is None:
+                left.append(item)
+            else:
+                settle(item.index, joined_outcome(one.entry, self._wall()))
+        return left
+
+    @contextmanager
+    def _renewing(self, items: Sequence[WorkItem]) -> Iterator[None]:
+        """Renew the claims on `items` until they are computed."""
+        loop, keys = asyncio.get_running_loop(), _keys(items)
+        timer: asyncio.TimerHandle
+
+        def renew() -> None:
+            nonlocal timer
+            self._cache.renew(keys)
+            timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
+
+        timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _keys(items: Sequence[WorkItem]) -> list[CacheKey]:
+    return [item.key for item in items if item.key is not None]

@@ -22,7 +22,7 @@ from gateway.job import Job
 from gateway.outcomes import hit_outcome, kept_entry
 from gateway.refreshing import Refresher
 from gateway.tasks import TaskStarter
-from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Stale
+from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Stale
 
 _REFUSED = 422
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
@@ -92,10 +92,14 @@ class StaleAnswers:
 
     def keep(self, job: Job, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""
-        if job.entry.cache_ttl <= 0 or outcome.tier:
+        if job.entry.cache_ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
+            # What another worker computed is stored by it.
             return
         failure = outcome.failure
         if failure is not None and (failure.status != _REFUSED or failure.retryable):
+            return
+        if failure is not None and not job.request.truncate:
+            # Others may be answered by a part of the text.
             return
         refusal_ttl = job.plan.runtime.document.cache.refusal_ttl
         ttl = job.entry.cache_ttl if failure is None else refusal_ttl
@@ -128,6 +132,8 @@ class StaleAnswers:
         old: OldAnswers = {}
         for index, one in zip(missing, found, strict=True):
             if one is None or one.entry.revision == "" or not job.plan.is_kept(one.entry):
+                continue
+            if one.entry.truncated_from and not job.request.truncate:
                 continue
             outcome = hit_outcome(one.entry, one.tier, now, directives.max_age)
             if outcome is not None:

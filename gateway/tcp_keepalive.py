@@ -1,10 +1,11 @@
 """Options of TCP connections that end those whose other side is no longer reached."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -41,18 +42,28 @@ class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
     def apply(self, transport: asyncio.BaseTransport) -> None:
-        """Set the options on the connection of `transport`; one that is not TCP has none.
-
-        Closing it then discards what was not acknowledged. Else the kernel goes on sending it, and
-        the other side runs, perhaps much later, a command that nobody waits for any more.
-        """
+        """Set the options on the connection of `transport`; one that is not TCP has none."""
         connection = transport.get_extra_info("socket")
-        if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in self.options().items():
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        if _is_tcp(connection):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in self.options().items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def discard_at_close(transport: asyncio.BaseTransport) -> None:
+    """Have the closing of a connection discard what was not acknowledged, and reset it.
+
+    Else the kernel goes on sending it, and the other side runs, perhaps much later, a command that
+    nobody waits for any more.
+    """
+    connection = transport.get_extra_info("socket")
+    if _is_tcp(connection):
+        with contextlib.suppress(OSError):  # it may be closed already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+
+
+def _is_tcp(connection: Any) -> bool:  # Any: asyncio's and uvloop's differ
+    return connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
 
 
 SHIPPED: Final = TcpKeepalive()

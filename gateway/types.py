@@ -127,6 +127,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: bytes
     items: tuple[bytes, ...]
     continue_on_error: bool = False
+    truncate: bool = True
+    """Whether texts may be cut. No part of the key: an answer to a text that fits is the same."""
 
 
 class Source(StrEnum):
@@ -166,6 +168,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     known_rows: int = 0
     """Rows of a computed item that cost nothing: seen before, or joined to one in flight."""
+    truncated_from: int = 0
+    """How many tokens the longest of its texts has that the model cut; 0 where it cut none."""
     age: float = 0.0
     tier: str = ""
     """`memory` or `redis` for a hit."""
@@ -221,12 +225,21 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request used, as answered and as billed."""
 
     items: int
+    """All items of the request."""
     hit: int
+    """Items answered from the result cache."""
     collapsed: int
+    """Items that joined equal work under way; priced as hits."""
     computed: int
+    """Items computed for this request."""
     failed: int
+    """Items that were not answered, and are not billed."""
     rows: int
+    """Rows that the model ran for the computed items."""
     tokens: int
+    """Tokens of those rows."""
+    truncated: int = 0
+    """Items that were answered by a part of their text."""
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

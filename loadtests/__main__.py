@@ -16,8 +16,12 @@ from loadtests import (
     rows,
     shares,
     threads,
+    whole_requests,
 )
+from loadtests.arena.command import arena_command
 from loadtests.chaos.command import chaos_command
+from loadtests.fuzz_api.command import fuzz_api_command
+from loadtests.fuzz_http.command import fuzz_http_command
 from loadtests.gpu.command import gpu_command
 from loadtests.partitions.command import partitions_command
 from loadtests.peers import measure as peers
@@ -93,9 +97,23 @@ def rows_command(*, connections: int, count: int, rounds: int) -> None:
 @click.option("--duration", default=30.0, show_default=True, help="Seconds at twice the capacity.")
 @click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
 @click.option("--through-gateway", is_flag=True, help="Ask a gateway, not the backend.")
-def overload_command(*, duration: float, deadline: float, through_gateway: bool) -> None:
+@click.option("--whole", is_flag=True, help="Requests of many items or rows, through a gateway.")
+@click.option("--only", type=click.Choice(list(whole_requests.KINDS)), multiple=True)
+@click.option("--paced", is_flag=True, help="With --whole: a device that takes time but no core.")
+def overload_command(
+    *,
+    duration: float,
+    deadline: float,
+    through_gateway: bool,
+    whole: bool,
+    only: tuple[str, ...],
+    paced: bool,
+) -> None:
     """Twice as much work as a backend can do."""
-    overload.measure(duration=duration, deadline=deadline, through_gateway=through_gateway)
+    if whole or only:
+        whole_requests.measure(duration=duration, only=only, paced=paced)
+    else:
+        overload.measure(duration=duration, deadline=deadline, through_gateway=through_gateway)
 
 
 @main.command("shares")
@@ -183,8 +201,11 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
     triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
+main.add_command(arena_command)
 main.add_command(partitions_command)
 main.add_command(chaos_command)
+main.add_command(fuzz_api_command)
+main.add_command(fuzz_http_command)
 main.add_command(gpu_command)
 main.add_command(soak_command)
 

@@ -14,14 +14,20 @@ import msgspec
 
 from gateway.settings import Settings, environment, process_environment
 from loadtests.generator import Target
-from tests.support.system import free_port, until
+from tests.support.system import Process, free_port, until
 
 
 class Gateway:
     """A gateway of `workers`, while it is entered; it can be killed with all its processes."""
 
     def __init__(
-        self, folder: Path, document: Mapping[str, Any], *, workers: int, **settings: Any
+        self,
+        folder: Path,
+        document: Mapping[str, Any],
+        *,
+        workers: int,
+        admin: bool = False,
+        **settings: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.port = free_port()
@@ -37,6 +43,7 @@ class Gateway:
         # JSON is YAML.
         (self.settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
         self._workers = workers
+        self._admin = admin
         self._log = folder / "log"
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -51,7 +58,8 @@ class Gateway:
 
     def start(self) -> None:
         """Start it, and return when all workers know the backends."""
-        command = [sys.executable, "-m", "gateway", "gateway", "--no-admin"]
+        command = [sys.executable, "-m", "gateway", "gateway"]
+        command += [] if self._admin else ["--no-admin"]
         with self._log.open("wb") as log:
             self._child = subprocess.Popen(
                 [*command, "--workers", str(self._workers)],
@@ -67,6 +75,16 @@ class Gateway:
             os.kill(self._child.pid, signal.SIGKILL)
             self._child.wait()
             self._child = None
+
+    def log(self) -> str:
+        """Return what its processes have written."""
+        return self._log.read_text(errors="replace")
+
+    def processes(self) -> dict[str, int]:
+        """Return the id of each process, by its role and number."""
+        text = (self.settings.data_dir / "processes.json").read_bytes()
+        found = msgspec.json.decode(text, type=list[Process])
+        return {f"{process.role} {process.index}": process.pid for process in found}
 
     def target(self, key: str) -> Target:
         """Return where the owner of `key` sends requests."""

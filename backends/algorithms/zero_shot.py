@@ -59,7 +59,9 @@ class ZeroShot(ZeroShotTask):
             directions = vectors[: len(labels)]
             if null:
                 directions = _without(directions, vectors[-1])
-            self._kept.put(wanted, directions)
+            if not ask.is_truncated:
+                # Labels that were cut are to be seen as such again.
+                self._kept.put(wanted, directions)
         else:
             ask.note_known(len(filled) + len(null))
             rows = await ask(self._model, [text])

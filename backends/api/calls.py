@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import msgspec
 
@@ -102,21 +103,23 @@ class CallHandler:
             body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
             received = self._clock()
             call = self._decode(body)
+            admitted = self._engine.admit(call)
             answerer = ItemAnswerer(
                 engine=self._engine,
-                admitted=self._engine.admit(call),
+                admitted=admitted,
                 call=call,
                 decoders=self._decoders,
                 received=received,
                 clock=self._clock,
                 tracing=self._tracing,
             )
+            admitted.work.admit()
         except (CallRefused, Overloaded) as error:
             await send_refusal(send, error)
             return
         except ClientGone:
             return
-        with self._engine.working():
+        with self._engine.working(), closing(admitted.work):
             if len(call.items) == 1:
                 await self._answer_one(answerer, call.items[0], scope, receive, send)
             else:

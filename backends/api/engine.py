@@ -11,10 +11,12 @@ import msgspec
 
 from backends.algorithms.base import Endpoint
 from backends.algorithms.shadow import Mirror
+from backends.api.call_work import CallWork
+from backends.api.estimates import WorkEstimates
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
 from backends.batching.shared import SharedRows
-from backends.errors import CallRefused, ModelNotFound, NotReady, Overloaded, RevisionMismatch
+from backends.errors import CallRefused, ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import Upstream
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
@@ -23,8 +25,6 @@ from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.01
-# Bytes of text to a token, more than most have: a low guess refuses nothing that would be in time.
-_TOKEN_BYTES = 6
 _SOON = 0.1
 
 # The name, revision and profile that a call asks for.
@@ -103,10 +103,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers a call: its endpoint, and the models that this may ask."""
+    """What answers a call: its endpoint, the models that this may ask, and the work expected."""
 
     endpoint: Endpoint
     pipelines: Mapping[str, Pipeline]
+    work: CallWork
 
 
 class Retired(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +159,7 @@ class Engine:
         self._clock = clock
         self._device = device
         self._mirror = mirror
+        self._estimates = WorkEstimates()
         self._reported = -math.inf
         self._report_frame = b""
 
@@ -193,11 +195,10 @@ class Engine:
         return list(found.values())
 
     def admit(self, call: Call) -> Admitted:
-        """Return what answers a call.
+        """Return what answers a call, whose work is not admitted yet.
 
         Raises:
             CallRefused: it is not served here, or not now.
-            Overloaded: the queue of its encoder is full.
         """
         if self.draining:
             raise NotReady("the backend is stopping; try another one")
@@ -209,24 +210,8 @@ class Engine:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         if running.upstream in self.unready:
             raise NotReady(f"the server that runs `{call.model}` is not ready")
-        batcher = running.batcher
-        flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
-        if all(map(batcher.is_full, flows)):
-            batcher.turn_away(len(call.items))
-            raise Overloaded("the queue is full", retry_after=batcher.backlog())
-        # Refused before its texts are tokenized if not even the shortest would be in time.
-        shortest = min(len(item.body) for item in call.items) // _TOKEN_BYTES
-        try:
-            batcher.check_time(
-                max(item.remaining for item in call.items),
-                batcher.work(min(shortest, endpoint.info.max_tokens)),
-                # Whose rows would run first.
-                min(flows, key=batcher.held),
-            )
-        except Overloaded:
-            batcher.turn_away(len(call.items))
-            raise
-        return Admitted(endpoint=endpoint, pipelines=served.pipelines)
+        work = CallWork(call, endpoint.info, estimates=self._estimates, batcher=running.batcher)
+        return Admitted(endpoint=endpoint, pipelines=served.pipelines, work=work)
 
     def _find(self, call: Call) -> tuple[Endpoint, Served]:
         asked = (call.model, call.revision, call.profile)

@@ -27,6 +27,8 @@ from backends.telemetry.spans import NO_SPAN, Span, Tracing
 _log = logging.getLogger(__name__)
 # No item takes this long; a timer cannot be set for ever.
 _LONGEST = 3600.0
+# With so few seconds left, a caller who leaves does so because its time is over.
+_GIVEN_UP_LATE = 0.05
 
 
 class Decoders:
@@ -60,6 +62,7 @@ class ItemAnswerer:
         self._call = call
         self._algorithm = admitted.endpoint.algorithms[call.task]
         self._pipelines = admitted.pipelines
+        self._work = admitted.work
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
@@ -77,32 +80,48 @@ class ItemAnswerer:
             deadline=self._received + item.remaining,
             span=span,
             lane=self._call.lane,
+            truncate=self._call.truncate,
         )
-        outcome: Done | Failed
+        outcome: Done | Failed | None = None
         try:
+            left = caller.deadline - self._clock()
+            caller.promise = self._work.promise(index, item, time_left=left)
             result = await self._run(item, caller)
-        except asyncio.CancelledError:
-            span.end("client_gone")
-            self._engine.count_item(self._call, "cancelled")
-            raise
-        except BackendError as error:
-            self._engine.count_item(self._call, _outcome(error))
-            outcome = _failed(index, error)
-        except Exception:  # noqa: BLE001 - an error of one item must not take the others with it
-            _log.exception("an item failed unexpectedly", extra={"model": self._call.model})
-            self._engine.count_item(self._call, "failed")
-            outcome = _failed(index, BackendError("the backend failed on this item"))
-        else:
-            self._engine.count_item(self._call, "done")
             outcome = Done(
                 index=index,
                 result=result,
                 rows=caller.rows,
                 tokens=caller.tokens,
                 known=caller.known,
+                truncated_from=caller.truncated_from,
             )
+        except asyncio.CancelledError:
+            span.end("client_gone")
+            raise
+        except BackendError as error:
+            outcome = _failed(index, error)
+        except Exception:  # noqa: BLE001 - an error of one item must not take the others with it
+            _log.exception("an item failed unexpectedly", extra={"model": self._call.model})
+            outcome = _failed(index, BackendError("the backend failed on this item"))
+        finally:
+            self._end(index, caller, outcome)
         span.end(outcome.code if isinstance(outcome, Failed) else None)
         return outcome
+
+    def _end(self, index: int, caller: Caller, outcome: Done | Failed | None) -> None:
+        """Count how an item ended, and learn from it; without an outcome it was given up."""
+        self._engine.count_item(self._call, _kind(outcome))
+        if outcome is None:
+            # Whoever waits gives up at the very moment that the time is over here.
+            is_late = caller.deadline - self._clock() < _GIVEN_UP_LATE
+        else:
+            is_late = isinstance(outcome, Failed) and outcome.code == DeadlineExceeded.code
+        self._work.end(
+            index,
+            brought=caller.work,
+            is_done=isinstance(outcome, Done),
+            late_rows=caller.rows if is_late else None,
+        )
 
     def _start_span(self, item: CallItem) -> Span:
         if not self._tracing.records:
@@ -132,10 +151,15 @@ class ItemAnswerer:
             ) from None
 
 
-def _outcome(error: BackendError) -> str:
-    if isinstance(error, ItemRefused):
+def _kind(outcome: Done | Failed | None) -> str:
+    """Return how an item ended, as it is counted."""
+    if outcome is None:
+        return "cancelled"
+    if isinstance(outcome, Done):
+        return "done"
+    if outcome.status == ItemRefused.status:
         return "refused"
-    return "expired" if isinstance(error, DeadlineExceeded) else "failed"
+    return "expired" if outcome.code == DeadlineExceeded.code else "failed"
 
 
 def _failed(index: int, error: BackendError) -> Failed:

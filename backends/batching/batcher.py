@@ -10,9 +10,10 @@ from typing import Self
 
 import msgspec
 
+from backends.batching.admission import SOONEST, Admission, Promise
 from backends.batching.caution import Caution
 from backends.batching.device import Device
-from backends.batching.flows import BULK, FlowKey
+from backends.batching.flows import FlowKey
 from backends.batching.line import Line
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
@@ -31,8 +32,6 @@ from backends.telemetry.spans import Tracing
 from backends.types import QueueStatistics
 
 _log = logging.getLogger(__name__)
-# No caller is asked to come back earlier.
-_SOONEST = 0.1
 # How much a new row moves the mean of what rows cost.
 _WORK_SHARE = 0.02
 # Items wait for room no longer than this share of their time: what is left is for the rows, or
@@ -106,9 +105,12 @@ class Batcher:
         self._incoming: list[Row] = []
         self._incoming_flows: Counter[FlowKey] = Counter()
         self._incoming_tokens = 0
-        self._incoming_seconds = 0.0
         self._line = Line()
         self._caution = Caution()
+        self.admission = Admission(
+            name=name, queue=self._queue, meter=self._meter, caution=self._caution
+        )
+        """What decides whether work would be in time."""
         self._refused = 0
         self._row_work = 0.0
         self._lanes_left = self._lanes
@@ -150,11 +152,13 @@ class Batcher:
         """How many batches it runs at a time."""
         return self._lanes
 
-    def submit(self, rows: Sequence[Row]) -> None:
-        """Queue rows; those of one tick reach the threads together.
+    def submit(self, rows: Sequence[Row], promise: Promise | None = None) -> float:
+        """Queue an item's rows; return their predicted seconds.
+
+        Rows of one iteration of the loop reach the threads together.
 
         Raises:
-            Overloaded: there is no room for all of them.
+            Overloaded: there is no room for all of them, or they would be late.
             ExecutorDied: nobody is left to run them.
         """
         if self._lanes_left <= 0:
@@ -172,7 +176,8 @@ class Batcher:
                 retry_after=self.backlog(),
             )
         try:
-            self.check_time(max(row.deadline for row in rows) - self._clock(), work, flow)
+            time_left = max(row.deadline for row in rows) - self._clock()
+            self.admission.take(work, time_left=time_left, flow=flow, promise=promise)
         except Overloaded:
             self._refused += len(rows)
             raise
@@ -181,7 +186,17 @@ class Batcher:
         self._incoming += rows
         self._incoming_flows[flow] += len(rows)
         self._incoming_tokens += tokens
-        self._incoming_seconds += work
+        self.admission.incoming += work
+        return work
+
+    def withdraw(self, rows: Sequence[Row]) -> list[Row]:
+        """Take rows out of the queue that nobody waits for any more; return those."""
+        if self._incoming:
+            self._flush()
+        removed = self._queue.withdraw(rows)
+        if removed:
+            self._line.look()
+        return removed
 
     async def wait_for_room(
         self, size: Callable[[], tuple[int, int]], *, flow: FlowKey, deadline: float
@@ -205,28 +220,6 @@ class Batcher:
             self._refused += rows
             raise Overloaded(
                 f"the queue of `{self.name}` is full; try again later", retry_after=self.backlog()
-            )
-
-    def check_time(self, time_left: float, work: float, flow: FlowKey) -> None:
-        """Refuse what would be late: by the work before it and the pace at which that is done.
-
-        Before it is what waits of its flow, and of each other one its fair share meanwhile.
-
-        Raises:
-            Overloaded: with the time until such work would be taken.
-        """
-        waiting = self._queue.seconds + self._incoming_seconds + self._meter.running
-        if not waiting or flow[0] == BULK:
-            # Bulk rows wait behind others for as long as they have time.
-            return
-        late = (waiting + work) / self._meter.pace * self._caution.factor - time_left
-        if late > 0.0:
-            waiting += self._queue.ahead(flow, work) - self._queue.seconds
-            late = (waiting + work) / self._meter.pace * self._caution.factor - time_left
-        if late > 0.0:
-            raise Overloaded(
-                f"`{self.name}` is too busy to answer in the time left; try again later",
-                retry_after=max(_SOONEST, late),
             )
 
     def turn_away(self, rows: int) -> None:
@@ -267,11 +260,11 @@ class Batcher:
 
     def backlog(self) -> float:
         """Return the seconds that what waits will take, at least a tenth of one."""
-        return max(_SOONEST, self.queued_seconds())
+        return max(SOONEST, self.queued_seconds())
 
     def queued_seconds(self) -> float:
         """Return the seconds that what waits will take."""
-        return (self._queue.seconds + self._incoming_seconds) / self._meter.pace
+        return (self._queue.seconds + self.admission.incoming) / self._meter.pace
 
     def statistics(self) -> QueueStatistics:
         """Return what waits and what was done."""
@@ -287,7 +280,7 @@ class Batcher:
     def _flush(self) -> None:
         rows, self._incoming = self._incoming, []
         self._incoming_flows.clear()
-        self._incoming_tokens, self._incoming_seconds = 0, 0.0
+        self._incoming_tokens, self.admission.incoming = 0, 0.0
         if self._lanes_left > 0:
             self._queue.put(rows)
         else:
@@ -337,7 +330,7 @@ class Batcher:
                 predicted=taken.seconds,
                 work=taken.work,
                 took=took,
-                more=taken.more,
+                more=taken.more or self.admission.promised > 0.0,
             )
             self._queue.slowness = self._meter.slowness
 

@@ -10,7 +10,7 @@ from backends.batching.queue import Taken
 # One row in so many may wait in vain.
 _IN_VAIN = 0.005
 _STEP = 0.02
-_LEAST, _FIRST, _MOST = 1.2, 1.5, 4.0
+_LEAST, _FIRST, _MOST = 1.3, 1.5, 4.0
 
 
 class Caution:

@@ -11,6 +11,8 @@ from backends.types import QueueStatistics
 _MEMORY = 5.0
 # The pace decides what is refused, and is soon another when models change places on the device.
 _PACE_MEMORY = 2.0
+# Between two steps of an item no more than so many seconds pass.
+_STEP = 0.02
 # The slowest and the quickest a device is believed to be beside its cost model.
 _SLOWEST, _QUICKEST = 20.0, 0.05
 
@@ -29,7 +31,7 @@ class Meter:
         # The work of the batches that run now, and how many they are.
         self.running = 0.0
         self._runs = 0
-        # Work done, and the time that passed meanwhile, while rows were waiting.
+        # Work done, and the time that passed meanwhile, while rows were waiting or to come.
         self._paced, self._pacing = 0.0, 0.0
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
@@ -64,9 +66,13 @@ class Meter:
 
     def begin(self, work: float) -> None:
         """Count rows as running."""
+        now = self._clock()
         with self._lock:
             self.running += work
             self._runs += 1
+            if self._last_end is not None and now > self._last_end + _STEP:
+                # What was expected did not come: the device had nothing to do.
+                self._last_end = None
 
     def stop(self, work: float) -> None:
         """Count rows as running no more, whatever became of them."""
@@ -77,7 +83,11 @@ class Meter:
     def end(
         self, *, release: Release, predicted: float, work: float, took: float, more: bool
     ) -> None:
-        """Count the end of what was taken together; `more` says that rows were left waiting."""
+        """Count the end of what was taken together; `more` says that more waits or is to come.
+
+        Who asks for rows step by step keeps the device waiting between them: that is time that
+        work takes, too.
+        """
         now = self._clock()
         with self._lock:
             self._releases[release] += 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
@@ -9,6 +10,7 @@ from backends.executors.cost import CostModel
 
 # The share of a run's fixed cost that a row may expect to save in some later batch, too.
 _PATIENCE = 0.3
+_NO_ROWS: Mapping[int, int] = MappingProxyType({})
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +51,8 @@ def choose_batch(
     cost: CostModel,
     *,
     time_left: float,
+    own: Mapping[int, int] = _NO_ROWS,
+    own_work: float = 0.0,
 ) -> Choice:
     """Return what runs with the most urgent row, which is `anchor` tokens long.
 
@@ -56,34 +60,73 @@ def choose_batch(
     Others join, nearest lengths first, while a row costs less here than in a batch of its own
     length, padding costs little of the whole and the batch still ends within `time_left`. Where
     a graph computes real tokens only, padding costs little, and lengths may differ more.
+
+    `own` counts those rows of `waiting` that are of the urgent one's request, which bring
+    `own_work`: they join first, and others only as far as these will still be in time.
     """
-    chosen = {anchor: 1}
-    count, longest, tokens = 1, anchor, anchor
-    seconds = cost.seconds(rows=1, longest=anchor, tokens=anchor)
-    own = cost.alone(anchor)
-    release = Release.IDLE
-    for length in sorted(waiting, key=lambda length: (abs(length - anchor), length)):
-        alone = cost.alone(length)
-        worth = alone + _PATIENCE * cost.base
-        widest = max(longest, length)
-        for _ in range(waiting[length] - (length == anchor)):
-            if count == limits.rows or (count + 1) * widest > limits.tokens:
-                release = Release.FULL
-                break
-            longer = cost.seconds(rows=count + 1, longest=widest, tokens=tokens + length)
-            if longer > time_left:
-                release = Release.DEADLINE
-                break
-            wasted = (longer - cost.base) - (own + alone)
-            too_wasteful = wasted > limits.padding * (longer - cost.base)
-            if longer - seconds > worth or too_wasteful:
-                release = Release.LENGTH if release is Release.IDLE else release
-                break
-            chosen[length] = chosen.get(length, 0) + 1
-            count, longest, tokens = count + 1, widest, tokens + length
-            seconds, own = longer, own + alone
-        if release in {Release.FULL, Release.DEADLINE}:
-            break
-    if release is Release.LENGTH and count == 1:
+    batch = _Batch(anchor, limits, cost)
+    if own:
+        batch.fill(own, {}, time_left)
+        own_work -= sum(cost.alone(length) * rows for length, rows in batch.chosen.items())
+    if batch.release not in _COMPLETE:
+        # What is left of the request runs after this batch.
+        batch.fill(waiting, own, time_left - max(0.0, own_work))
+    release = batch.release
+    if release is Release.LENGTH and batch.count == 1:
         release = Release.OUTLIER
-    return Choice(lengths=list(chosen.items()), release=release, seconds=seconds)
+    return Choice(lengths=list(batch.chosen.items()), release=release, seconds=batch.seconds)
+
+
+_COMPLETE = frozenset({Release.FULL, Release.DEADLINE})
+
+
+class _Batch:
+    """What is chosen so far, by length, and why no more."""
+
+    def __init__(self, anchor: int, limits: BatchLimits, cost: CostModel) -> None:
+        self._anchor, self._limits, self._cost = anchor, limits, cost
+        self.chosen = {anchor: 1}
+        self.count, self._longest, self._tokens = 1, anchor, anchor
+        self.seconds = cost.seconds(rows=1, longest=anchor, tokens=anchor)
+        self._alone = cost.alone(anchor)
+        self.release = Release.IDLE
+
+    def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
+        """Add rows of `waiting`, but for those of `without`, while the batch ends within `limit`.
+
+        The anchor is one of the first that are given.
+        """
+        anchor = self._anchor
+        for length in sorted(waiting, key=lambda length: (abs(length - anchor), length)):
+            available = waiting[length] - without.get(length, 0)
+            if not without and length == anchor:
+                available -= 1
+            for _ in range(available):
+                refused = self._add(length, limit)
+                if refused is not None:
+                    break
+            else:
+                continue
+            if refused in _COMPLETE:
+                self.release = refused
+                return
+            self.release = refused
+
+    def _add(self, length: int, limit: float) -> Release | None:
+        """Add a row; return why it may not join, where it does not."""
+        cost, count, widest = self._cost, self.count + 1, max(self._longest, length)
+        tokens = self._tokens + length
+        if self.count == self._limits.rows or count * widest > self._limits.tokens:
+            return Release.FULL
+        longer = cost.seconds(rows=count, longest=widest, tokens=tokens)
+        if longer > limit:
+            return Release.DEADLINE
+        alone = cost.alone(length)
+        wasted = (longer - cost.base) - (self._alone + alone)
+        too_wasteful = wasted > self._limits.padding * (longer - cost.base)
+        if longer - self.seconds > alone + _PATIENCE * cost.base or too_wasteful:
+            return Release.LENGTH
+        self.chosen[length] = self.chosen.get(length, 0) + 1
+        self.count, self._longest, self._tokens = count, widest, tokens
+        self.seconds, self._alone = longer, self._alone + alone
+        return None

@@ -8,11 +8,12 @@ import msgspec
 
 from backends.batching.flows import FlowKey, Flows
 from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
-from backends.batching.row import Row
+from backends.batching.row import RequestWork, Row
 from backends.executors.cost import CostModel
 
 _BELIEVED = 2.0
 _Shelf = dict[int, deque[Row]]
+_NONE: deque[Row] = deque()
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -30,10 +31,40 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     more: bool
 
 
+class _RequestRows:
+    """The rows of one request that wait on one shelf, by their length."""
+
+    __slots__ = ("by_length", "counts", "work")
+
+    def __init__(self) -> None:
+        self.by_length: dict[int, deque[Row]] = {}
+        self.counts: dict[int, int] = {}
+        self.work = 0.0
+
+    def add(self, row: Row) -> None:
+        """Note that a row waits."""
+        length = row.length
+        self.by_length.setdefault(length, deque()).append(row)
+        self.counts[length] = self.counts.get(length, 0) + 1
+        self.work += row.work
+
+    def remove(self, row: Row) -> bool:
+        """Note that a row waits no more; return whether none does."""
+        length = row.length
+        self.work -= row.work
+        self.counts[length] -= 1
+        if not self.counts[length]:
+            del self.counts[length], self.by_length[length]
+        return not self.counts
+
+
+_NO_REQUEST = _RequestRows()
+
+
 class RowQueue:
     """Rows by flow and by length. Bounded by the caller, who asks for its size.
 
-    Rows whose askers have gone are met and dropped on the way, not looked for when they go.
+    Rows whose askers have gone are withdrawn, and dropped on the way where they were not.
     `seconds` is what the waiting rows will take, by the cost model.
     """
 
@@ -46,6 +77,7 @@ class RowQueue:
         # By output and lane: rows of other lanes or outputs do not join.
         self._shelves: dict[tuple[str, str], _Shelf] = {}
         self._counts: dict[tuple[str, str], dict[int, int]] = {}
+        self._requests: dict[tuple[RequestWork, tuple[str, str]], _RequestRows] = {}
         self._closed = False
         self.rows = 0
         self.tokens = 0
@@ -65,6 +97,9 @@ class RowQueue:
                 shelf.setdefault(row.length, deque()).append(row)
                 counts = self._counts.setdefault(row.shelf, {})
                 counts[row.length] = counts.get(row.length, 0) + 1
+                if row.request is not None:
+                    name = (row.request, row.shelf)
+                    self._requests.setdefault(name, _RequestRows()).add(row)
                 self.rows += 1
                 self.tokens += row.length
                 self.seconds += row.work
@@ -104,6 +139,17 @@ class RowQueue:
             rows = self._gather(lead, choice, now, dropped)
             return self._taken(rows, dropped, choice.release, choice.seconds)
 
+    def withdraw(self, rows: Sequence[Row]) -> list[Row]:
+        """Take those of `rows` out that wait and have no asker any more; return them."""
+        with self._changed:
+            if self._closed:
+                return []
+            removed = [row for row in rows if not row.taken and not row.wanted]
+            for row in removed:
+                self.skipped += 1
+                self._forget(row, 0.0)
+            return removed
+
     def close(self) -> list[Row]:
         """Let waiting threads go and return the rows that nobody will run."""
         with self._changed:
@@ -112,6 +158,7 @@ class RowQueue:
             self._flows.clear()
             self._shelves.clear()
             self._counts.clear()
+            self._requests.clear()
             self.rows = self.tokens = 0
             self.seconds = 0.0
             self._changed.notify_all()
@@ -132,13 +179,25 @@ class RowQueue:
                 self._limits = msgspec.structs.replace(self._limits, tokens=max(1, tokens))
 
     def _choose(self, lead: Row, now: float) -> Choice:
+        time_left = (lead.due if lead.due > now else lead.deadline) - now
+        own, promised = self._of_request(lead), 0.0
+        if lead.request is not None:
+            promised = lead.request.promised
         return choose_batch(
             lead.length,
             self._counts[lead.shelf],
             self._limits,
             self._cost,
-            time_left=((lead.due if lead.due > now else lead.deadline) - now) / self.slowness,
+            time_left=time_left / self.slowness,
+            own=own.counts,
+            own_work=own.work + promised,
         )
+
+    def _of_request(self, row: Row) -> _RequestRows:
+        """Return what waits of a row's request."""
+        if row.request is None:
+            return _NO_REQUEST
+        return self._requests.get((row.request, row.shelf), _NO_REQUEST)
 
     def _oldest(self, lead: Row, now: float, dropped: list[Row]) -> Taken:
         """Take rows in their order until the batch is full."""
@@ -159,18 +218,19 @@ class RowQueue:
     def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
         share = choice.seconds / sum(rows for _, rows in choice.lengths)
         shelf = self._shelves[lead.shelf]
+        request = self._of_request(lead)
         rows = [lead]
         self._forget(lead, share)
         for length, wanted in choice.lengths:
             missing = wanted - (length == lead.length)
-            queue = shelf.get(length, deque())
-            while missing and queue:
-                row = queue.popleft()
-                if row.taken or not self._alive(row, now, dropped):
-                    continue
-                self._forget(row, share)
-                rows.append(row)
-                missing -= 1
+            for queue in (request.by_length.get(length, _NONE), shelf.get(length, _NONE)):
+                while missing and queue:
+                    row = queue.popleft()
+                    if row.taken or not self._alive(row, now, dropped):
+                        continue
+                    self._forget(row, share)
+                    rows.append(row)
+                    missing -= 1
         return rows
 
     def _taken(
@@ -215,6 +275,10 @@ class RowQueue:
     def _forget(self, row: Row, seconds: float) -> None:
         row.taken = True
         self._flows.left(row, seconds)
+        if row.request is not None:
+            name = (row.request, row.shelf)
+            if self._requests[name].remove(row):
+                del self._requests[name]
         counts = self._counts[row.shelf]
         counts[row.length] -= 1
         if not counts[row.length]:

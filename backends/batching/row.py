@@ -48,6 +48,20 @@ class Ticket:
             self.future.set_exception(error)
 
 
+class RequestWork:
+    """A request whose rows run near each other: `promised` is what of it is not queued yet.
+
+    That is in predicted seconds. Written by the loop; lanes may read it at any time.
+    """
+
+    __slots__ = ("is_late", "items", "promised")
+
+    def __init__(self, promised: float = 0.0, *, items: int = 1) -> None:
+        self.promised = promised
+        self.items = items
+        self.is_late = False
+
+
 class Row:
     """One sequence on its way through a model."""
 
@@ -60,6 +74,7 @@ class Row:
         "key",
         "kind",
         "length",
+        "request",
         "settle",
         "shelf",
         "slower",
@@ -80,6 +95,7 @@ class Row:
         settle: Callable[["Row", FloatArray | BackendError], None],
         lane: str = "interactive",
         slower: "Row | None" = None,
+        request: RequestWork | None = None,
     ) -> None:
         self.encoding = encoding
         self.kind = kind
@@ -90,6 +106,7 @@ class Row:
         # Whoever has the least time decides when it should run, who has the most until when it may.
         self.due = self.deadline = deadline
         self.work = 0.0
+        self.request = request
         self.span = span
         self.settle = settle
         self.slower = slower

@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from backends.batching.admission import Promise
 from backends.batching.batcher import Batcher
 from backends.batching.flows import BULK
 from backends.batching.row import Row, RowKey, Ticket
@@ -59,15 +60,31 @@ def _size(key: RowKey, value: FloatArray) -> int:
 class Caller:
     """The item on whose behalf rows are asked, what was computed for it and what was known."""
 
-    __slots__ = ("deadline", "known", "lane", "left", "rows", "scope", "span", "tokens")
+    __slots__ = (
+        *("deadline", "known", "lane", "left", "promise", "request", "rows", "scope"),
+        *("span", "tokens", "truncate", "truncated_from", "work"),
+    )
 
     def __init__(
-        self, *, scope: str, deadline: float, span: Span = NO_SPAN, lane: str = "interactive"
+        self,
+        *,
+        scope: str,
+        deadline: float,
+        span: Span = NO_SPAN,
+        lane: str = "interactive",
+        promise: Promise | None = None,
+        truncate: bool = True,
     ) -> None:
         self.scope = scope
         self.lane = lane
         self.deadline = deadline
         self.span = span
+        self.promise = promise
+        # Whether texts may be cut, and how many tokens the longest had that was.
+        self.truncate = truncate
+        self.truncated_from = 0
+        # The predicted seconds of rows that were queued for it by whoever made the promise.
+        self.work = 0.0
         self.rows = 0
         self.known = 0
         self.tokens = 0
@@ -112,12 +129,18 @@ class SharedRows:
             await self._wait_for_room(encodings, kind, caller)
         ticket = Ticket(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
+        awaited: list[Row] = []
         for index, encoding in enumerate(encodings):
-            self._place(encoding, index, ticket, kind, caller, fresh)
-        if fresh:
-            self._submit(fresh, ticket)
-        if ticket.missing:
-            await ticket.future
+            self._place(encoding, index, ticket, kind, caller, fresh, awaited)
+        try:
+            if fresh:
+                self._submit(fresh, ticket, caller)
+            if ticket.missing:
+                await ticket.future
+        except BaseException:
+            # It failed or was given up: no row of it may run for nothing.
+            self._withdraw(awaited)
+            raise
         caller.rows += ticket.rows
         caller.known += len(encodings) - ticket.rows
         caller.tokens += ticket.tokens
@@ -167,6 +190,7 @@ class SharedRows:
         kind: OutputKind,
         caller: Caller,
         fresh: list[Row],
+        awaited: list[Row],
     ) -> None:
         key: RowKey = (caller.scope, self._digest, kind, encoding.key)
         if (value := self._cache.get(key)) is not None:
@@ -176,6 +200,7 @@ class SharedRows:
         known = self._in_flight.get(key)
         if known is not None and _may_join(known, caller) and known.join(ticket, index):
             self._joined += 1
+            awaited.append(known)
             return
         row = Row(
             encoding=encoding,
@@ -186,14 +211,23 @@ class SharedRows:
             settle=self._settle,
             lane=caller.lane,
             slower=known if known is not None and known.alive else None,
+            request=caller.promise.request if caller.promise is not None else None,
         )
         row.join(ticket, index)
         self._in_flight[key] = row
         fresh.append(row)
+        awaited.append(row)
 
-    def _submit(self, fresh: list[Row], ticket: Ticket) -> None:
+    def _withdraw(self, rows: list[Row]) -> None:
+        for row in self._batcher.withdraw(rows):
+            row.span.end("withdrawn")
+            if self._in_flight.get(row.key) is row:
+                del self._in_flight[row.key]
+
+    def _submit(self, fresh: list[Row], ticket: Ticket, caller: Caller) -> None:
+        promise = caller.promise
         try:
-            self._batcher.submit(fresh)
+            work = self._batcher.submit(fresh, promise)
         except BackendError as error:
             ticket.future.cancel()
             for row in fresh:
@@ -202,7 +236,11 @@ class SharedRows:
                     self._in_flight[row.key] = row.slower
                 else:
                     del self._in_flight[row.key]
+            for row in fresh:
+                row.taken = True
             raise
+        if promise is not None and promise.admission is self._batcher.admission:
+            caller.work += work
         for row in fresh:
             row.overtake()
 

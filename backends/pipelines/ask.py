@@ -57,6 +57,11 @@ class Ask:
         """Who may share the item's rows."""
         return self._caller.scope
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a text of the item was cut."""
+        return self._caller.truncated_from > 0
+
     def note_known(self, rows: int) -> None:
         """Count rows that an algorithm knows by itself, as if it had asked for them."""
         self.spend(rows)

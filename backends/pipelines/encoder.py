@@ -48,6 +48,7 @@ class Encoder:
         encodings = await self._tokenizer.encode(parts)
         for text, part, encoding in zip(texts, parts, encodings, strict=True):
             self._check(encoding, is_cut=part is not text)
+            self._note_cut(encoding, encoding.truncated_from, caller, is_cut=part is not text)
         return await self._pooled(encodings, caller)
 
     async def pairs(
@@ -71,8 +72,11 @@ class Encoder:
             encodings = [layout.pair(*cut(head, tail, room)) for tail in tails]
         else:
             encodings = [layout.pair(head, tail) for tail in tails]
-        for text, part, encoding in zip(texts, parts, encodings, strict=True):
+        for text, part, encoding, tail in zip(texts, parts, encodings, tails, strict=True):
             self._check(encoding, is_cut=part is not text)
+            tokens = len(head) + len(tail) + layout.added_to_pair
+            truncated_from = tokens if tokens > len(encoding.ids) else 0
+            self._note_cut(encoding, truncated_from, caller, is_cut=part is not text)
         return await self._pooled(encodings, caller)
 
     async def windows(
@@ -161,6 +165,26 @@ class Encoder:
             return _cut(text, self._max_characters)
         first, second = text
         return _cut(first, self._max_characters), _cut(second, self._max_characters)
+
+    def _note_cut(
+        self, encoding: Encoding, truncated_from: int, caller: Caller, *, is_cut: bool
+    ) -> None:
+        """Mark an item whose text was cut; refuse it where the caller does not want that.
+
+        With `is_cut` the text was cut before it was tokenized, and has yet more tokens.
+        """
+        if is_cut:
+            truncated_from = max(truncated_from, len(encoding.ids) + 1)
+        if not truncated_from:
+            return
+        if not caller.truncate:
+            tokens = f"{truncated_from} tokens or more" if is_cut else f"{truncated_from} tokens"
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {tokens}; `{self._name}` reads at most {self._max_tokens}; shorten "
+                "it, or leave out `truncate`",
+            )
+        caller.truncated_from = max(caller.truncated_from, truncated_from)
 
     def _check(self, encoding: Encoding, *, is_cut: bool) -> None:
         if len(encoding.ids) > self._max_tokens:

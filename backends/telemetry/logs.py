@@ -1,4 +1,4 @@
-"""JSON lines on stderr: a constant message and fields, never input."""
+"""JSON lines on standard output: a constant message and fields, never input."""
 
 import json
 import logging
@@ -55,8 +55,8 @@ def _named(error: BaseException) -> str:
 
 
 def configure_logging(*, level: int = logging.INFO) -> None:
-    """Send every log line of the process to stderr as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send every log line of the process to standard output as JSON."""
+    handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -191,7 +191,22 @@ class Tokenizer:
 
     def _encode(self, texts: Sequence[Text]) -> list[Encoding]:
         encodings = self._copy().encode_batch_fast(texts)
-        return [_encoding(e, text) for e, text in zip(encodings, texts, strict=True)]
+        return [
+            _encoding(encoding, text, truncated_from=self._truncated_from(encoding, text))
+            for encoding, text in zip(encodings, texts, strict=True)
+        ]
+
+    def _truncated_from(self, encoding: tokenizers.Encoding, text: Text) -> int:
+        """Return how many tokens a text has that was cut; 0 where it was not."""
+        if self._truncate_to is None or len(encoding.ids) < self._truncate_to:
+            return 0
+        if isinstance(text, str):
+            added, _ = self._added
+            rest = sum(len(part.ids) - added for part in encoding.overflowing)
+            return len(encoding.ids) + rest if rest else 0
+        # What overflows of a pair is each part of the one beside each of the other.
+        whole = len(self._whole_copy().encode(*text).ids)
+        return whole if whole > len(encoding.ids) else 0
 
     def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[Piece]:
         return _pieces(encoding, text, unknown=self._unknown, prefix=self._prefix)
@@ -246,12 +261,13 @@ def _settle(batch: list[_Question], answers: list[Any]) -> None:
             question.future.set_result(answer)
 
 
-def _encoding(encoding: tokenizers.Encoding, text: Text) -> Encoding:
+def _encoding(encoding: tokenizers.Encoding, text: Text, *, truncated_from: int) -> Encoding:
     ids = np.array(encoding.ids, dtype=np.int32)
-    if isinstance(text, str):
-        return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
-    type_ids = np.array(encoding.type_ids, dtype=np.int32)
-    return Encoding(ids=ids, type_ids=type_ids, key=ids.tobytes() + b"|" + type_ids.tobytes())
+    key, type_ids = ids.tobytes(), None
+    if not isinstance(text, str):
+        type_ids = np.array(encoding.type_ids, dtype=np.int32)
+        key += b"|" + type_ids.tobytes()
+    return Encoding(ids=ids, type_ids=type_ids, key=key, truncated_from=truncated_from)
 
 
 def _pieces(

@@ -27,18 +27,26 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A tenant to create; without `limits` the document's apply."""
 
     id: str
+    """Up to 64 letters, digits, `_`, `.` and `-`."""
     name: str = ""
+    """For people; the id where it is left out."""
     limits: tuple[Rule, ...] = ()
+    """Limits on all of its keys together."""
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key to create; without `models` it may use all."""
 
     tenant: str
+    """The id of the tenant whose key it is."""
     name: str = ""
+    """For people."""
     models: list[str] | None = None
+    """The models it may use; all where it is left out."""
     limits: tuple[Rule, ...] = ()
+    """Limits on this key, beside those of the tenant."""
     expires: datetime | None = None
+    """When it ends, with a time zone; never where it is left out."""
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,12 +5,13 @@ import logging
 import secrets
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Request, Response
 from litestar.datastructures import MutableScopeHeaders
 from litestar.di import Provide
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.middleware import ASGIMiddleware
+from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
@@ -20,8 +21,11 @@ from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
 from gateway.admin.known_models import KnownModels
 from gateway.admin.models import ModelsController
+from gateway.admin.openapi import operators_document
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
+from gateway.api.application import Application
+from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.cache.redis_pipes import Pipe
 from gateway.draining import Draining
@@ -41,11 +45,15 @@ from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
 _REQUEST_ID = "request_id"
+HANDLERS = (
+    *(ConfigController, TenantController, KeyController, BillingController),
+    *(ModelsController, OperationsController, metrics, live, ready),
+)
 _IS_ADMIN = "is_admin"
 
 
 class AdminAccess(ASGIMiddleware):
-    """Names every request, and lets only those with the admin key through; health is public."""
+    """Names every request, and lets only those with the admin key through; but health and docs."""
 
     scopes = (ScopeType.HTTP,)
 
@@ -63,6 +71,8 @@ class AdminAccess(ASGIMiddleware):
                 headers = MutableScopeHeaders.from_message(message)
                 headers["x-request-id"] = request_id
                 headers.setdefault("cache-control", "no-store")
+                if scope.get("method") == HttpMethod.OPTIONS:
+                    headers["allow"] = ", ".join(_methods(scope))
             await send(message)
 
         scope["state"][_IS_ADMIN] = is_admin = self._is_admin(scope)
@@ -84,7 +94,7 @@ def build_admin(
     publisher: Publisher,
     recovery: Recovery,
     draining: Draining | None = None,
-) -> Litestar:
+) -> Application:
     """Return the application; objects are made and owned by the caller."""
     active = ActiveDocument(control=control, settings=settings)
     objects: dict[str, object] = {
@@ -99,23 +109,24 @@ def build_admin(
         "known_models": KnownModels(control=control, active=active),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
-    return Litestar(
-        route_handlers=[
-            ConfigController,
-            TenantController,
-            KeyController,
-            BillingController,
-            ModelsController,
-            OperationsController,
-            metrics,
-            live,
-            ready,
-        ],
-        dependencies={name: _provide(value) for name, value in objects.items()},
+    dependencies = {name: _provide(value) for name, value in objects.items()}
+    document = operators_document(HANDLERS, dependencies)
+    return Application(
+        route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script],
+        dependencies=dependencies | {"openapi": _provide(document)},
         middleware=[AdminAccess(settings.admin_key)],
         exception_handlers={Exception: _problem, HTTPException: _problem},
         openapi_config=None,
         logging_config=None,
+    )
+
+
+def _methods(scope: Scope) -> list[str]:
+    """Return the methods of the route; Litestar says those of the handler registered last."""
+    template = scope["path_template"]
+    routes = (route for route in scope["litestar_app"].routes if isinstance(route, HTTPRoute))
+    return sorted(
+        {method for route in routes if route.path == template for method in route.methods}
     )
 
 
@@ -134,6 +145,8 @@ def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[byte
     known = _known(error, request_id)
     headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
     headers |= {"x-request-id": request_id}
+    if isinstance(error, HTTPException):
+        headers |= error.headers or {}  # `Allow`
     return Response(
         encode_problem(known, request_id),
         status_code=known.status,

@@ -47,6 +47,7 @@ class Rollback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Which generation to go back to; by default the one before the active."""
 
     generation: int | None = None
+    """The number of a document in the history."""
 
 
 class ConfigController(Controller):

@@ -13,6 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from gateway.admin.active import ActiveDocument
 from gateway.admin.fleet_view import backends_seen
 from gateway.admin.known_models import KnownModels
+from gateway.api.health import Liveness
 from gateway.cache.redis_pipes import Pipe
 from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
@@ -42,7 +43,9 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What to forget: every cached answer of a `tenant`, or of a `model`."""
 
     tenant: str | None = None
+    """The id of a tenant, whose answers are forgotten."""
     model: str | None = None
+    """The name of a model, whose answers are forgotten."""
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,9 +211,9 @@ async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
 
 
 @get("/health/live", opt={"public": True})
-async def live() -> dict[str, str]:
-    """Answer."""
-    return {"status": "live"}
+async def live() -> Liveness:
+    """Answer 200."""
+    return Liveness()
 
 
 @get("/health/ready", opt={"public": True})

@@ -6,13 +6,15 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from gateway.admin.known_models import known_models, unknown
 from gateway.config import tree
-from gateway.config.document import Document
+from gateway.config.document import Document, PriceEntry
 from gateway.config.load import check_models, digest, explain, load_sources
+from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
     ConfigurationError,
@@ -36,7 +38,8 @@ _TRIES = 3
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A document that is published; `live` when every worker has taken it.
 
-    `workers` has `ok`, `pending` or what was wrong, by worker.
+    `workers` has `ok`, `pending` or what was wrong, by worker. `notice` says why a change that was
+    expected may not be there.
     """
 
     generation: int
@@ -44,6 +47,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool
     live: bool
     workers: dict[str, str]
+    notice: str = ""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +105,7 @@ class Publisher:
         """Publish the configuration folder.
 
         Raises:
-            ConfigurationError: it is not valid; nothing changed.
+            ConfigurationError: it is not valid, or not the one that was edited; nothing changed.
         """
         tries = _TRIES
         while True:
@@ -155,11 +159,14 @@ class Publisher:
         )
 
     async def _reload(self, author: str) -> Change:
-        sources = await asyncio.to_thread(read_folder, self._settings.config)
+        folder = self._settings.config
+        await asyncio.to_thread(check_mounts, folder)
+        sources = await asyncio.to_thread(read_folder, folder)
         folder_digest = await self._check(sources)
         active = await self._active()
         if active is not None and active.sources == sources:
-            return await self._waited(active, changed=False)
+            same = await self._waited(active, changed=False)
+            return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
         await self._check_models(sources, active)
         await self._check_change(sources, active)
         return await self._publish(
@@ -258,15 +265,16 @@ class Publisher:
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, "config.publish.failed")
             raise
-        await asyncio.to_thread(self._remember, published, document)
+        former = () if active is None else load_sources(active.sources).prices
+        await asyncio.to_thread(self._remember, document, former)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
-    def _remember(self, published: Published, document: Document) -> None:
+    def _remember(self, document: Document, former: Sequence[PriceEntry]) -> None:
         """Keep the prices in the ledger; the document is live already."""
         try:
-            self._ledger.prices.publish(document.prices)
+            self._ledger.prices.publish(document.prices, former=former)
         except GatewayError as error:
             _log.warning("prices are not in the ledger", extra={"reason": error.detail})
 
@@ -286,6 +294,17 @@ class Publisher:
             live=all(outcome == "ok" for outcome in workers.values()),
             workers=workers,
         )
+
+
+def _unchanged(folder: Path) -> str:
+    """Return why the files of `folder` may not be those that were edited, if that may be."""
+    mounted = [path.name for path in mounted_files(folder)]
+    if not mounted:
+        return ""
+    return (
+        f"nothing changed since the last load; mounted as single files: `{'`, `'.join(mounted)}`:"
+        " an editor that writes a new file is not seen through such a mount, so mount the folder"
+    )
 
 
 def etag(published: Published) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import time
 from functools import partial
 
@@ -19,7 +18,6 @@ from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.serving import listener_on, serve
 from gateway.settings import Settings
-from gateway.telemetry.logs import configure_logging
 
 _TIMEOUT = 2.0
 
@@ -30,7 +28,6 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: there is no admin key, or the address cannot be had.
     """
-    configure_logging(settings.log_level)
     if not settings.admin_key:
         raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
     listener = listener_on(
@@ -39,9 +36,9 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         settings.listen_fd,
         setting="SLUICEGATE_ADMIN_PORT",
     )
-    access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    draining.hear_announcement()
+    access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         stack.enter_context(hold_access(settings.data_dir, access))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.api.schemas import Body, RerankBody
+from gateway.api.schemas import Body, InferBody, RerankBody
 from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -26,6 +26,7 @@ PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 """What follows the id of every answer."""
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
+_GIVEN_UP = "cancelled"
 # What the failure of an item makes of the whole request: by its code, else by its status.
 _BY_CODE: dict[str, type[GatewayError]] = {
     kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError, RateLimited)
@@ -45,11 +46,12 @@ _decode_score = msgspec.json.Decoder(_Score).decode
 def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
     """Return how the items ended, and the rows and tokens computed for them."""
     if len(outcomes) == 1 and outcomes[0].source is Source.HIT:
-        return _ONE_HIT
+        return _ONE_CUT_HIT if outcomes[0].truncated_from else _ONE_HIT
     counts = dict.fromkeys(Source, 0)
-    rows = tokens = 0
+    rows = tokens = truncated = 0
     for outcome in outcomes:
         counts[outcome.source] += 1
+        truncated += outcome.truncated_from > 0
         rows += outcome.rows
         tokens += outcome.tokens
     return Usage(
@@ -60,10 +62,12 @@ def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
         failed=counts[Source.FAILED],
         rows=rows,
         tokens=tokens,
+        truncated=truncated,
     )
 
 
 _ONE_HIT = Usage(items=1, hit=1, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
+_ONE_CUT_HIT = msgspec.structs.replace(_ONE_HIT, truncated=1)
 
 
 def failed_usage(items: int) -> Usage:
@@ -83,7 +87,9 @@ def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | 
         hopeless = all(failure.status != _UNPROCESSABLE for _, failure in failures)
         if len(failures) < len(answer.outcomes) or not hopeless:
             return None
-    return _error(*failures[0])
+    # What was given up because of another says nothing.
+    decisive = (each for each in failures if each[1].code != _GIVEN_UP)
+    return _error(*next(decisive, failures[0]))
 
 
 def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
@@ -92,7 +98,7 @@ def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
     results = (
         _ranked(body, answer.outcomes)
         if isinstance(body, RerankBody)
-        else [_result(outcome) for outcome in answer.outcomes]
+        else [_result(body, outcome) for outcome in answer.outcomes]
     )
     return b'{"model":%b,"revision":%b,"results":[%b],"usage":%b}' % (
         _encode(info.name),
@@ -157,15 +163,29 @@ def _forwarded(answer: Answer, directives: CacheDirectives, *, is_partial: bool)
     return status
 
 
-def _result(outcome: ItemOutcome) -> bytes:
+def _result(body: Body | None, outcome: ItemOutcome) -> bytes:
     if outcome.failure is None:
-        return outcome.result
+        return _marked(body, outcome.result) if outcome.truncated_from else outcome.result
     return b'{"error":%b}' % _encode(_shown(outcome.failure))
+
+
+def _marked(body: Body | None, result: bytes) -> bytes:
+    """Return a result that says that the text was cut; one that is no object cannot say it."""
+    if not result.endswith(b"}") or (isinstance(body, InferBody) and _OWN_MARK in result):
+        return result
+    head = result[:-1].rstrip()
+    return head + (b"" if head == b"{" else b",") + _MARK + b"}"
+
+
+# What an algorithm of a model's owner says by this name is its own.
+_OWN_MARK = b'"truncated"'
+_MARK = b'"truncated":true'
 
 
 def _ranked(body: RerankBody, outcomes: Sequence[ItemOutcome]) -> list[bytes]:
     """Return the documents best first; those without a score go last, whatever `top_n`."""
     scored: list[tuple[float, int]] = []
+    cut = {index for index, outcome in enumerate(outcomes) if outcome.truncated_from}
     failed: list[bytes] = []
     for index, outcome in enumerate(outcomes):
         if outcome.failure is None:
@@ -178,6 +198,8 @@ def _ranked(body: RerankBody, outcomes: Sequence[ItemOutcome]) -> list[bytes]:
         entry: dict[str, object] = {"index": index, "score": -negative}
         if body.return_documents:
             entry["document"] = body.documents[index]
+        if index in cut:
+            entry["truncated"] = True
         entries.append(_encode(entry))
     return entries + failed
 

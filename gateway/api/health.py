@@ -1,20 +1,29 @@
 """Whether the process lives, and whether it is ready: what is missing is named."""
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
-from litestar.openapi import ResponseSpec
 from litestar.params import SkipValidation
+
+
+class Liveness(msgspec.Struct, frozen=True, kw_only=True):
+    """The process answers."""
+
+    status: Literal["live"] = "live"
+    """Always that."""
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """Ready when nothing is `missing`; `degraded` names what works in a lesser way."""
 
     ready: bool
+    """Whether nothing is missing."""
     missing: list[str]
+    """What requests cannot be answered without."""
     degraded: list[str] = []
+    """What is not as it should be, though requests are answered."""
 
 
 class ReadinessSource(Protocol):
@@ -30,19 +39,13 @@ class HealthController(Controller):
 
     path = "/health"
     opt = {"public": True}  # noqa: RUF012 - Litestar's way to say it
-    tags = ("health",)
 
-    @get("/live", operation_id="is_live", summary="Whether the process answers")
-    async def live(self) -> dict[str, str]:
-        """Answer."""
-        return {"status": "live"}
+    @get("/live")
+    async def live(self) -> Liveness:
+        """Answer 200."""
+        return Liveness()
 
-    @get(
-        "/ready",
-        operation_id="is_ready",
-        summary="Whether requests can be answered",
-        responses={503: ResponseSpec(Readiness, description="Not ready", generate_examples=False)},
-    )
+    @get("/ready")
     async def ready(
         self, health: NamedDependency[SkipValidation[ReadinessSource]]
     ) -> Response[Readiness]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from litestar import Controller, Request, Response, get
@@ -29,48 +29,76 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model as a caller sees it; `id` and `object` are what OpenAI's clients look for."""
 
     id: str
-    object: str
+    """The same as `name`."""
+    object: Literal["model"]
+    """For clients of other APIs that look for it."""
     name: str
+    """What requests name it by."""
     tasks: list[Task]
+    """What can be asked of it, and so on which routes."""
     revision: str
+    """The digest of the files that shape its answers."""
     profile: str
+    """The numeric precision it runs with, such as `fp32`."""
     max_tokens: int
+    """Tokens that it reads of a text."""
     labels: list[str] | None = None
+    """What a classifier may answer."""
     dimensions: int | None = None
+    """Numbers of a vector, where it makes some."""
     description: str = ""
+    """What its owner says of it."""
     demonstration: bool = False
+    """Whether it is there to try things out only."""
     regions: list[RegionName]
+    """Where backends serve it."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """The models a key may use."""
 
-    object: str = "list"
+    object: Literal["list"] = "list"
+    """For clients of other APIs that look for it."""
     data: list[ModelCard]
+    """The models, by name."""
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     """Usage of one group; `cost` is a decimal number, exact, as on invoices."""
 
     group: dict[str, str]
+    """What the line is for: a value for each of `group_by`."""
     requests: int
+    """Requests that were answered, errors included."""
     items: int
+    """All items of them."""
     hit: int
+    """Items answered from the result cache."""
     collapsed: int
+    """Items that joined equal work under way; priced as hits."""
     computed: int
+    """Items computed for these requests."""
     failed: int
+    """Items that were not answered, and are not billed."""
     rows: int
+    """Rows that models ran for the computed items."""
     tokens: int
+    """Tokens of those rows."""
     cost: str
+    """In `currency`: a decimal number."""
     currency: str
+    """A code of ISO 4217."""
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's usage from `since` (included) to `until` (not included), RFC 3339 in UTC."""
 
     since: str
+    """The moment it begins with."""
     until: str
+    """The moment it ends before."""
     data: list[UsageLine]
+    """A line for each group."""
 
 
 class ModelCatalog(Protocol):
@@ -119,9 +147,8 @@ class MetadataController(Controller):
     """Models and usage."""
 
     path = "/v1"
-    tags = ("metadata",)
 
-    @get("/models", operation_id="list_models", summary="The models this key may use")
+    @get("/models")
     async def list_models(
         self, request: Request[Any, Any, Any], models: Models, documents: CurrentDocuments
     ) -> Response[ModelList]:
@@ -134,7 +161,7 @@ class MetadataController(Controller):
         ]
         return tagged(request, ModelList(data=cards))
 
-    @get("/models/{model:str}", operation_id="get_model", summary="One model")
+    @get("/models/{model:str}")
     async def get_model(
         self,
         model: FromPath[str],
@@ -150,7 +177,7 @@ class MetadataController(Controller):
             )
         return tagged(request, _card(found))
 
-    @get("/usage", operation_id="get_usage", summary="The calling tenant's usage and cost")
+    @get("/usage")
     async def get_usage(
         self,
         request: Request[Any, Any, Any],

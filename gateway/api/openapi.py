@@ -1,176 +1,251 @@
-"""The OpenAPI document: Litestar's of its own handlers, with the raw inference routes put in.
+"""Builds OpenAPI documents: routes and parameters from Litestar, schemas from the types.
 
-Litestar describes errors as it would send them itself; these are replaced by problems.
+What neither knows (errors, headers, examples, routes that are no Litestar handlers) is in a table
+of `Operation`s. A route that the table does not have is in the document all the same.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
+from litestar import Litestar, Response
+from litestar.di import Provide
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.routes import HTTPRoute
+from litestar.types import ControllerRouterHandler
 
-from backends.protocol import Task
-from gateway.api.problem_details import Problem
-from gateway.api.results import RESULTS, FailedResult, InferenceAnswer
-from gateway.api.schemas import TASK_BODIES, Body, InferBody
-
-_REF = "#/components/schemas/{name}"
-_Json = dict[str, Any]  # an OpenAPI document is free-form JSON
-
-_SUMMARIES = {
-    Task.CLASSIFY: "Label texts with a trained classifier",
-    Task.ZERO_SHOT: "Label texts with labels of your own",
-    Task.CHOOSE: "Choose the best of some options",
-    Task.RERANK: "Order documents by a query",
-    Task.ENTITIES: "Find named entities",
-    Task.EMBED: "Turn texts into vectors",
-    Task.INFER: "Run a model's own algorithm",
-}
-
-_EXAMPLES: dict[Task, _Json] = {
-    Task.CLASSIFY: {"model": "sentiment", "input": ["a gorgeous, witty movie", "labored gags"]},
-    Task.ZERO_SHOT: {
-        "model": "topics",
-        "input": "The striker scored twice.",
-        "labels": ["sports", "business"],
-    },
-    Task.CHOOSE: {
-        "model": "topics",
-        "input": {"prompt": "I cannot log in.", "choices": ["billing", "account access"]},
-    },
-    Task.RERANK: {
-        "model": "minilm",
-        "query": "How do I reset my card PIN?",
-        "documents": ["Change your PIN at any cash machine.", "We are hiring."],
-        "return_documents": True,
-    },
-    Task.ENTITIES: {"model": "entities-demo", "input": "Angela Merkel visited Paris."},
-    Task.EMBED: {"model": "minilm", "input": "a sentence"},
-    Task.INFER: {"inputs": ["My card was charged twice and nobody answers!"]},
-}
-
-_REQUEST_HEADERS = (
-    ("X-Request-Timeout", "Seconds the request may take, up to the configured maximum.", "number"),
-    (
-        "Sluicegate-Criticality",
-        "`critical`, `default`, `sheddable`: what is refused first while backends are full.",
-        "string",
-    ),
-    (
-        "Cache-Control",
-        "`no-cache`, `no-store`, `max-age=N`, `max-stale[=N]`, `only-if-cached`.",
-        "string",
-    ),
-    ("X-Server-Timing", "Send any value to get a `Server-Timing` header.", "string"),
+from gateway.api.application import Application
+from gateway.api.openapi_parts import (
+    ON_EVERY_ROUTE,
+    PROBLEM,
+    PROBLEM_JSON,
+    Content,
+    Json,
+    Operation,
+    codes,
+    header_components,
+    header_references,
+    problem_responses,
 )
+from gateway.api.openapi_schemas import BOUNDS, Schemas
+from gateway.api.problem_details import Problem
+from gateway.errors import AuthenticationFailed
 
-_RESPONSES = {
-    "400": "The request cannot be read, or the model answers other tasks",
-    "401": "The API key is missing, unknown or revoked",
-    "403": "The key may not use the model",
-    "404": "No such model",
-    "408": "The body did not arrive in time",
-    "413": "The body is too large or has too many items",
-    "422": "An item cannot be answered; `index` names it",
-    "429": "A limit is used up; see `Retry-After`",
-    "502": "A backend answered with an error of its own",
-    "503": "No backend can answer now; see `Retry-After`",
-    "504": "The request's time ran out, or the answer is not cached and had to be",
-}
-
-# Of the routes that only read: those that every one may answer with.
-_READING_RESPONSES = {
-    "401": _RESPONSES["401"],
-    "429": _RESPONSES["429"],
-    "503": "A store that is needed cannot be reached; see `Retry-After`",
-}
+SECURITY = "key"
+Name = tuple[str, str]
+"""A method in lower case and a path."""
 
 
-def encode_document(own: _Json) -> bytes:
-    """Return the whole document as JSON; `own` is Litestar's."""
-    return msgspec.json.encode(with_inference_routes(own))
+class Described(NamedTuple):
+    """What a document says beside its operations."""
+
+    title: str
+    description: str
+    version: str
+    key: str
+    """What the key is that callers send."""
+    tags: Mapping[str, str]
 
 
-def with_inference_routes(document: _Json) -> _Json:
-    """Return `document` with a path for each task, its bodies and its problems."""
-    bodies: list[type[Body]] = [*TASK_BODIES, InferBody]
-    types = [*bodies, Problem, InferenceAnswer, FailedResult, *RESULTS.values()]
-    references, components = msgspec.json.schema_components(types, ref_template=_REF)
-    by_type = dict(zip([str(t) for t in types], references, strict=True))
-    problem = by_type[str(Problem)]
-    paths: _Json = {}
-    for body in bodies:
-        answer = _answer_schema(by_type[str(RESULTS[body.task])], by_type[str(FailedResult)])
-        operation = _operation(body.task, by_type[str(body)], answer, problem)
-        path = "/v1/infer/{model}" if body.task is Task.INFER else f"/v1/{body.task}"
-        paths[path] = {"post": operation}
-    merged = dict(document)
-    for path, methods in document.get("paths", {}).items():
-        paths[path] = {name: _reading(path, own, problem) for name, own in methods.items()}
-    merged["paths"] = paths
-    own = document.get("components", {})
-    merged["components"] = own | {
-        "schemas": components | own.get("schemas", {}),
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-    }
-    merged["security"] = [{"key": []}]
-    return merged
+def build_document(
+    described: Described,
+    application: Litestar,
+    operations: Mapping[Name, Operation],
+) -> bytes:
+    """Return the document as JSON.
 
-
-def _answer_schema(result: _Json, failed: _Json) -> _Json:
-    return {
-        "allOf": [
-            {"$ref": _REF.format(name="InferenceAnswer")},
-            {
-                "type": "object",
-                "properties": {"results": {"type": "array", "items": {"anyOf": [result, failed]}}},
-            },
-        ]
-    }
-
-
-def _operation(task: Task, body: _Json, answer: _Json, problem: _Json) -> _Json:
-    parameters: list[_Json] = [
-        {"name": name, "in": "header", "description": text, "schema": {"type": kind}}
-        for name, text, kind in _REQUEST_HEADERS
+    `application` has the handlers, and Litestar's own description of them.
+    """
+    routes = [
+        _Route(name, operations.get(name) or _unlisted(name), handler, own)
+        for name, handler, own in _routes(application, operations)
     ]
-    if task is Task.INFER:
-        schema = {"type": "string"}
-        parameters.append({"name": "model", "in": "path", "required": True, "schema": schema})
-    examples = {"demo": {"summary": "With a demo model", "value": _EXAMPLES[task]}}
-    content = {"application/json": {"schema": body, "examples": examples}}
-    responses: _Json = {
-        "200": {
-            "description": "An answer for each item",
-            "content": {"application/json": {"schema": answer}},
+    schemas = Schemas([Problem, *_types(routes)], BOUNDS)
+    schemas.components["Problem"]["properties"]["code"]["enum"] = sorted(codes())
+    paths: Json = {}
+    responses: Json = {}
+    for route in routes:
+        method, path = route.name
+        paths.setdefault(path, {})[method] = _operation(route, schemas, responses)
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": described.title,
+            "version": described.version,
+            "description": described.description,
+            "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": text} for name, text in described.tags.items()],
+        "security": [{SECURITY: []}],
+        "paths": {path: dict(sorted(paths[path].items())) for path in sorted(paths)},
+        "components": {
+            "schemas": dict(sorted(schemas.components.items())),
+            "responses": dict(sorted(responses.items())),
+            "headers": header_components(),
+            "securitySchemes": {
+                SECURITY: {"type": "http", "scheme": "bearer", "description": described.key}
+            },
+        },
+    }
+    return msgspec.json.encode(document)
+
+
+def described_by_litestar(
+    handlers: Sequence[ControllerRouterHandler], dependencies: Mapping[str, Provide]
+) -> Litestar:
+    """Return an application with `handlers` that is only there to be described."""
+    return Application(
+        route_handlers=handlers,
+        dependencies=dict(dependencies),
+        openapi_config=OpenAPIConfig(title="", version="", render_plugins=[JsonRenderPlugin()]),
+        logging_config=None,
+    )
+
+
+class _Route(NamedTuple):
+    name: Name
+    operation: Operation
+    handler: HTTPRouteHandler | None
+    own: Json
+    """Litestar's description; empty for what is no handler of it."""
+
+    @property
+    def bodies(self) -> tuple[Content, ...]:
+        """The bodies it takes, in the order of preference."""
+        data = self.handler and self.handler.parsed_fn_signature.parameters.get("data")
+        if not data:
+            return self.operation.body
+        examples = self.operation.body or (Content(),)
+        return tuple(_typed(content, data.annotation) for content in examples)
+
+    @property
+    def answers(self) -> Mapping[int, tuple[Content, ...]]:
+        """The bodies of its answers by status."""
+        if self.handler is None:
+            return self.operation.answers
+        answers = self.operation.answers or {self.handler.status_code: (Content(),)}
+        returned = self.handler.parsed_fn_signature.return_type.raw
+        if get_origin(returned) is Response:
+            (returned,) = get_args(returned)
+        return {
+            status: tuple(_typed(content, returned) for content in contents)
+            for status, contents in answers.items()
         }
+
+
+def _routes(
+    application: Litestar, operations: Mapping[Name, Operation]
+) -> Iterator[tuple[Name, HTTPRouteHandler | None, Json]]:
+    own = application.openapi_schema.to_schema()["paths"]
+    found = set()
+    for route in application.routes:
+        if not isinstance(route, HTTPRoute) or route.path_format not in own:
+            continue
+        for handler in route.route_handlers:
+            for method in sorted(handler.http_methods - {"OPTIONS", "HEAD"}):
+                name = method.lower(), route.path_format
+                found.add(name)
+                yield name, handler, own[route.path_format][method.lower()]
+    for name in operations:
+        if name not in found:
+            yield name, None, {}
+
+
+def _typed(content: Content, annotation: Any) -> Content:
+    """Return `content` with the handler's type, where it has none and is not empty."""
+    if content.type is not None or content.schema is not None or not content.media:
+        return content
+    return msgspec.structs.replace(content, type=annotation)
+
+
+def _unlisted(name: Name) -> Operation:
+    method, path = name
+    words = [part.strip("{}") for part in path.split("/") if part]
+    return Operation(id="_".join([method, *words]), summary=path, tag="other")
+
+
+def _types(routes: list[_Route]) -> Iterator[Any]:
+    for route in routes:
+        for contents in (route.bodies, *route.answers.values()):
+            yield from (one.type for one in contents if one.type is not None)
+
+
+def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
+    operation = route.operation
+    found: Json = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "tags": [operation.tag],
     }
-    responses |= _problems(_RESPONSES, problem)
-    return {
-        "operationId": task.replace("-", "_"),
-        "summary": _SUMMARIES[task],
-        "tags": ["inference"],
-        "parameters": parameters,
-        "requestBody": {"required": True, "content": content},
-        "responses": responses,
+    if route.handler is not None and route.handler.fn.__doc__:
+        found["description"] = inspect.cleandoc(route.handler.fn.__doc__)
+    parameters = [*_own_parameters(route), *operation.parameters]
+    if parameters:
+        found["parameters"] = parameters
+    if route.bodies:
+        content = {one.media: _media(one, schemas) for one in route.bodies}
+        found["requestBody"] = {"required": operation.is_body_required, "content": content}
+    errors = [*ON_EVERY_ROUTE, *operation.errors]
+    if operation.is_public:
+        found["security"] = []
+    else:
+        errors.append(AuthenticationFailed)
+    references, problems = problem_responses(errors, operation.kind)
+    responses |= problems
+    found["responses"] = references | {
+        str(status): _answer(status, contents, operation, schemas, references.get(str(status)))
+        for status, contents in route.answers.items()
     }
+    return found
 
 
-def _reading(path: str, operation: _Json, problem: _Json) -> _Json:
-    """Return one of Litestar's operations, its errors as they are; health needs no key."""
-    if "health" in operation["tags"]:
-        return operation | {"security": []}
-    errors = dict(_READING_RESPONSES)
-    if "400" in operation["responses"]:
-        errors["400"] = "A parameter cannot be read"
-    if "{" in path:
-        errors["404"] = _RESPONSES["404"]
-    responses = operation["responses"] | _problems(errors, problem)
-    return operation | {"responses": dict(sorted(responses.items()))}
+def _own_parameters(route: _Route) -> Iterator[Json]:
+    """Yield the parameters that the handler names; one that may be left out is never `null`."""
+    for own in route.own.get("parameters", ()):
+        schema = own["schema"]
+        kinds = [kind for kind in schema.get("oneOf", ()) if kind != {"type": "null"}]
+        if kinds:
+            schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        parameter = {
+            "name": own["name"],
+            "in": own["in"],
+            "required": own.get("required", False),
+            "schema": {
+                name: part
+                for name, part in schema.items()
+                if name != "description" and (name, part) != ("default", "")
+            },
+        }
+        more = dict(route.operation.about.get(own["name"], {}))
+        parameter["schema"] |= more.pop("schema", {})
+        yield parameter | more
 
 
-def _problems(descriptions: Mapping[str, str], problem: _Json) -> _Json:
-    content = {"application/problem+json": {"schema": problem}}
-    return {
-        status: {"description": description, "content": content}
-        for status, description in descriptions.items()
+def _answer(
+    status: int,
+    contents: tuple[Content, ...],
+    operation: Operation,
+    schemas: Schemas,
+    problem: Json | None,
+) -> Json:
+    found: Json = {
+        "description": next((one.summary for one in contents if one.summary), "The answer"),
+        "headers": header_references(status, operation.kind, operation.headers),
     }
+    content = {one.media: _media(one, schemas) for one in contents if one.media}
+    if problem is not None:
+        content.setdefault(PROBLEM_JSON, {"schema": PROBLEM})
+    return found | {"content": content} if content else found
+
+
+def _media(content: Content, schemas: Schemas) -> Json:
+    schema = schemas.reference(content.type) if content.schema is None else content.schema
+    media: Json = {"schema": schema}
+    if content.example is not None:
+        named = {"summary": content.summary or "Example", "value": content.example}
+        media["examples"] = {"example": named}
+    return media

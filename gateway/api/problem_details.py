@@ -22,16 +22,27 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A problem's body; fields beyond RFC 9457's are only sent where they say something."""
 
     type: str
+    """A URN that ends in the code."""
     title: str
+    """The code in words."""
     status: int
+    """The status of the answer."""
     code: str
+    """What programs should look at; it is stable."""
     detail: str
+    """What was wrong, and what to do."""
     request_id: str = ""
+    """Names the request in logs; the same as `X-Request-Id`."""
     index: int | None = None
+    """The item that is to blame."""
     item_code: str = ""
+    """Why that item cannot be answered."""
     file: str | None = None
+    """The file of a configuration that is refused."""
     line: int | None = None
+    """The line of that file."""
     field: str = ""
+    """The field that is refused."""
 
 
 def problem(error: GatewayError, request_id: str) -> Problem:

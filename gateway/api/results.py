@@ -1,6 +1,6 @@
 """The bodies of answers, as types for the OpenAPI document. Results travel as stored bytes."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -12,80 +12,163 @@ class LabelScore(msgspec.Struct, frozen=True, kw_only=True):
     """A label and how sure the model is of it."""
 
     label: str
+    """One of the model's labels, or of the caller's."""
     score: float
+    """More is surer; a probability where the model's function makes one."""
 
 
-class LabelsResult(msgspec.Struct, frozen=True, kw_only=True):
+class LabelsResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Labels, best first."""
 
     labels: list[LabelScore]
+    """The best first."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
-class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The index of the chosen option, and each option's score."""
 
     choice: int
+    """Its place in `choices`, from 0."""
     scores: list[float]
+    """One for each of the `choices`, in their order."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
-class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A vector."""
 
     embedding: list[float]
+    """As many numbers as the model has dimensions, or were asked for."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
 class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A document's place in the request, its score, and its text when asked for."""
 
     index: int
+    """Its place in the request's `documents`, from 0."""
     score: float
+    """More is a better answer to the query."""
     document: str | None = None
+    """Its text, with `return_documents`."""
+    truncated: bool = False
+    """The model read a part of the text only."""
 
 
 class Entity(msgspec.Struct, frozen=True, kw_only=True):
     """A named entity: `start` and `end` are character offsets into the text."""
 
     label: str
+    """What kind of thing it is."""
     score: float
+    """How sure the model is of it."""
     text: str
+    """How it is written."""
     start: int
+    """Its first character."""
     end: int
+    """The character after its last."""
 
 
 class EntitiesResult(msgspec.Struct, frozen=True, kw_only=True):
     """The entities of a text, in order."""
 
     entities: list[Entity]
+    """In the order of the text."""
 
 
 class ItemError(msgspec.Struct, frozen=True, kw_only=True):
     """Why an item has no answer (with `"on_error": "continue"`)."""
 
     code: str
+    """Stable; what programs should look at."""
     detail: str
+    """What was wrong, and what to do."""
 
 
 class FailedResult(msgspec.Struct, frozen=True, kw_only=True):
     """An item that has no answer."""
 
     error: ItemError
+    """Why."""
+
+
+class FailedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A document that has no score; it comes after those that have one."""
+
+    index: int
+    """Its place in the request's `documents`."""
+    error: ItemError
+    """Why."""
 
 
 class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer: the model and revision that gave it, a result per item, what it used."""
 
     model: str
+    """The model that answered."""
     revision: str
+    """The digest of the files that shape the model's answers."""
     results: list[Any]
+    """One for each item, in the order of the items."""
     usage: Usage
+    """What the request used, as it is billed."""
+
+    each_result: ClassVar[tuple[Any, ...]] = ()
 
 
-RESULTS: dict[Task, Any] = {
-    Task.CLASSIFY: LabelsResult,
-    Task.ZERO_SHOT: LabelsResult,
-    Task.CHOOSE: ChoiceResult,
-    Task.EMBED: EmbeddingResult,
-    Task.RERANK: RankedDocument,
-    Task.ENTITIES: EntitiesResult,
-    Task.INFER: Any,
+class ClassifyAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """Labels of each text."""
+
+    each_result: ClassVar = (LabelsResult, FailedResult)
+
+
+class ZeroShotAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """The caller's labels for each text."""
+
+    each_result: ClassVar = (LabelsResult, FailedResult)
+
+
+class ChooseAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """The choice for each prompt."""
+
+    each_result: ClassVar = (ChoiceResult, FailedResult)
+
+
+class RerankAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """The documents, best first."""
+
+    each_result: ClassVar = (RankedDocument, FailedDocument)
+
+
+class EntitiesAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """The entities of each text."""
+
+    each_result: ClassVar = (EntitiesResult, FailedResult)
+
+
+class EmbedAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """A vector for each text."""
+
+    each_result: ClassVar = (EmbeddingResult, FailedResult)
+
+
+class InferAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """What the model's algorithm answers: any JSON value, or a `FailedResult`."""
+
+    each_result: ClassVar = (Any,)
+
+
+ANSWERS: dict[Task, type[InferenceAnswer]] = {
+    Task.CLASSIFY: ClassifyAnswer,
+    Task.ZERO_SHOT: ZeroShotAnswer,
+    Task.CHOOSE: ChooseAnswer,
+    Task.EMBED: EmbedAnswer,
+    Task.RERANK: RerankAnswer,
+    Task.ENTITIES: EntitiesAnswer,
+    Task.INFER: InferAnswer,
 }

@@ -1,29 +1,30 @@
 """The Litestar application of the API: raw inference routes, typed others, problems for errors."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from litestar import Controller, Litestar, Request, Response
+from litestar import Litestar, Request, Response
 from litestar.di import Provide
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from backends.protocol import Task
+from gateway.api.application import Application
+from gateway.api.customer_operations import OPERATIONS, TAGS
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference import InferenceDoor
 from gateway.api.metadata import Documents, MetadataController, ModelCatalog, UsageSource
-from gateway.api.openapi import encode_document
+from gateway.api.openapi import Described, build_document, described_by_litestar
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, Ids, response_headers
 
 _log = logging.getLogger(__name__)
+_DESCRIBED = (MetadataController, HealthController)
 _RAW = {"raw": True}
 _NO_ROUTE = "There is no such route; GET /docs shows those there are."
 
@@ -50,23 +51,23 @@ def build_api(
             response.headers.update(error.headers or {})  # `Allow`
         return response
 
-    described = [MetadataController, HealthController]
     provided: dict[str, object] = {
         "models": models,
         "documents": documents,
         "usage": usage,
         "health": health,
     }
-    provided["openapi"] = _document(version, described, provided)
-    return Litestar(
+    dependencies = {name: _provide(value) for name, value in provided.items()}
+    document = customers_document(version, dependencies)
+    return Application(
         route_handlers=[
             *(_raw_route(door, task) for task in Task),
-            *described,
+            *_DESCRIBED,
             openapi_document,
             docs_page,
             docs_script,
         ],
-        dependencies={name: _provide(value) for name, value in provided.items()},
+        dependencies=dependencies | {"openapi": _provide(document)},
         middleware=[admission],
         exception_handlers={Exception: problem_of, HTTPException: problem_of},
         openapi_config=None,
@@ -74,26 +75,19 @@ def build_api(
     )
 
 
-def _document(
-    version: str, described: Sequence[type[Controller]], provided: Mapping[str, object]
-) -> bytes:
-    """Return the OpenAPI document, made by an application of its own.
+def customers_document(version: str, dependencies: Mapping[str, Provide]) -> bytes:
+    """Return the OpenAPI document as JSON, made from an application of its own.
 
     Litestar would serve what it knows, without the raw routes, under a path of its own too.
     """
-    application = Litestar(
-        route_handlers=described,
-        dependencies={name: _provide(value) for name, value in provided.items()},
-        openapi_config=OpenAPIConfig(
-            title="Sluicegate",
-            version=version,
-            description="Labels, choices, rankings, entities and vectors from small transformers.",
-            render_plugins=[JsonRenderPlugin()],
-            use_handler_docstrings=True,
-        ),
-        logging_config=None,
+    about = Described(
+        title="Sluicegate",
+        version=version,
+        description="Labels, choices, rankings, entities and vectors from small transformers.",
+        key="An API key, which an operator creates.",
+        tags=TAGS,
     )
-    return encode_document(application.openapi_schema.to_schema())
+    return build_document(about, described_by_litestar(_DESCRIBED, dependencies), OPERATIONS)
 
 
 def _provide(value: object) -> Provide:

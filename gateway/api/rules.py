@@ -109,7 +109,7 @@ class InferenceRules:
         self._wall = wall
         self._bodies = BodyReader()
         self._runtime: Runtime | None = None
-        self._runs: dict[tuple[Principal, Task, str, str], Run] = {}
+        self._runs: dict[tuple[Principal, Task, str, str, bool], Run] = {}
 
     def exchange(self, task: Task) -> Exchange:
         """Return a new exchange, under the current runtime and an id of its own."""
@@ -306,7 +306,9 @@ class InferenceRules:
     def _run(self, exchange: Exchange) -> Run | None:
         """Return the run of all memory hits like this one."""
         principal, _ = exchange.known()
-        name = (principal, exchange.task, exchange.model, exchange.revision)
+        # Hits of texts that were cut are counted as such.
+        is_truncated = exchange.usage.truncated > 0
+        name = (principal, exchange.task, exchange.model, exchange.revision, is_truncated)
         if exchange.runtime is not self._runtime:
             self._runtime = exchange.runtime
             self._runs.clear()

@@ -2,7 +2,8 @@
 
 A body says what the caller wrote; `request()` takes it apart into parameters (which all items
 share, and which are part of the cache key) and items. What only shapes the answer (`top_n`,
-`return_documents`, `on_error`) stays with the body and reaches neither key nor backend.
+`return_documents`, `on_error`) stays with the body and reaches neither key nor backend; `truncate`
+reaches the backend alone.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -36,15 +37,22 @@ class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     task: ClassVar = Task.CLASSIFY
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text | tuple[Text, Text]]
+    """A text, or a list of texts and of pairs of texts."""
     top_k: Positive | None = None
+    """How many labels to return, the best ones; all where it is left out."""
     function: Literal["softmax", "sigmoid", "none"] | None = None
+    """What makes scores of logits; the model's own where it is left out."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = ClassifyParameters(top_k=self.top_k, function=self.function)
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,11 +60,19 @@ class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     task: ClassVar = Task.ZERO_SHOT
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text]
+    """A text, or a list of texts."""
     labels: list[str]
+    """What the texts may be about."""
     multi_label: bool = False
+    """Whether several labels may be right, each by itself."""
     hypothesis_template: str = "This text is about {}."
+    """What the model is asked of each label, which stands at `{}`."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -65,7 +81,7 @@ class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             multi_label=self.multi_label,
             hypothesis_template=self.hypothesis_template,
         )
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,14 +89,17 @@ class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     task: ClassVar = Task.CHOOSE
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: ChooseItem | list[ChooseItem]
+    """A prompt with its choices, or a list of them."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
-        return _request(
-            self.task, self.model, _NO_CHOOSE_PARAMETERS, _listed(self.input), self.on_error
-        )
+        return _request(self.task, self.model, _NO_CHOOSE_PARAMETERS, _listed(self.input), self)
 
 
 class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,16 +107,24 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     task: ClassVar = Task.RERANK
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     query: str
+    """What the documents are compared with."""
     documents: list[Text]
+    """The texts to put in order."""
     top_n: Positive | None = None
+    """How many documents to return, the best ones; all where it is left out."""
     return_documents: bool = False
+    """Whether results hold the documents, too."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = RerankParameters(query=self.query)
-        return _request(self.task, self.model, parameters, self.documents, self.on_error)
+        return _request(self.task, self.model, parameters, self.documents, self)
 
 
 class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,14 +132,20 @@ class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     task: ClassVar = Task.ENTITIES
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text]
+    """A text, or a list of texts."""
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
+    """How pieces of words become entities, as in Hugging Face's token classification."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = EntitiesParameters(aggregation=self.aggregation)
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,15 +153,22 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     task: ClassVar = Task.EMBED
     model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
     input: Text | list[Text]
+    """A text, or a list of texts."""
     normalize: bool = True
+    """Whether vectors have the length 1."""
     dimensions: Positive | None = None
+    """Keeps the first so many numbers of a vector, before it is normalized."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
-        return _request(self.task, self.model, parameters, _listed(self.input), self.on_error)
+        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
 class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,13 +176,18 @@ class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     task: ClassVar = Task.INFER
     inputs: list[Any]
+    """The items: JSON values in the shape that the algorithm reads."""
     parameters: dict[str, Any] = {}
+    """What the algorithm takes beside the items."""
     on_error: OnError = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
 
     def request_for(self, model: str) -> InferenceRequest:
         """Return the request in the gateway's terms."""
         parameters = InferParameters(parameters=self.parameters)
-        return _request(self.task, model, parameters, self.inputs, self.on_error)
+        return _request(self.task, model, parameters, self.inputs, self)
 
 
 TaskBody = ClassifyBody | ZeroShotBody | ChooseBody | RerankBody | EntitiesBody | EmbedBody
@@ -164,12 +209,13 @@ def _listed(value: object) -> list[Any]:
 
 
 def _request(
-    task: Task, model: str, parameters: Parameters, items: list[Any], on_error: OnError
+    task: Task, model: str, parameters: Parameters, items: list[Any], body: "Body"
 ) -> InferenceRequest:
     return InferenceRequest(
         task=task,
         model=ModelName(model),
         parameters=_encode(parameters),
         items=tuple([_encode(item) for item in items]),
-        continue_on_error=on_error == "continue",
+        continue_on_error=body.on_error == "continue",
+        truncate=body.truncate,
     )

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -69,8 +69,16 @@ class LedgerUsage:
         return [_line(row, groups) for row in rows]
 
 
+class Events(Protocol):
+    """Where usage events are kept."""
+
+    def trouble(self) -> str:
+        """Return why they cannot be, nothing where they can."""
+        ...
+
+
 class WorkerReadiness:
-    """A worker is ready when it knows keys and a backend that is ready.
+    """A worker is ready when it knows keys and a backend that is ready, and can keep events.
 
     `redis` says of each Redis, by its role, whether it is reached; a worker serves without.
     """
@@ -80,10 +88,12 @@ class WorkerReadiness:
         *,
         principals: PrincipalsFollower,
         fleet: Fleet,
+        events: Events,
         redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
     ) -> None:
         self._principals = principals
         self._fleet = fleet
+        self._events = events
         self._redis = redis
 
     def readiness(self) -> Readiness:
@@ -93,6 +103,8 @@ class WorkerReadiness:
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
+        if trouble := self._events.trouble():
+            missing.append(f"event log: {trouble}")
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
         degraded += [
             f"{one.region}/{one.backend}: {_lacking(one)}"

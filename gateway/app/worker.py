@@ -4,7 +4,6 @@ import asyncio
 import gc
 import random
 import secrets
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -72,7 +71,6 @@ from gateway.settings import Settings, process_environment
 from gateway.shared_work import SharedWork
 from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
-from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
@@ -99,13 +97,12 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: the document, or an address, cannot be used.
     """
-    configure_logging(settings.log_level)
     listener = listener_on(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.announce)
+    draining.hear_announcement()
     async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
@@ -341,6 +338,12 @@ class _Worker:
             details={"fleet": self.fleet.statistics},
         )
 
+    def _readiness(self, draining: Draining) -> ReadinessUntilDraining:
+        source = WorkerReadiness(
+            principals=self.principals, fleet=self.fleet, events=self.events, redis=self.redis
+        )
+        return ReadinessUntilDraining(source, draining)
+
     def _doors(self, draining: Draining) -> Doors:
         ids = RequestIds()
         inference = Inference(
@@ -375,16 +378,12 @@ class _Worker:
             models=self.fleet,
             documents=CurrentDocument(self.runtimes),
             usage=LedgerUsage(self.ledger, self.runtimes),
-            health=ReadinessUntilDraining(
-                WorkerReadiness(principals=self.principals, fleet=self.fleet, redis=self.redis),
-                draining,
-            ),
+            health=self._readiness(draining),
         )
         app = Shortcut(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
-            return Doors(
-                app, partial(CorkedProtocol, new_id=ids.new)
-            )  # spans are recorded on the application's way
+            # Spans are recorded on the application's way.
+            return Doors(app, partial(CorkedProtocol, new_id=ids.new))
         heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
         draining.on_close(heads.close)
         turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)

@@ -61,11 +61,15 @@ class RemoteTier(Protocol):
         """Write `entry` soon, or drop it; tells nobody."""
         ...
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
-        """Tell others soon that this worker computes `keys`; say which another was told to.
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Tell others that this worker computes `keys`; say which another does, or just has.
 
         What another computes is claimed for a short while only, and may yet have to be computed.
         """
+        ...
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Tell others that this worker still computes `keys`, which it has claimed."""
         ...
 
     def statistics(self) -> RemoteStatistics:
@@ -102,8 +106,12 @@ class Cache(Protocol):
         """Keep `entry`: in memory now, in Redis soon."""
         ...
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
         """Tell other workers that this one computes `keys`; say which another one already does."""
+        ...
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Tell other workers that this one still computes `keys`, which it has claimed."""
         ...
 
     def statistics(self) -> CacheStatistics:

@@ -37,6 +37,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights: dict[CacheKey, Seat] = {}
+        self._followers: dict[CacheKey, int] = {}
         self._led = 0
         self._joined = 0
 
@@ -48,15 +49,21 @@ class Flights:
         flight = self._flights.get(key)
         if flight is not None:
             self._joined += 1
+            self._followers[key] = self._followers.get(key, 0) + 1
             return flight
         future: asyncio.Future[ItemOutcome] = asyncio.get_running_loop().create_future()
         self._flights[key] = Seat(future, leads=False, leader=criticality)
         self._led += 1
         return Seat(future, leads=True, leader=criticality)
 
+    def followers(self, key: CacheKey) -> int:
+        """Return how many have joined `key`'s flight."""
+        return self._followers.get(key, 0)
+
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
         """Give `outcome` to all who wait for `key`; the next to ask leads anew."""
         flight = self._flights.pop(key, None)
+        self._followers.pop(key, None)
         if flight is not None and not flight.outcome.done():
             flight.outcome.set_result(outcome)
 

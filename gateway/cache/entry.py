@@ -40,6 +40,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     """Whose request computed it (`tenant:<id>`), where other tenants may be given it too."""
     owner_epoch: int = 0
     """The epoch of `owner` at that time: purging the tenant raises it."""
+    truncated_from: int = 0
+    """How many tokens the text has that the model cut; 0 where it cut nothing."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -30,9 +30,12 @@ class NullTier:
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Keep nothing."""
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
         """Tell nobody."""
         return [False] * len(keys)
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Tell nobody."""
 
     def statistics(self) -> RemoteStatistics:
         """Return zeros."""

@@ -1,8 +1,6 @@
 """The result cache's Redis tier: keys asked for at about the same time go out as one MGET."""
 
 import asyncio
-import contextlib
-import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,14 +8,8 @@ from typing import NamedTuple, Self
 
 from gateway.cache.ask import Ask, resolve
 from gateway.cache.base import RemoteStatistics
-from gateway.cache.entry import (
-    Entry,
-    decode_entry,
-    encode_claim,
-    encode_entry,
-    pack,
-    read_claim,
-)
+from gateway.cache.claims import Claims
+from gateway.cache.entry import Entry, decode_entry, encode_entry, pack
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_pipes import Pipe
 from gateway.cache.redis_values import each, is_much, read_values, unpacked
@@ -42,8 +34,6 @@ _MOST_KEYS = 2048
 _MOST_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
-_MOST_CLAIMS = 4096
-"""Claims of others that are remembered."""
 
 
 class _Write(NamedTuple):
@@ -78,11 +68,6 @@ class RedisTier:
         self._write_pipe = writes
         self._timeout = timeout
         self._ttl_jitter = ttl_jitter
-        self._lease = lease
-        # What it computed in vain, or for a refresh, it does not wait for itself.
-        self._name = secrets.token_bytes(8)
-        self._claims: list[CacheKey] = []
-        self._claimed: dict[CacheKey, float] = {}
         self._monotonic = monotonic
         self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
@@ -90,11 +75,14 @@ class RedisTier:
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
         self._tasks = TaskOwner(drain=_DRAIN)
+        self._claims = Claims(
+            prefix=KEY_PREFIX, pipe=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
+        )
         self._scheduled = False
         self._reading = 0
         self._writing = False
         self._hits = self._misses = self._reads = self._read_errors = self._timeouts = 0
-        self._mismatches = self._corrupt = self._claims_seen = self._skipped = 0
+        self._mismatches = self._corrupt = self._skipped = 0
         self._written = self._write_errors = self._dropped = 0
 
     async def __aenter__(self) -> Self:
@@ -149,16 +137,16 @@ class RedisTier:
             self._writing = True
             self._tasks.start(self._write())
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
-        """Claim `keys` at the end of this turn; say which ones the last read saw claimed."""
-        if self._lease <= 0 or self._breaker.state is not BreakerState.CLOSED:
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+        """Claim `keys` with others of this iteration; say which another worker computes."""
+        if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
-        since = self._monotonic() - self._lease
-        elsewhere = [self._claimed.pop(key, since) > since for key in keys]
-        if not self._claims:
-            self._loop.call_soon(self._send_claims)
-        self._claims += [key for key, other in zip(keys, elsewhere, strict=True) if not other]
-        return elsewhere
+        return await self._claims.claim(keys, within=self._timeout + _PER_KEY * len(keys))
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Let the claims on `keys` last for another lease."""
+        if self._breaker.state is BreakerState.CLOSED:
+            self._claims.renew(keys)
 
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
@@ -170,7 +158,7 @@ class RedisTier:
             timeouts=self._timeouts,
             mismatches=self._mismatches,
             corrupt=self._corrupt,
-            claimed=self._claims_seen,
+            claimed=self._claims.seen,
             skipped=self._skipped,
             written=self._written,
             write_errors=self._write_errors,
@@ -308,11 +296,8 @@ class RedisTier:
         if value is None:
             self._misses += 1
             return None
-        claimant = read_claim(key, value)
-        if claimant is not None:
+        if self._claims.read(key, value):
             self._misses += 1
-            if claimant != self._name:
-                self._see_claim(key)
             return None
         try:
             entry = decode_entry(key, value)
@@ -324,27 +309,6 @@ class RedisTier:
         else:
             self._hits += 1
         return entry
-
-    def _see_claim(self, key: CacheKey) -> None:
-        self._claims_seen += 1
-        self._claimed.pop(key, None)
-        if len(self._claimed) >= _MOST_CLAIMS:
-            del self._claimed[next(iter(self._claimed))]
-        self._claimed[key] = self._monotonic()
-
-    def _send_claims(self) -> None:
-        keys, self._claims = self._claims, []
-        if keys:
-            self._tasks.start(self._write_claims(keys))
-
-    async def _write_claims(self, keys: Sequence[CacheKey]) -> None:
-        """Claim what has no answer yet; a claim that is lost costs only that others compute too."""
-        life = max(1, int(self._lease * 1000))
-        claims = [(KEY_PREFIX + key.address, encode_claim(key, self._name)) for key in keys]
-        with contextlib.suppress(OSError):  # reads and writes tell the breaker
-            await self._write_pipe.execute(
-                [(b"SET", name, claim, b"NX", b"PX", life) for name, claim in claims]
-            )
 
     async def _write(self) -> None:
         """Write until the queue is empty; errors cost the entries, and are counted."""

@@ -68,9 +68,13 @@ class ResultCache:
         self._memory.put(key, entry, now)
         self._remote.store(key, entry, now)
 
-    def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
         """Tell the workers that share Redis that this one computes `keys`."""
-        return self._remote.claim(keys)
+        return await self._remote.claim(keys)
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Tell the workers that share Redis that this one still computes `keys`."""
+        self._remote.renew(keys)
 
     def statistics(self) -> CacheStatistics:
         """Return the counts of both tiers."""

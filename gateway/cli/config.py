@@ -69,9 +69,12 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    click.echo(f"generation {answer['generation']}, digest {answer['digest']}")
+    same = "" if answer["changed"] else "; nothing changed"
+    click.echo(f"generation {answer['generation']}, digest {answer['digest']}{same}")
     for name, outcome in answer["workers"].items():
         click.echo(f"{name}: {outcome}")
+    if answer["notice"]:
+        click.echo(answer["notice"], err=True)
 
 
 def print_json(value: object) -> None:

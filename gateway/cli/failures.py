@@ -1,5 +1,6 @@
 """How a command fails: one line on standard error, and an exit code that says what it was."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,3 +30,8 @@ def failing() -> Iterator[None]:
         raise Failure(str(error), error.exit_code) from error
     except ConfigurationError as error:
         raise Failure(explain(error), ExitCode.CONFIGURATION) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = f"`{error.filename}`" if error.filename else "the data directory"
+        raise Failure(f"the disk of {place} is full: free space on it", ExitCode.FAILED) from error

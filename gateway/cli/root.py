@@ -5,6 +5,7 @@ from typing_extensions import override
 
 from gateway.cli.accounts import keys, usage
 from gateway.cli.config import config
+from gateway.cli.ledger import ledger
 from gateway.cli.models import models
 from gateway.cli.processes import admin, backend, worker
 from gateway.cli.regions import regions
@@ -31,5 +32,8 @@ def main() -> None:
     """Sluicegate: a caching inference gateway and request router for small models."""
 
 
-for _command in (up, gateway, backend, worker, admin, config, regions, keys, usage, models):
+for _command in (
+    *(up, gateway, backend, worker, admin),
+    *(config, regions, keys, usage, ledger, models),
+):
     main.add_command(_command)

@@ -1,7 +1,9 @@
 """`sluicegate up` and `sluicegate gateway`: serve until a signal."""
 
+import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,9 +14,11 @@ from gateway.settings import load_settings
 from gateway.supervisor.plan import UpOptions
 from gateway.supervisor.serve import run_gateway
 from gateway.supervisor.up import run_up
+from gateway.telemetry.logs import configure_logging
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 PORT = click.IntRange(1, 65_535)
+_log = logging.getLogger("gateway.supervisor")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -131,7 +135,12 @@ def gateway(*, workers: int | None, admin: bool) -> None:
     SLUICEGATE_HOST, SLUICEGATE_PORT, SLUICEGATE_ADMIN_HOST, SLUICEGATE_ADMIN_PORT,
     SLUICEGATE_ADMIN_KEY, SLUICEGATE_CACHE_URL, SLUICEGATE_STATE_URL, SLUICEGATE_LEDGER_URL,
     SLUICEGATE_SECRET, SLUICEGATE_BACKEND_TOKEN.
+    All processes print JSON lines; with SLUICEGATE_LOGS=files, each to a file of its own.
     """
     with failing():
         settings = load_settings()
-        run_gateway(settings, workers=workers or _default_workers(), admin=admin, say=click.echo)
+        say: Callable[[str], None] = click.echo
+        if settings.logs == "stdout":
+            configure_logging(settings.log_level, process="supervisor")
+            say = _log.info
+        run_gateway(settings, workers=workers or _default_workers(), admin=admin, say=say)

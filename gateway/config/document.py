@@ -74,7 +74,7 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     redis_timeout: float = 0.015
     ttl_jitter: float = 0.1
     lease: float = 0.25
-    """Seconds that a worker waits for an answer that another computes; 0 lets both compute."""
+    """Seconds that a claim on an answer lasts unless it is renewed; 0 lets all workers compute."""
     refusal_ttl: float = 60.0
     """Seconds a deterministic refusal (too long, a bad label) is remembered."""
     refreshes: int = 64

@@ -52,6 +52,7 @@ class Attempt:
                 rows=frame.rows,
                 tokens=frame.tokens,
                 known_rows=frame.known,
+                truncated_from=frame.truncated_from,
             )
         failure = failures.of_item(frame)
         if not frame.retryable:

@@ -24,10 +24,15 @@ class RetryBudget:
         self._refresh()
         self._balance += RATIO * items
 
-    def spend(self, items: int) -> int:
-        """Take credit for up to `items` retries, and return for how many there is."""
+    def spend(self, items: int, *, whole: bool = False) -> int:
+        """Take credit for up to `items` retries, and return for how many there is.
+
+        For all of them or none where only the `whole` is of use.
+        """
         self._refresh()
         granted = min(items, int(self._balance))
+        if whole and granted < items:
+            return 0
         self._balance -= granted
         return granted
 

@@ -203,6 +203,8 @@ class Run:
                     for item in items
                 ],
                 lane=work.lane,
+                truncate=work.truncate,
+                atomic=work.atomic and len(items) > 1,
             )
             return await self._means.client.call(
                 attempt.endpoint,
@@ -223,7 +225,8 @@ class Run:
             self._loop.call_soon(self._retry_failed, attempt)
 
     def _retry_failed(self, attempt: Attempt) -> None:
-        self._retry(attempt, attempt.take_failed(), is_free=False)
+        failed = attempt.take_failed()
+        self._retry(attempt, failed, credit=len(failed))
 
     def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
         """Try elsewhere what `attempt` left unanswered, if that may help."""
@@ -239,7 +242,9 @@ class Run:
         if error.retryable or is_misplaced(error):
             # Going elsewhere adds no load where the backend is gone or did no work.
             is_free = is_lost or is_misplaced(error)
-            self._retry(attempt, left, is_free=is_free, may_repeat=is_lost)
+            # What refuses a whole call has done no work; whoever is asked next may do the same.
+            credit = 1 if error.cause is Cause.REFUSED else len(left)
+            self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
         else:
             self._fail(unanswered, failure)
 
@@ -248,18 +253,23 @@ class Run:
         attempt: Attempt,
         left: list[tuple[WorkItem, ItemFailure]],
         *,
-        is_free: bool,
+        credit: int,
         may_repeat: bool = False,
     ) -> None:
-        """Try the items at the next candidate; those that may not go on fail as given."""
+        """Try the items at the next candidate; those that may not go on fail as given.
+
+        `credit` is what trying all of them takes from the budget.
+        """
         left = [(item, failure) for item, failure in left if self._is_left(item, attempt)]
         if not left or self._loop.time() >= self._deadline:
             return
         means = self._means
         endpoint = self._next(attempt, left[0][0].affinity, may_repeat=may_repeat)
         granted = 0 if endpoint is None else len(left)
-        if granted and not is_free:
-            granted = means.budget.spend(len(left))
+        if granted and credit:
+            whole = self._work.atomic or credit < granted
+            spent = means.budget.spend(min(credit, granted), whole=whole)
+            granted = (granted if spent else 0) if whole else spent
             means.counters.denied += len(left) - granted
         for item, failure in left[granted:]:
             self._fail([item], failure)

@@ -35,6 +35,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Whose limits it counts against; nobody's is not limited."""
     criticality: Criticality = Criticality.DEFAULT
     lane: Literal["interactive", "bulk"] = "interactive"
+    truncate: bool = True
+    atomic: bool = False
+    """Items of a request that is of no use without any of them: none runs unless all may."""
 
 
 class WorkRunner(Protocol):

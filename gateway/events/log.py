@@ -4,12 +4,16 @@ Writing is a copy into memory that the kernel owns: no system call, and a `kill 
 Only the machine's own crash can lose the last moments, as nothing is forced to the disk.
 """
 
+import contextlib
+import errno
 import fcntl
+import logging
 import mmap
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +26,10 @@ from gateway.errors import EventLogUnavailable
 from gateway.events import segment
 from gateway.types import RequestEvent
 
+# The disk, a quota, or the process's limit on the size of files.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RETRY = 0.1
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 
 
@@ -31,6 +39,7 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     published: int
     refused: int
     segments: int
+    writable: bool
 
 
 class EventLog:
@@ -38,7 +47,11 @@ class EventLog:
 
     Belongs to one thread. A process that dies leaves the folder to whoever ships logs; `close`
     says that nothing more is coming. `allocate` reserves a file's blocks on the disk, because a
-    write through memory cannot be refused later: it would end the process.
+    write through memory cannot be refused later: it would end the process. On a full disk events
+    are refused until there is room, from the first one on.
+
+    Raises:
+        EventLogUnavailable: there can be no log there, for another reason than a full disk.
     """
 
     def __init__(
@@ -48,23 +61,34 @@ class EventLog:
         name: str,
         segment_bytes: int = 4 * 1024 * 1024,
         allocate: Callable[[int, int, int], None] = os.posix_fallocate,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"`{name}` cannot name an event log: use letters, digits, `._-`")
         self.id = f"{name}-{secrets.token_hex(8)}"
+        self._root = directory
         self._directory = directory / self.id
         self._segment_bytes = segment_bytes
         self._allocate = allocate
+        self._clock = clock
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray(segment.RECORD.size)
         self._sequence = 0
         self._refused = 0
         self._segments = 0
         self._closed = False
-        self._lock, self._map = self._open(directory)
-        self._position = segment.HEADER.size
+        self._trouble = ""
+        self._retry_at = 0.0
+        self._lock = -1
+        self._map = mmap.mmap(-1, 1)  # stands for a segment without room
+        self._position = segment_bytes
         # A mark must always fit behind the last record, and what room was set aside for before it.
         self._limit = segment_bytes - segment.MARK.size
+        try:
+            self._start_segment()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise EventLogUnavailable(_full(error.strerror)) from error
 
     def publish(self, event: RequestEvent) -> None:
         """Keep `event`; see `EventPublisher`."""
@@ -107,17 +131,28 @@ class EventLog:
     def statistics(self) -> LogStatistics:
         """Return the counts so far."""
         return LogStatistics(
-            published=self._sequence, refused=self._refused, segments=self._segments
+            published=self._sequence,
+            refused=self._refused,
+            segments=self._segments,
+            writable=not self._trouble,
         )
+
+    def trouble(self) -> str:
+        """Return why events are refused, nothing where they are kept; tries whether it is over."""
+        if self._trouble and not self._closed and self._clock() >= self._retry_at:
+            with contextlib.suppress(OSError):
+                self._start_segment()
+        return self._trouble
 
     def close(self) -> None:
         """Mark the log as finished and let go of it."""
         if self._closed:
             return
         self._closed = True
-        self._mark(segment.FINISHED)
+        if self._lock >= 0:
+            self._mark(segment.FINISHED)
+            os.close(self._lock)
         self._map.close()
-        os.close(self._lock)
         self._limit = 0
 
     def __enter__(self) -> Self:
@@ -131,9 +166,35 @@ class EventLog:
     ) -> None:
         self.close()
 
-    def _open(self, directory: Path) -> tuple[int, mmap.mmap]:
+    def _start_segment(self) -> None:
+        """Go on in a new segment, of a new folder if there is none yet.
+
+        Raises:
+            OSError: there is no room; nothing changed.
+        """
+        try:
+            memory = self._open() if self._lock < 0 else self._segment(self._directory)
+        except OSError as error:
+            self._retry_at = self._clock() + _RETRY
+            if not self._trouble:
+                self._trouble = error.strerror or type(error).__name__
+                _log.error(
+                    "events cannot be kept: free space on the disk of the event log",
+                    extra={"reason": error.strerror},
+                )
+            raise
+        if self._segments > 1:
+            self._mark(segment.CONTINUED)
+        self._map.close()
+        self._map = memory
+        self._position = segment.HEADER.size
+        if self._trouble:
+            self._trouble = ""
+            _log.warning("events are kept again")
+
+    def _open(self) -> mmap.mmap:
         """Make the folder under a hidden name, so that none is ever seen without its lock."""
-        hidden = directory / f".{self.id}"
+        hidden = self._root / f".{self.id}"
         lock = -1
         try:
             hidden.mkdir(parents=True)
@@ -141,12 +202,14 @@ class EventLog:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             first = self._segment(hidden)
             hidden.rename(self._directory)
-        except OSError as error:
+        except OSError:
+            self._segments = 0
             if lock >= 0:
                 os.close(lock)
             shutil.rmtree(hidden, ignore_errors=True)
-            raise self._unavailable(error) from error
-        return lock, first
+            raise
+        self._lock = lock
+        return first
 
     def _segment(self, directory: Path) -> mmap.mmap:
         """Create the next segment, every block of it reserved and its header written."""
@@ -176,26 +239,21 @@ class EventLog:
             raise self._refusal("the event log is closed: the worker is shutting down")
         if end > self._limit or size > segment.MAX_PAYLOAD_BYTES:
             raise self._refusal("an event is larger than the event log takes")
+        if self._trouble and self._clock() < self._retry_at:
+            raise self._refusal(_full(self._trouble), retry_after=1.0)
         try:
-            memory = self._segment(self._directory)
+            self._start_segment()
         except OSError as error:
-            self._refused += 1
-            raise self._unavailable(error) from error
-        self._mark(segment.CONTINUED)
-        self._map.close()
-        self._map = memory
-        self._position = segment.HEADER.size
+            raise self._refusal(_full(error.strerror), retry_after=1.0) from error
         return end
 
     def _mark(self, mark: int) -> None:
         segment.MARK.pack_into(self._map, self._position, mark)
 
-    def _refusal(self, detail: str) -> EventLogUnavailable:
+    def _refusal(self, detail: str, *, retry_after: float | None = None) -> EventLogUnavailable:
         self._refused += 1
-        return EventLogUnavailable(detail)
+        return EventLogUnavailable(detail, retry_after=retry_after)
 
-    def _unavailable(self, error: OSError) -> EventLogUnavailable:
-        return EventLogUnavailable(
-            f"the event log cannot be written ({error.strerror}): free space on its disk",
-            retry_after=1.0,
-        )
+
+def _full(reason: str | None) -> str:
+    return f"the event log cannot be written ({reason}): free space on its disk"

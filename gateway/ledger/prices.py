@@ -23,7 +23,7 @@ class PublishedPrices:
     """Keeps the prices of published documents; usage and invoices go by these alone.
 
     A price that has begun cannot be edited or removed. One that begins in the past is taken where
-    no usage would cost anything else by it. Those that have not begun follow the document.
+    no usage would cost anything else by it. Those that have not begun follow the documents.
     """
 
     def __init__(self, store: Store) -> None:
@@ -43,8 +43,11 @@ class PublishedPrices:
         with self._store.reading() as connection:
             _check(connection, _kept(connection), wanted, self._store.clock())
 
-    def publish(self, wanted: Sequence[PriceEntry]) -> None:
-        """Keep the prices of a document that is published.
+    def publish(self, wanted: Sequence[PriceEntry], *, former: Sequence[PriceEntry] = ()) -> None:
+        """Keep the prices of a document that is published in place of one with `former` prices.
+
+        Of those to come that are not in `wanted`, the ones in `former` are dropped; others are of
+        another gateway region.
 
         Raises:
             ConfigurationError: the past would cost something else; nothing changed.
@@ -53,9 +56,11 @@ class PublishedPrices:
         with self._store.writing() as connection:
             kept = _kept(connection)
             _check(connection, kept, wanted, now)
+            dates = {_date(entry) for entry in (*wanted, *former)}
             for old in set(kept) - set(wanted):
-                same = (table.c.model == old.model) & (table.c.since == old.since)
-                connection.execute(delete(table).where(same))
+                if _date(old) in dates:
+                    same = (table.c.model == old.model) & (table.c.since == old.since)
+                    connection.execute(delete(table).where(same))
             new = [_values(entry) for entry in wanted if entry not in set(kept)]
             if new:
                 connection.execute(insert(table), [row | {"published": now} for row in new])
@@ -143,6 +148,10 @@ def _kept(connection: Connection) -> list[PriceEntry]:
     table = schema.published_prices
     query = select(table).order_by(table.c.since, table.c.model)
     return [_entry(row) for row in connection.execute(query)]
+
+
+def _date(entry: PriceEntry) -> tuple[str, str]:
+    return entry.model, entry.since
 
 
 def _values(entry: PriceEntry) -> dict[str, object]:

@@ -22,6 +22,8 @@ from gateway.ledger.write_priority import FileWritePriority, NoPriority, WritePr
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
+# Of SQLite's codes, what is common to those that say more.
+_PRIMARY: Final = 0xFF
 # The number, of PostgreSQL's advisory locks, that whoever makes or upgrades the tables holds.
 _CREATION: Final = int.from_bytes(b"sg:ledge")
 
@@ -173,8 +175,9 @@ def _translated() -> Iterator[None]:
 
 def _unavailable(reason: BaseException) -> str:
     """Say why the ledger cannot be used, in words of this program's own."""
-    if getattr(reason, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        return "the ledger cannot be written: free space on its disk"
+    code = getattr(reason, "sqlite_errorcode", 0) & _PRIMARY
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+        return f"the ledger's file cannot be used ({reason}): is there space on its disk?"
     return f"the ledger cannot be reached: {type(reason).__name__}"
 
 
@@ -197,8 +200,10 @@ def _write_ahead(cursor: sqlite3.Cursor, *, until: float) -> None:
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() >= until:
+        except sqlite3.OperationalError as error:
+            # Not where the disk is full: that is said at once.
+            busy = error.sqlite_errorcode & _PRIMARY in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not busy or time.monotonic() >= until:
                 raise
             time.sleep(_RETRY)
         else:

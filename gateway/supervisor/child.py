@@ -86,7 +86,8 @@ class Child:
         missing = "does not run yet"
         while loop.time() < deadline:
             if self._ended.is_set():
-                said = last_line(self._spawner.log_of(self.spec))
+                log = self._spawner.log_of(self.spec)
+                said = "" if log is None else last_line(log)
                 raise CannotStart(f"{self.spec.name} {self._end} while starting{said}; {self._see}")
             if self.pid is not None and not (missing := await self.spec.probe.missing()):
                 self._was_ready = True
@@ -212,7 +213,8 @@ class Child:
 
     @property
     def _see(self) -> str:
-        return f"see {self._spawner.log_of(self.spec)}"
+        log = self._spawner.log_of(self.spec)
+        return "its lines are among these" if log is None else f"see {log}"
 
 
 def last_line(log: Path) -> str:

@@ -25,12 +25,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     started: int = 0
 
 
-def write_table(folder: Path, entries: list[Entry]) -> None:
-    """Replace the table, whole."""
+def write_table(folder: Path, entries: list[Entry]) -> str:
+    """Replace the table, whole; return why it could not be, nothing where it was.
+
+    A full disk must not end who watches the processes.
+    """
     text = msgspec.json.format(msgspec.json.encode(entries), indent=1)
     temporary = folder / f".{FILE}"
-    temporary.write_bytes(text + b"\n")
-    temporary.replace(folder / FILE)
+    try:
+        temporary.write_bytes(text + b"\n")
+        temporary.replace(folder / FILE)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return error.strerror or type(error).__name__
+    return ""
 
 
 def read_table(folder: Path) -> list[Entry]:

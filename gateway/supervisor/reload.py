@@ -15,6 +15,7 @@ class Answer(msgspec.Struct, frozen=True):
     """What is told of the answer, be it a success or a problem."""
 
     generation: int | None = None
+    notice: str = ""
     detail: str = ""
     file: str | None = None
     line: int | None = None
@@ -49,7 +50,8 @@ def describe(status: int, answer: Answer) -> str:
     """Return one line on the answer of the reload route."""
     if answer.generation is not None:
         waiting = "" if status == 200 else ", not yet taken by every worker"  # noqa: PLR2004 - OK
-        return f"the configuration is at generation {answer.generation}{waiting}"
+        notice = f"; {answer.notice}" if answer.notice else ""
+        return f"the configuration is at generation {answer.generation}{waiting}{notice}"
     place = f"{answer.file}:{answer.line}: " if answer.file else ""
     field = f"{answer.field}: " if answer.field else ""
     return f"the configuration was not reloaded: {place}{field}{answer.detail}"

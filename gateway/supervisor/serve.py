@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from socket import socket
 
 import msgspec
@@ -11,6 +12,7 @@ from gateway.settings import Settings
 from gateway.supervisor import topology
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.reload import reloader
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
@@ -46,7 +48,8 @@ def run_gateway(
             listen_fd=None,
         )
         specs = _specs(own, listeners, admin_listeners, settings.admin_key)
-        spawner = Spawner(logs=directory.logs, environment=inherited_environment())
+        logs = directory.logs if settings.logs == "files" else None
+        spawner = Spawner(logs=logs, environment=inherited_environment())
         supervisor = Supervisor(root=directory.root, spawner=spawner, say=say)
 
         async def start() -> None:
@@ -54,7 +57,11 @@ def run_gateway(
             say(f"serving on http://{settings.host}:{settings.port}")
 
         reload = reloader(own, settings.admin_key, say)
-        asyncio.run(supervise(supervisor, start, reload=reload, say=say, delay=own.shutdown_delay))
+        rotating = None if logs is None else partial(keep_small, logs)
+        delay = own.shutdown_delay
+        asyncio.run(
+            supervise(supervisor, start, reload=reload, say=say, delay=delay, beside=rotating)
+        )
 
 
 def _specs(

@@ -1,4 +1,4 @@
-"""Starts a process that dies with its parent and keeps its output in a file."""
+"""Starts a process that dies with its parent; its output goes to a file or to the parent's."""
 
 import asyncio
 import contextlib
@@ -14,20 +14,22 @@ from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.spec import ProcessSpec
 
 _PR_SET_PDEATHSIG = 1
-_MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class Spawner:
-    """Starts children with this process's environment plus their own."""
+    """Starts children with this process's environment plus their own.
 
-    def __init__(self, *, logs: Path, environment: Mapping[str, str]) -> None:
+    `logs` is the folder of their log files; with `None` they print where this process does.
+    """
+
+    def __init__(self, *, logs: Path | None, environment: Mapping[str, str]) -> None:
         self._logs = logs
         self._environment = environment
         self._before_exec = _die_with_parent()
 
-    def log_of(self, spec: ProcessSpec) -> Path:
-        """Return the file that holds what the child prints."""
-        return self._logs / f"{spec.name}.log"
+    def log_of(self, spec: ProcessSpec) -> Path | None:
+        """Return the file that holds what the child prints, if there is one."""
+        return None if self._logs is None else self._logs / f"{spec.name}.log"
 
     async def spawn(
         self, spec: ProcessSpec, *, heartbeat: int | None = None
@@ -38,20 +40,19 @@ class Spawner:
             OSError: the program cannot be started.
         """
         path = self.log_of(spec)
-        if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
-            path.replace(path.with_suffix(".log.1"))
         listeners = (*((spec.listener,) if spec.listener else ()), *spec.siblings)
         inherited = [listener.fileno() for listener in listeners]
         own = dict(spec.environment)
         if heartbeat is not None:
             inherited.append(heartbeat)
             own[spec.heartbeat_variable] = str(heartbeat)
-        with path.open("ab") as log:
+        # Appending: what rotates the file cuts it while the child has it open.
+        with contextlib.nullcontext() if path is None else path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *spec.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=asyncio.subprocess.STDOUT,
                 env={**self._environment, **own},
                 pass_fds=inherited,
                 # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which
@@ -83,7 +84,7 @@ class Spawner:
             start_new_session=True,
             preexec_fn=self._before_exec,
         )
-        path = self._logs / f"{name}.log"
+        path = Path(os.devnull) if self._logs is None else self._logs / f"{name}.log"
         try:
             last = await _talk(process, secret, path, tell)
         finally:

@@ -30,6 +30,7 @@ class Supervisor:
         self._say = say
         self._address = address
         self._children: list[Child] = []
+        self._table_is_old = False
         self._group = asyncio.TaskGroup()
         self._watchdog = Watchdog(lambda: self._children)
         self._watching: asyncio.Task[None] | None = None
@@ -124,7 +125,10 @@ class Supervisor:
             started=start_of(os.getpid()),
         )
         running = [_entry(child) for child in self._children if child.pid is not None]
-        write_table(self._root, [own, *running])
+        trouble = write_table(self._root, [own, *running])
+        if trouble and not self._table_is_old:
+            self._say(f"`{self._root}` cannot be written ({trouble}): free space on its disk")
+        self._table_is_old = bool(trouble)
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
@@ -158,11 +162,13 @@ async def supervise(
     reload: Callable[[], Awaitable[None]],
     say: Callable[[str], None],
     delay: float = 0.0,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """Run `start`, then wait for SIGINT or SIGTERM, then stop every child; a second one forces it.
 
     After SIGTERM children serve on for `delay`, and say that they are not ready; SIGINT is somebody
-    at a terminal, and nobody balances in front of that. SIGHUP runs `reload`.
+    at a terminal, and nobody balances in front of that. SIGHUP runs `reload`. `beside` runs all the
+    while, and is cancelled at the end.
 
     Raises:
         CannotStart: `start` did; the children that ran are stopped.
@@ -174,7 +180,9 @@ async def supervise(
         is_ready.set()
 
     async with supervisor:
-        reloading = asyncio.create_task(_reloading(hangup, reload))
+        tasks = [asyncio.create_task(_reloading(hangup, reload))]
+        if beside is not None:
+            tasks.append(asyncio.create_task(beside()))
         try:
             handlers = {SIGINT: signals.interrupt, SIGTERM: signals.stop, SIGHUP: hangup.set}
             with _signals(handlers):
@@ -184,8 +192,9 @@ async def supervise(
                     waits = is_ready.is_set() and not signals.is_interrupted
                     await supervisor.stop(signals.force, delay=delay if waits else 0.0)
         finally:
-            reloading.cancel()
-            await asyncio.gather(reloading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _StopSignals:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gateway.config.load import explain, load_folder
@@ -14,6 +15,7 @@ from gateway.supervisor.credentials import Credentials, choose_credentials
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.placement import write_placement
 from gateway.supervisor.plan import Plan, UpOptions, plan_up
 from gateway.supervisor.reload import reloader
@@ -21,6 +23,8 @@ from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import check_tls
 
+# What a worker takes beside its cache; more than it has been seen to need.
+BESIDE_CACHE_BYTES = 256 * 1024 * 1024
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
 
 
@@ -60,10 +64,18 @@ def check_configuration(settings: Settings) -> None:
         CannotStart: they cannot.
     """
     try:
-        load_folder(settings.config)
+        document = load_folder(settings.config)
         check_tls(settings)
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
+    cache = document.cache.memory_bytes if document.cache.memory_enabled else 0
+    if 0 < settings.memory_limit_bytes < cache + BESIDE_CACHE_BYTES:
+        raise CannotStart(
+            "a worker whose cache is full would take more memory than"
+            f" `SLUICEGATE_MEMORY_LIMIT_BYTES` ({settings.memory_limit_bytes}) allows; make that"
+            f" {cache + BESIDE_CACHE_BYTES} at least, or `cache.memory_bytes` less",
+            exit_code=ExitCode.CONFIGURATION,
+        )
 
 
 def check_models(options: UpOptions) -> None:
@@ -116,7 +128,15 @@ class _Up:
     async def run(self) -> None:
         reload = reloader(self._plan.settings, self._keys.admin_key, self._tell)
         delay = self._plan.settings.shutdown_delay
-        await supervise(self._supervisor, self._start, reload=reload, say=self._tell, delay=delay)
+        rotating = partial(keep_small, self._plan.settings.data_dir / "logs")
+        await supervise(
+            self._supervisor,
+            self._start,
+            reload=reload,
+            say=self._tell,
+            delay=delay,
+            beside=rotating,
+        )
 
     async def _start(self) -> None:
         valkeys = self._supervisor.start(self._plan.valkeys)

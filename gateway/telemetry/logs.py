@@ -1,4 +1,4 @@
-"""Logs as JSON lines on standard error: a constant message, the rest as fields."""
+"""Logs as JSON lines on standard output: a constant message, the rest as fields."""
 
 import logging
 import sys
@@ -16,7 +16,14 @@ _ErrorInfo = (
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. Exceptions are named, with the place they came from, no more."""
+    """One JSON object a line. Exceptions are named, with the place they came from, no more.
+
+    `process` names the process among those whose lines go to the same place.
+    """
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = {"process": process} if process else {}
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -24,6 +31,7 @@ class JsonFormatter(logging.Formatter):
         fields: dict[str, object] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
             "level": record.levelname.lower(),
+            **self._process,
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -51,10 +59,20 @@ def _named(error: BaseException) -> str:
     return "; ".join(parts)
 
 
-def configure_logging(level: str) -> None:
-    """Send every logger's records of `level` and above to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+def configure_logging(level: str, *, process: str) -> None:
+    """Send every logger's records of `level` and above to standard output, as those of `process`.
+
+    What is never caught is a line, too.
+    """
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn.error"):  # a line for each probe, and for each start
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    logging.getLogger(__name__).critical("the process ends", exc_info=(kind, error, trace))

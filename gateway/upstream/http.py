@@ -39,7 +39,7 @@ MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
 
 # What calls that travel together have in common.
-Like = tuple[str, str, str, Task, bytes, str]
+Like = tuple[str, str, str, Task, bytes, str, bool]
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
@@ -134,8 +134,12 @@ class HttpBackendClient:
         patience: float,
         receive: Receive,
     ) -> Report:
-        """See `BackendClient.call`. Like calls of about the same time travel as one."""
-        shared = self._gather(self._lane(endpoint), call)
+        """See `BackendClient.call`. Like calls of about the same time travel as one.
+
+        An atomic one travels alone, so that the backend hears when it is given up.
+        """
+        lane = self._lane(endpoint)
+        shared = self._send_alone(lane, call) if call.atomic else self._gather(lane, call)
         part = shared.join(call, receive, deadline=deadline, patience=patience)
         return await part.outcome
 
@@ -151,7 +155,10 @@ class HttpBackendClient:
 
     def _gather(self, lane: _Lane, call: Call) -> SharedCall:
         """Return the call that the items of `call` may join."""
-        like = (call.model, call.revision, call.profile, call.task, call.parameters, call.lane)
+        like = (
+            *(call.model, call.revision, call.profile, call.task, call.parameters, call.lane),
+            call.truncate,
+        )
         shared = lane.departing.get(like)
         if shared is None or not shared.has_room(call):
             shared = lane.departing[like] = SharedCall(call)
@@ -162,9 +169,17 @@ class HttpBackendClient:
                 loop.call_soon(self._depart, lane, like, shared)
         return shared
 
+    def _send_alone(self, lane: _Lane, call: Call) -> SharedCall:
+        shared = SharedCall(call)
+        asyncio.get_running_loop().call_soon(self._start, lane, shared)
+        return shared
+
     def _depart(self, lane: _Lane, like: Like, shared: SharedCall) -> None:
         if lane.departing.get(like) is shared:
             del lane.departing[like]
+        self._start(lane, shared)
+
+    def _start(self, lane: _Lane, shared: SharedCall) -> None:
         if shared.is_wanted:
             task = self._tasks.start(self._travel(lane, shared))
             shared.when_unwanted(task.cancel)

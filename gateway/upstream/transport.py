@@ -6,6 +6,7 @@ The parser is the server's, `httptools`.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
@@ -141,18 +142,11 @@ class BackendTransport:
         return None
 
     async def _connect(self, origin: Origin, patience: float | None) -> "_Connection":
-        scheme, host, port, server_name = origin
-        loop = asyncio.get_running_loop()
+        scheme, *_ = origin
         try:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                transport, connection = await loop.create_connection(
-                    lambda: _Connection(context),
-                    host,
-                    port,
-                    ssl=context,
-                    server_hostname=server_name if context is not None else None,
-                )
+                transport, connection = await _connected(origin, context)
             self._tcp_keepalive.apply(transport)
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
@@ -171,7 +165,7 @@ class BackendTransport:
 
     def _drop(self, connection: "_Connection") -> None:
         self._busy.discard(connection)
-        connection.abort()
+        connection.abort(discard=True)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -186,6 +180,30 @@ class BackendTransport:
             else:
                 del self._idle[origin]
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
+
+
+async def _connected(
+    origin: Origin, context: ssl.SSLContext | None
+) -> tuple[asyncio.Transport, "_Connection"]:
+    """Return a connection, and its transport, to the first address of the origin that takes it."""
+    # Resolved here: uvloop's own look-up outlives a cancelled connect, and its failure is logged.
+    _, host, port, server_name = origin
+    loop = asyncio.get_running_loop()
+    failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
+    for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return await loop.create_connection(
+                lambda: _Connection(context),
+                str(address[0]),
+                port,
+                ssl=context,
+                server_hostname=server_name if context is not None else None,
+            )
+        except ssl.SSLError:
+            raise  # it is there, and another address would say the same
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 class Response:
@@ -276,8 +294,10 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return whole
 
-    def abort(self) -> None:
-        """Close at once."""
+    def abort(self, *, discard: bool = False) -> None:
+        """Close at once; `discard` what did not arrive yet."""
+        if discard:
+            discard_at_close(self._transport)
         self._error = self._error or TransportError("the connection was given up")
         self._transport.abort()
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -71,10 +72,11 @@ class _Tail:
 class Shipper:
     """Ships every log in `directory`, also those of dead writers. Call it from one process.
 
-    Redis down or full, or a consumer that is dead: the logs wait on the disk. Ledger down: nothing
-    is deleted. Every second the stream is compared with what should be in it, and what Redis lost
-    is shipped again from the ledger's mark; so is what a ledger lacks that was restored from a
-    backup, as far as `retention` has kept it.
+    Redis down or full, or a consumer that is dead: the logs wait on the disk. Ledger down, or
+    without an answer in `ledger_timeout` seconds: nothing is deleted, and shipping goes on. Every
+    second the stream is compared with what should be in it, and what Redis lost is shipped again
+    from the ledger's mark; so is what a ledger lacks that was restored from a backup, as far as
+    `retention` has kept it.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Shipper:
         poll: float = 0.25,
         check_every: float = 1.0,
         drain: float = 5.0,
+        ledger_timeout: float = 1.0,
         report: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
         self._directory = directory
@@ -98,6 +101,9 @@ class Shipper:
         self._poll = poll
         self._check_every = check_every
         self._drain = drain
+        self._ledger_timeout = ledger_timeout
+        self._question: asyncio.Future[dict[str, int]] | None = None
+        """What the ledger was asked last."""
         self._report = report
         self._tails: dict[str, _Tail] = {}
         self._unreadable: set[str] = set()
@@ -252,13 +258,28 @@ class Shipper:
         await self._stream.forget(tail.reader.id)
 
     async def _committed(self, log_ids: list[str]) -> dict[str, int]:
-        """Return the ledger's marks, none while it cannot be reached."""
-        if not log_ids:
+        """Return the ledger's marks, none while it cannot be reached, or does not answer soon.
+
+        An answer that comes later counts for nothing: the stream has changed since.
+        """
+        if not log_ids or (self._question is not None and not self._question.done()):
+            return {}
+        ask = partial(self._marks.high_water, log_ids)
+        question = self._question = asyncio.get_running_loop().run_in_executor(None, ask)
+        await asyncio.wait([question], timeout=self._ledger_timeout)
+        if not question.done():
+            question.add_done_callback(_forget)
             return {}
         try:
-            return await asyncio.to_thread(self._marks.high_water, log_ids)
+            return question.result()
         except DependencyUnavailable:
             return {}
+
+
+def _forget(question: asyncio.Future[dict[str, int]]) -> None:
+    """Look at what came of a question, as nobody else does."""
+    if not question.cancelled():
+        question.exception()
 
 
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:

@@ -23,7 +23,7 @@ QUIET = 1.0
 _RATE, _HIT_RATE = 15.0, 5.0
 _KNOWN = "a b c d e f g h"
 _START = 120.0
-_WELL = 60.0
+PATIENCE = 60.0
 _SOON = 0.1
 _ASKED = 2.0
 
@@ -47,7 +47,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Answers that the ledger does not have, or has too often."""
     unlogged: int
     well_after: float
-    """From the end of the fault until everything was well; 60 when it never was."""
+    """From the end of the fault until everything was well, or all the time that it had."""
     waited_for: str
     """What was well last."""
     memory: dict[str, int]
@@ -56,12 +56,18 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parting:
-    """A gateway in namespaces, and the cases that it goes through while it is entered."""
+    """A gateway in namespaces, and the cases that it goes through while it is entered.
 
-    def __init__(self, folder: Path, *, keepalive: TcpKeepalive) -> None:
+    Each may take `patience` seconds to be well again, and to have everything billed and logged.
+    """
+
+    def __init__(
+        self, folder: Path, *, keepalive: TcpKeepalive, patience: float = PATIENCE
+    ) -> None:
         self._stack = contextlib.AsyncExitStack()
         self._folder = folder
         self._keepalive = keepalive
+        self._patience = patience
         self._answered: Counter[int] = Counter()
         self._seed = 0
 
@@ -158,9 +164,9 @@ class Parting:
             return not missing
 
         with contextlib.suppress(TimeoutError):
-            await eventually(is_well, within=_WELL, what="everything is well")
+            await eventually(is_well, within=self._patience, what="everything is well")
             return clock() - healed, waited_for
-        return _WELL, waited_for
+        return self._patience, waited_for
 
     async def _is_well(self) -> bool:
         return not await self._not_well()
@@ -192,7 +198,7 @@ class Parting:
             return await difference() == 0
 
         with contextlib.suppress(TimeoutError):
-            await eventually(is_none, within=_WELL / 4, what="nothing is missing")
+            await eventually(is_none, within=self._patience, what="nothing is missing")
         return await difference()
 
     async def _unbilled(self) -> int:

@@ -50,11 +50,23 @@ def test_base_images_are_pinned_and_the_result_holds_no_build_tools(path: Path) 
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_built_the_project_does_not_run_with_it(path: Path) -> None:
+    text = path.read_text()
+    builders = re.findall(r"^([\w-]+)", (ROOT / "requirements/build.in").read_text(), re.MULTILINE)
+    (removed,) = re.findall(r"pip uninstall --yes \\\n(.+)$", text, re.MULTILINE)
+
+    assert {*builders, "pip", "setuptools"} <= set(removed.split())
+    (runs,) = [part for part in stages(text) if "USER 10001:10001" in part]
+    assert "rm -rf /usr/local/bin/pip*" in runs
+    assert "apt-get" not in text
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_packages_are_checked_against_their_hashes(path: Path) -> None:
     for line in path.read_text().splitlines():
         if "pip install" in line:
             assert "--no-deps" in line
-            assert "--require-hashes -r requirements/" in line or line.endswith(" .")
+            assert "--require-hashes -r requirements/" in line or line.endswith((" .", " . \\"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

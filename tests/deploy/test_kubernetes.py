@@ -123,6 +123,23 @@ def test_services_and_policies_select_pods_that_exist() -> None:
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
 
 
+def test_every_pod_is_reached_by_those_that_a_policy_names_and_backends_call_nobody() -> None:
+    policies = {
+        each["metadata"]["name"]: each["spec"]
+        for each in OBJECTS
+        if each["kind"] == "NetworkPolicy"
+    }
+    backends, gateway = policies["backends"], policies["gateway"]
+
+    assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert backends["policyTypes"] == ["Ingress", "Egress"]
+    assert backends["egress"] == []
+    (allowed,) = backends["ingress"]
+    assert allowed["from"] == [{"podSelector": {"matchLabels": {"app": "sluicegate-gateway"}}}]
+    open_to_all = [each["ports"] for each in gateway["ingress"] if "from" not in each]
+    assert open_to_all == [[{"port": "http"}]]
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_a_gateway_process_understands_every_variable_and_its_command(name: str) -> None:
     told = environment(name)

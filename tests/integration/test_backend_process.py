@@ -53,7 +53,7 @@ def serving(
     command = [*SERVE, "--models", str(models), "--port", str(port), *options]
     with subprocess.Popen(
         command,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
         env=dict(process_environment()) | dict(environment or {}),
     ) as process:
@@ -103,7 +103,7 @@ def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:
         ready = json.loads(request(port, "GET", "/health/ready")[1])
         answers = classify(port, ["good film", "bad card", "the paris text"])
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60.0)
+        log, _ = process.communicate(timeout=60.0)
 
     assert process.returncode == 0
     assert (ready["provider"], ready["missing"]) == ("CPUExecutionProvider", [])

@@ -6,20 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.typing import EncodableT, FieldT
-from typing_extensions import override
 
 from gateway.errors import DependencyUnavailable
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
-from gateway.workers.group import Entry, GroupReader
-from gateway.workers.request_log import GROUP
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
 from tests.support.events import make_event
@@ -339,70 +334,3 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
 
     assert alone.statistics().lost == 0
     assert pipeline.ledger.statistics().lost == 0
-
-
-async def test_the_request_log_has_a_line_per_request(pipeline: Pipeline, tmp_path: Path) -> None:
-    path = tmp_path / "requests.log"
-    worker = pipeline.request_log(path)
-    with EventLog(pipeline.events, name="w0") as log:
-        async with running(pipeline.shipper().run, pipeline.billing().run, worker.run):
-            fill(log, 0, 100)
-            await until(lambda: worker.statistics().lines == 100, what="all are written")
-
-    lines = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-    assert [line["id"] for line in lines] == [make_event(n).id for n in range(100)]
-
-
-async def test_a_request_log_that_cannot_be_written_drops_and_counts(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
-    (tmp_path / "requests.log").mkdir()
-    worker = pipeline.request_log(tmp_path / "requests.log")
-    with EventLog(pipeline.events, name="w0") as log:
-        async with running(pipeline.shipper().run, pipeline.billing().run, worker.run):
-            fill(log, 0, 100)
-            await until(lambda: worker.statistics().dropped == 100, what="all are dropped")
-            await until(lambda: pipeline.billed() == 100, what="all are billed")
-
-
-async def test_a_dead_request_log_does_not_stop_billing(pipeline: Pipeline) -> None:
-    await pipeline.redis.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
-    shipper = pipeline.shipper(max_blocks=10, block_events=10)
-    with EventLog(pipeline.events, name="w0") as log:
-        async with running(shipper.run, pipeline.billing().run):
-            fill(log, 0, 1000)
-            await until(lambda: pipeline.billed() == 1000, what="all are billed")
-
-    assert shipper.statistics().dropped > 0
-
-
-class Unacknowledged(GroupReader):
-    """A reader whose first acknowledgement is lost on its way."""
-
-    lost = 0
-
-    @override
-    async def acknowledge(self, entries: Sequence[Entry]) -> None:
-        """Fail at first."""
-        if not self.lost:
-            self.lost += 1
-            self.again()
-            raise RedisConnectionError("Connection lost")
-        await super().acknowledge(entries)
-
-
-async def test_a_lost_acknowledgement_writes_no_line_twice(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
-    path = tmp_path / "requests.log"
-    request_log = pipeline.request_log(path)
-    request_log._group.__class__ = Unacknowledged
-    with EventLog(pipeline.events, name="w0") as log:
-        fill(log, 0, 20)
-        async with running(pipeline.shipper().run, request_log.run):
-            await until(lambda: request_log.statistics().lines >= 20, what="all are written")
-            async with asyncio.timeout(10):
-                while (await pipeline.redis.xpending(STREAM, GROUP))["pending"]:
-                    pass
-
-    assert path.read_bytes().count(b"\n") == 20

@@ -77,7 +77,7 @@ async def test_all_keys_asked_for_in_one_tick_travel_in_one_call(valkey: str) ->
 
 async def test_a_claim_is_one_to_others_and_none_to_who_made_it(valkey: str) -> None:
     async with make_tier(valkey) as one, make_tier(valkey) as other:
-        one.claim([cache_key("a")])
+        await one.claim([cache_key("a")])
         redis = connect(valkey, timeout=60.0)
 
         async def is_claimed() -> bool:
@@ -87,8 +87,8 @@ async def test_a_claim_is_one_to_others_and_none_to_who_made_it(valkey: str) -> 
         await redis.aclose()
         await asyncio.gather(one.fetch([cache_key("a")]), other.fetch([cache_key("a")]))
 
-        assert one.claim([cache_key("a")]) == [False]
-        assert other.claim([cache_key("a")]) == [True]
+        assert await one.claim([cache_key("a")]) == [False]
+        assert await other.claim([cache_key("a")]) == [True]
         assert (one.statistics().claimed, other.statistics().claimed) == (0, 1)
 
 

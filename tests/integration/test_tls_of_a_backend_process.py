@@ -66,7 +66,7 @@ def serving(
 ) -> Iterator["subprocess.Popen[str]"]:
     command = [*SERVE, "--models", str(models), "--port", str(port)]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=variables(**settings)
+        command, stdout=subprocess.PIPE, text=True, env=variables(**settings)
     ) as process:
         try:
             wait_until(lambda: process.poll() is not None or is_ready(port, context), within=60)
@@ -116,7 +116,7 @@ def test_it_serves_tls_and_takes_new_certificates_when_told(
             with pytest.raises(ConnectionError):
                 plain.getresponse()
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60.0)
+        log, _ = process.communicate(timeout=60.0)
 
     assert (without_certificate, status, process.returncode) == (401, 200, 0)
     lines = [json.loads(line) for line in log.splitlines()]

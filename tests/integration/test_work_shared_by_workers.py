@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -32,13 +32,19 @@ async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
 
 
 @asynccontextmanager
-async def two_workers(
-    folder: Path, redis: Valkey, stub: StubBackend, *, lease: float
+async def sharing_workers(
+    folder: Path,
+    redis: Valkey,
+    stub: StubBackend,
+    *,
+    lease: float,
+    names: Sequence[str] = ("one", "two"),
 ) -> AsyncIterator[list[RunningWorker]]:
+    """Run a worker for each of `names`."""
     cache = {"lease": lease, "redis_timeout": 2.0, "memory_enabled": False}
     async with AsyncExitStack() as stack:
         workers = []
-        for name in ("one", "two"):
+        for name in names:
             (folder / name).mkdir()
             running = running_worker(folder / name, redis.url, [stub], cache=cache)
             workers.append(await stack.enter_async_context(running))
@@ -54,6 +60,12 @@ async def ask(worker: RunningWorker, *texts: str, **headers: str) -> Response:
 def reads(redis: Valkey) -> int:
     """Return how many times answers were looked up."""
     found = re.search(rb"cmdstat_mget:calls=(\d+)", redis.ask("INFO commandstats"))
+    return int(found[1]) if found else 0
+
+
+def renewals(redis: Valkey) -> int:
+    """Return how many times a claim was renewed."""
+    found = re.search(rb"cmdstat_pexpire:calls=(\d+)", redis.ask("INFO commandstats"))
     return int(found[1]) if found else 0
 
 
@@ -77,7 +89,7 @@ async def test_what_one_worker_computes_another_waits_for(
 ) -> None:
     gate = asyncio.Event()
     stub.behaviour = answer_when(gate)
-    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+    async with sharing_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
         first = await computing(one, own, stub)
         looked = reads(own)
         second = asyncio.create_task(ask(two, "a", "b"))
@@ -88,21 +100,56 @@ async def test_what_one_worker_computes_another_waits_for(
     assert [response.status for response in answers] == [200, 200]
     assert answers[0].json()["results"][0] == answers[1].json()["results"][0]
     usage = answers[1].json()["usage"]
-    assert (usage["hit"], usage["computed"]) == (1, 1)
+    assert (usage["collapsed"], usage["computed"]) == (1, 1)
     assert sorted(len(call.items) for call in stub.calls) == [1, 1]
 
 
-async def test_a_worker_that_is_slow_is_waited_for_as_long_as_the_lease(
+async def test_of_texts_that_four_workers_are_asked_for_at_once_each_is_computed_once(
     tmp_path: Path, own: Valkey, stub: StubBackend
 ) -> None:
-    stub.behaviour = hang
-    async with two_workers(tmp_path, own, stub, lease=_SHORT) as (one, two):
-        first = await computing(one, own, stub)
-        stub.behaviour = answer
-        second = await ask(two, "a")
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+    texts = [f"text {number}" for number in range(40)]
+    names = ("one", "two", "three", "four")
+    patient = {"x-request-timeout": "60"}
+    async with sharing_workers(tmp_path, own, stub, lease=_LONG, names=names) as workers:
+        asked = (ask(worker, text, **patient) for text in texts for worker in workers)
+        answers = await asyncio.gather(*asked)
 
+    usages = [response.json()["usage"] for response in answers]
+    assert {response.status for response in answers} == {200}
+    assert sum(usage["computed"] for usage in usages) == len(texts)
+    assert sum(usage["collapsed"] + usage["hit"] for usage in usages) == 3 * len(texts)
+    assert sum(len(call.items) for call in stub.calls) == len(texts)
+
+
+async def test_a_claim_lasts_while_its_worker_computes(
+    tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    gate = asyncio.Event()
+    stub.behaviour = answer_when(gate)
+    async with sharing_workers(tmp_path, own, stub, lease=_SHORT) as (one, two):
+        first = await computing(one, own, stub)
+        second = asyncio.create_task(ask(two, "a", **{"x-request-timeout": "60"}))
+        # More than two leases.
+        await until(lambda: renewals(own) >= 5, what="renewals")
+        gate.set()
+        answers = await asyncio.gather(first, second)
+
+    assert [response.json()["usage"]["computed"] for response in answers] == [1, 0]
+    assert answers[1].json()["usage"]["collapsed"] == 1
+
+
+async def test_what_a_worker_fails_to_compute_is_computed_by_who_waited(
+    tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    gate = asyncio.Event()
+    stub.behaviour = answer_when(gate)
+    async with sharing_workers(tmp_path, own, stub, lease=_SHORT) as (one, two):
+        first = asyncio.create_task(ask(one, "a", **{"x-request-timeout": "0.5"}))
+        await stub.wait_for(lambda: len(stub.calls) == 1)
+        stub.behaviour = answer
+        second = await ask(two, "a", **{"x-request-timeout": "60"})
+
+        assert (await first).status == 504
     assert (second.status, second.json()["usage"]["computed"]) == (200, 1)
 
 
@@ -110,7 +157,7 @@ async def test_half_of_the_time_is_left_to_compute_it_after_all(
     tmp_path: Path, own: Valkey, stub: StubBackend
 ) -> None:
     stub.behaviour = hang
-    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+    async with sharing_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
         first = await computing(one, own, stub)
         stub.behaviour = answer
         second = await ask(two, "a", **{"x-request-timeout": "1"})
@@ -124,7 +171,7 @@ async def test_half_of_the_time_is_left_to_compute_it_after_all(
 async def test_who_wants_it_fresh_waits_for_nobody_and_keeps_nobody_waiting(
     directive: str, tmp_path: Path, own: Valkey, stub: StubBackend
 ) -> None:
-    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+    async with sharing_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
         gate = asyncio.Event()
         stub.behaviour = answer_when(gate)
         first = await computing(one, own, stub)
@@ -141,7 +188,7 @@ async def test_a_claim_is_no_answer_and_is_replaced_by_one(
 ) -> None:
     gate = asyncio.Event()
     stub.behaviour = answer_when(gate)
-    async with two_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+    async with sharing_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
         first = await computing(one, own, stub)
         only = await ask(two, "a", **{"cache-control": "only-if-cached"})
         gate.set()

@@ -12,8 +12,9 @@ from gateway.events.reader import LogReader, list_logs
 from gateway.redis_connection import connect
 from gateway.runtime.control import Control, Topic
 from gateway.types import RequestEvent
-from tests.support.stub_backend import StubBackend, hang
+from tests.support.stub_backend import StubBackend, answer_when, hang
 from tests.support.valkey import Valkey
+from tests.support.waiting import until
 from tests.support.worker import Response, RunningWorker, classify, post, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -138,3 +139,27 @@ async def test_what_was_purged_stays_purged_when_the_state_redis_loses_its_epoch
     assert all("stored" in answer.headers["cache-status"] for answer in stored)
     assert "hit" not in running.headers["cache-status"]
     assert "hit" not in started.headers["cache-status"]
+
+
+async def test_who_leaves_after_sending_is_billed_and_finds_the_answer(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    gate = asyncio.Event()
+    stub.behaviour = answer_when(gate)
+    request = post(_PATH, classify("asked and left"))
+
+    async with running_worker(tmp_path, valkey, [stub]) as worker:
+        async with worker.connect() as connection:
+            await connection.send(post(_PATH, classify("never sent whole"))[:-5])
+            connection.reset()
+        async with worker.connect() as connection:
+            await connection.send(request)
+            await stub.wait_for(lambda: len(stub.calls) == 1)
+            connection.reset()
+        gate.set()
+        await until(lambda: len(events_in(worker.settings.events_dir)) == 1, what="the event")
+        again = await ask(worker, request)
+
+        (left, _) = events_in(worker.settings.events_dir)
+    assert (left.status, left.usage.items, left.usage.computed) == (200, 1, 1)
+    assert again.json()["usage"]["hit"] == 1

@@ -48,11 +48,13 @@ class Scene:
     def _script(self, target: Endpoint, call: Call) -> AsyncIterator[Step]:
         return self.scripts.get(target.backend, echo_all)(target, call)
 
-    async def run(self, count: int, *, within: float = 60.0, traceparent: str = "") -> Outcomes:
+    async def run(
+        self, count: int, *, within: float = 60.0, traceparent: str = "", atomic: bool = False
+    ) -> Outcomes:
         """Run so many items as one request; all must end, and leave nothing in flight."""
         async with self.dispatcher:
             await self.dispatcher.run(
-                work(count),
+                work(count, atomic=atomic),
                 deadline=self.loop.time() + within,
                 settle=self.outcomes.settle,
                 traceparent=traceparent,

@@ -55,7 +55,7 @@ def served(name: str = "stub") -> ServedModel:
     return ServedModel(info=stub_model(name), regions=(RegionName("eu"),))
 
 
-def work(count: int, *, model: ServedModel | None = None) -> Work:
+def work(count: int, *, model: ServedModel | None = None, atomic: bool = False) -> Work:
     """Return work of so many items; item `n` is the text `text n`."""
     items = tuple(
         WorkItem(
@@ -66,7 +66,13 @@ def work(count: int, *, model: ServedModel | None = None) -> Work:
         )
         for n in range(count)
     )
-    return Work(model=model or served(), task=Task.CLASSIFY, parameters=b"\x80", items=items)
+    return Work(
+        model=model or served(),
+        task=Task.CLASSIFY,
+        parameters=b"\x80",
+        items=items,
+        atomic=atomic,
+    )
 
 
 class Outcomes:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import MappingProxyType
 
 import msgspec
+from typing_extensions import override
 
 from backends.protocol import ClassifyParameters, ModelInfo, Task
 from gateway.cache.coalescing import Flights
@@ -155,6 +156,37 @@ class GatedRunner:
         )
 
 
+class FailingRunner(GatedRunner):
+    """Fails the first item of each work at once, and never ends the others by itself."""
+
+    def __init__(self, failure: ItemFailure) -> None:
+        super().__init__()
+        self.failure = failure
+        self.given_up = 0
+
+    @override
+    async def run(
+        self,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Callable[[int, ItemOutcome], None],
+        traceparent: str = "",
+    ) -> None:
+        self.works.append(work)
+        settle(work.items[0].index, self._outcome(work.items[0].body))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.get_running_loop().create_future()
+        except TimeoutError:
+            late = ItemFailure(status=504, code="deadline_exceeded", detail="Late.")
+            for item in work.items[1:]:
+                settle(item.index, ItemOutcome(source=Source.FAILED, failure=late))
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+
+
 class KeptTasks:
     """Holds the tasks that the use case started."""
 
@@ -172,10 +204,10 @@ class Scene:
     With `tiers` the result cache is the real one, in memory.
     """
 
-    def __init__(self, *, tiers: bool = False) -> None:
+    def __init__(self, *, tiers: bool = False, runner: GatedRunner | None = None) -> None:
         self.models = Models(INFO)
         self.cache = DictCache()
-        self.runner = GatedRunner()
+        self.runner = runner or GatedRunner()
         self.flights = Flights()
         self.tasks = KeptTasks()
         self.wall = Clock(1_000.0)
@@ -222,6 +254,7 @@ class Scene:
         task: Task = Task.CLASSIFY,
         directives: CacheDirectives | None = None,
         criticality: Criticality = Criticality.DEFAULT,
+        continue_on_error: bool = False,
     ) -> Answer:
         """Return the answer for `texts`."""
         request = InferenceRequest(
@@ -229,6 +262,7 @@ class Scene:
             model=ModelName(model),
             parameters=msgspec.msgpack.encode(ClassifyParameters()),
             items=tuple(text.encode() for text in texts),
+            continue_on_error=continue_on_error,
         )
         caller = Caller(
             principal=Principal(tenant=TenantId(tenant), key=KeyId("k")),

@@ -18,8 +18,12 @@ class SmallDisk:
         self.path = path
         self._filler = path / "filler"
 
-    def fill(self) -> None:
-        """Leave no room for another byte."""
+    def fill(self, *, leave: int = 0) -> None:
+        """Leave no room for another byte, or for so many."""
+        if leave:
+            with self._filler.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, self.free_bytes - leave)
+            return
         with self._filler.open("ab", buffering=0) as file:
             for size in (_CHUNK, 512, 1):
                 try:

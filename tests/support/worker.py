@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -137,6 +137,7 @@ async def running_worker(
     upstream_ca: Path | None = None,
     resolver: Resolver | None = None,
     ledger_url: str = "",
+    before: Callable[[], None] = lambda: None,
     patience: Patience | None = None,
     fast_lane: bool = True,
     draining: Draining | None = None,
@@ -147,6 +148,7 @@ async def running_worker(
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
     `patience` bounds its connections; `document` holds sections of the configuration.
     A ledger at `ledger_url` is the test's to fill.
+    `before` is called when all is there that a worker needs.
     """
     settings = Settings(
         data_dir=folder,
@@ -164,6 +166,7 @@ async def running_worker(
         with Ledger(settings.ledger) as ledger:
             ledger.accounts.create_tenant("acme", rules=rules)
             ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    before()
     registry = CollectorRegistry()
     stop = asyncio.Event()
     building = build_worker(settings, registry=registry, resolver=resolver, draining=draining)

@@ -204,3 +204,12 @@ async def test_metrics_are_text_for_prometheus(admin: httpx.AsyncClient) -> None
 
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
+
+
+async def test_methods_of_a_route_are_told(admin: httpx.AsyncClient) -> None:
+    unknown = await admin.request("TRACE", "/admin/cache")
+    allowed = await admin.request("OPTIONS", "/admin/config")
+
+    refused(unknown, 405, "method_not_allowed")
+    assert set(unknown.headers["allow"].split(", ")) == {"GET", "OPTIONS"}
+    assert allowed.headers["allow"] == "GET, OPTIONS, PUT"

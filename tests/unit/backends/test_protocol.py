@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from backends.protocol import Failed, FrameReader, Report, encode_frame
+from backends.protocol import Call, CallItem, Done, Failed, FrameReader, Report, Task, encode_frame
 
 NESTED = b"\x91" * 100_000 + b"\xc0"
 
@@ -36,3 +36,33 @@ def test_frames_are_found_whatever_the_chunks() -> None:
     frames = [frame for place in range(len(content)) for frame in reader.feed(content[place:][:1])]
 
     assert frames == [failed, Report(queued_rows=3)]
+
+
+def test_calls_and_answers_of_the_version_before_are_understood() -> None:
+    """Fields that came later are left out by older programs, and ignored by them."""
+    call = Call(
+        model="m",
+        revision="r",
+        profile="fp32",
+        task=Task.EMBED,
+        parameters=b"",
+        items=[CallItem(body=b"", remaining=1.0, scope="s")],
+    )
+    done = Done(index=0, result=b"{}", rows=1, tokens=2)
+    older_call = msgspec.msgpack.decode(msgspec.msgpack.encode(call))
+    older_done = msgspec.msgpack.decode(msgspec.msgpack.encode(done))
+    del older_call["atomic"], older_call["truncate"], older_done["truncated_from"]
+
+    assert msgspec.convert(older_call, Call) == call
+    assert msgspec.convert(older_done, Done) == done
+
+
+class _OlderDone(msgspec.Struct, tag="done"):
+    index: int
+    result: bytes
+
+
+def test_what_is_new_in_an_answer_is_ignored_by_older_programs() -> None:
+    done = Done(index=0, result=b"{}", rows=1, tokens=2, truncated_from=300)
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(done), type=_OlderDone).index == 0

@@ -175,6 +175,15 @@ async def test_a_request_may_have_100_fields(door: Door, fields: int, status: in
     assert statuses(await door.send(asking)) == [status]
 
 
+@pytest.mark.parametrize(("size", "status"), [(65_536, 200), (65_537, 431)])
+async def test_the_bound_on_a_head_is_64_kib(door: Door, size: int, status: int) -> None:
+    start = _LINE + _HOST + _KEY + _LENGTH + b"x: "
+    head = start + b"y" * (size - len(start) - 4) + b"\r\n\r\n"
+
+    for before in (b"", _ASK * 20):
+        assert statuses(await door.send(before + head + _BODY))[-1] == status
+
+
 async def test_a_head_just_within_the_bound_is_answered(door: Door) -> None:
     asking = _LINE + _HOST + _KEY + _LENGTH + b"x: " + b"y" * 65_000 + b"\r\n\r\n" + _BODY
     parts = [asking[at : at + 4096] for at in range(0, len(asking), 4096)]

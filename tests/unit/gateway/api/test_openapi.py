@@ -1,4 +1,4 @@
-"""The OpenAPI document is whole and true, and the page that shows it names no other host."""
+"""Both OpenAPI documents are whole and true, and the page that shows them names no other host."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -7,14 +7,46 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from litestar.routes import HTTPRoute
+from openapi_spec_validator import validate
 
+from backends.algorithms.questions import MAX_LABELS
 from backends.protocol import Task
+from gateway.admin.app import HANDLERS
+from gateway.admin.openapi import OPERATIONS as OPERATORS
+from gateway.api.customer_operations import OPERATIONS as CUSTOMERS
+from gateway.api.health import HealthController
+from gateway.api.metadata import MetadataController
+from gateway.api.openapi import described_by_litestar
+from gateway.api.openapi_parts import (
+    NOWHERE,
+    Operation,
+    all_errors,
+    codes,
+    header_components,
+    problem_example,
+)
+from gateway.api.openapi_schemas import MAX_LABELS as STATED_MAX_LABELS
+from gateway.api.problem_details import Problem
 from gateway.api.schemas import TASK_BODIES, InferBody
 from tests.support.api import Api
+from tests.support.documents import (
+    METHODS,
+    NOTHING,
+    Document,
+    documents,
+    operations,
+    resolved,
+)
 
 pytestmark = pytest.mark.anyio
-_METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
+DOCUMENTS = documents()
+TABLES: dict[str, dict[tuple[str, str], Operation]] = {
+    "customers": CUSTOMERS,
+    "operators": OPERATORS,
+}
 _PROBLEM = "#/components/schemas/Problem"
+both = pytest.mark.parametrize("document", DOCUMENTS.values(), ids=DOCUMENTS)
 
 
 @pytest.fixture
@@ -22,13 +54,6 @@ async def client(anyio_backend: str) -> AsyncIterator[httpx.AsyncClient]:
     async with Api().client() as opened:
         opened.headers.pop("authorization")
         yield opened
-
-
-@pytest.fixture
-async def document(client: httpx.AsyncClient) -> dict[str, Any]:
-    response = await client.get("/openapi.json")
-    found: dict[str, Any] = response.json()
-    return found
 
 
 def references(part: object) -> Iterator[str]:
@@ -42,67 +67,189 @@ def references(part: object) -> Iterator[str]:
             yield from references(value)
 
 
-def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, methods in document["paths"].items():
-        assert set(methods) <= _METHODS
-        for operation in methods.values():
-            yield path, operation
+@both
+async def test_a_document_is_valid_openapi_3_1(document: Document) -> None:
+    validate(document)
 
-
-async def test_the_document_says_what_it_is(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1.")
-    assert document["info"]["title"] == "Sluicegate"
-    assert document["info"]["version"] == "1.2.3"
 
 
-async def test_every_route_is_there_and_no_other(document: dict[str, Any]) -> None:
-    tasks = {f"/v1/{task}" for task in Task if task is not Task.INFER} | {"/v1/infer/{model}"}
-
-    others = {"/v1/models", "/v1/models/{model}", "/v1/usage", "/health/live", "/health/ready"}
-    assert set(document["paths"]) == tasks | others
+async def test_a_worker_serves_the_document_of_customers(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/openapi.json")).json() == DOCUMENTS["customers"]
 
 
-async def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "handlers"),
+    [("customers", (MetadataController, HealthController)), ("operators", HANDLERS)],
+)
+async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -> None:
+    application = described_by_litestar(handlers, NOTHING)
+    routes = {
+        (method.lower(), route.path_format)
+        for route in application.routes
+        if isinstance(route, HTTPRoute)
+        for handler in route.route_handlers
+        for method in handler.http_methods - {"OPTIONS", "HEAD"}
+    }
+    routes = {route for route in routes if not route[1].startswith("/schema")}
+    if name == "customers":
+        routes |= {("post", f"/v1/{task}") for task in Task if task is not Task.INFER}
+        routes.add(("post", "/v1/infer/{model}"))
+
+    assert set(TABLES[name]) == routes
+    assert {(m, p) for m, p, _ in operations(DOCUMENTS[name])} == routes
+
+
+@both
+async def test_every_reference_leads_somewhere(document: Document) -> None:
     found = set(references(document))
 
     assert _PROBLEM in found
     for reference in found:
-        part: Any = document
-        for name in reference.removeprefix("#/").split("/"):
-            part = part[name]
+        assert resolved(document, {"$ref": reference})
 
 
-async def test_every_operation_is_whole(document: dict[str, Any]) -> None:
-    names = [operation["operationId"] for _, operation in operations(document)]
+@both
+async def test_every_operation_is_whole(document: Document) -> None:
+    names = [operation["operationId"] for _, _, operation in operations(document)]
 
     assert len(set(names)) == len(names)
-    for path, operation in operations(document):
+    tags = {tag["name"] for tag in document["tags"]}
+    for method, path, operation in operations(document):
+        assert method in METHODS
         assert operation["summary"]
-        assert "200" in operation["responses"]
-        assert all(response["description"] for response in operation["responses"].values())
+        assert set(operation["tags"]) <= tags
+        assert any(status.startswith("2") for status in operation["responses"])
         parameters = operation.get("parameters", [])
         in_path = [one["name"] for one in parameters if one["in"] == "path"]
         assert in_path == re.findall(r"{(\w+)}", path)
         assert all(one["required"] for one in parameters if one["in"] == "path")
-        assert all({"name", "in", "schema"} <= set(one) for one in parameters)
+        for parameter in parameters:
+            assert {"name", "in", "schema"} <= set(parameter)
+            assert parameter["description"], parameter
+        if "requestBody" in operation:
+            for media in operation["requestBody"]["content"].values():
+                assert media["examples"]
 
 
-async def test_errors_are_problems_and_health_needs_no_key(document: dict[str, Any]) -> None:
+@both
+async def test_every_answer_names_its_request_and_says_its_type(document: Document) -> None:
+    for _, path, operation in operations(document):
+        for status, reference in operation["responses"].items():
+            response = resolved(document, reference)
+
+            assert response["description"]
+            assert {"X-Request-Id", "Cache-Control"} <= set(response["headers"])
+            if status not in ("202", "304"):
+                for media in response["content"].values():
+                    assert media["schema"] != {}, (path, status)
+
+
+@both
+async def test_errors_are_problems_with_their_codes(document: Document) -> None:
     assert document["security"] == [{"key": []}]
     assert set(document["components"]["securitySchemes"]) == {"key"}
-    for path, operation in operations(document):
-        if path.startswith("/health/"):
-            assert operation["security"] == []
-            continue
-        errors = {s: r for s, r in operation["responses"].items() if not s.startswith("2")}
-        assert {"401", "429", "503"} <= set(errors)
-        for response in errors.values():
-            assert response["content"] == {
-                "application/problem+json": {"schema": {"$ref": _PROBLEM}}
-            }
+    for _, path, operation in operations(document):
+        is_public = operation.get("security") == []
+        assert is_public == path.startswith("/health/")
+        failures = {s for s in operation["responses"] if s >= "400"}
+        assert {"400", "408", "500", "503"} | (set() if is_public else {"401"}) <= failures
+        for status in failures:
+            response = resolved(document, operation["responses"][status])
+            problem = response["content"]["application/problem+json"]
+            told = resolved(document, problem["schema"])["properties"]
+            assert set(told) >= set(Problem.__struct_fields__)
+            for code, example in problem.get("examples", {}).items():
+                assert example["value"]["code"] == code
+                assert str(example["value"]["status"]) == status
 
 
-async def test_the_examples_are_requests(document: dict[str, Any]) -> None:
+async def test_every_error_is_told_of_where_it_may_happen() -> None:
+    told = {
+        code
+        for document in DOCUMENTS.values()
+        for response in document["components"]["responses"].values()
+        for code in response["content"]["application/problem+json"]["examples"]
+    }
+
+    assert told | {error.code for error in NOWHERE} == codes()
+    for document in DOCUMENTS.values():
+        schema = document["components"]["schemas"]["Problem"]
+        assert schema["properties"]["code"]["enum"] == sorted(codes())
+
+
+async def test_examples_of_problems_are_as_they_are_sent() -> None:
+    for error in all_errors():
+        example = problem_example(error)
+
+        assert (example["code"], example["status"]) == (error.code, error.status)
+        assert example["request_id"].startswith("req_")
+
+
+async def test_every_header_says_what_it_means() -> None:
+    for header in header_components().values():
+        assert header["description"]
+        assert header["schema"]
+
+
+@pytest.mark.parametrize("body", [*TASK_BODIES, InferBody])
+async def test_bodies_and_results_are_described_field_by_field(body: Any) -> None:
+    document = DOCUMENTS["customers"]
+    path = "/v1/infer/{model}" if body is InferBody else f"/v1/{body.task}"
+    operation = document["paths"][path]["post"]
+    sent = resolved(document, operation["requestBody"]["content"]["application/json"]["schema"])
+    answer = resolved(
+        document, operation["responses"]["200"]["content"]["application/json"]["schema"]
+    )
+
+    assert set(sent["properties"]) == set(body.__struct_fields__)
+    for schema in (sent, answer):
+        assert all(field["description"] for field in schema["properties"].values()), schema
+    results = answer["properties"]["results"]["items"]
+    if body is not InferBody:
+        kinds = [resolved(document, kind) for kind in results["anyOf"]]
+        assert len(kinds) == 2
+        assert any("error" in kind["properties"] for kind in kinds)
+    assert set(answer["required"]) == set(answer["properties"])
+
+
+@both
+async def test_every_type_is_described(document: Document) -> None:
+    for name, schema in document["components"]["schemas"].items():
+        if schema["type"] == "object":
+            assert schema["description"], name
+
+
+async def test_bounds_that_backends_hold_are_stated() -> None:
+    schemas = DOCUMENTS["customers"]["components"]["schemas"]
+
+    assert STATED_MAX_LABELS == MAX_LABELS
+    assert schemas["ZeroShotBody"]["properties"]["labels"]["maxItems"] == MAX_LABELS
+    assert schemas["ClassifyBody"]["properties"]["top_k"]["anyOf"][0]["minimum"] == 1
+    (_, listed) = schemas["ClassifyBody"]["properties"]["input"]["anyOf"]
+    assert listed["minItems"] == 1
+
+
+@both
+async def test_no_schema_is_one_that_generators_of_clients_refuse(document: Document) -> None:
+    def schemas(part: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(part, dict):
+            if "type" in part or "enum" in part:
+                yield part
+            for value in part.values():
+                yield from schemas(value)
+        elif isinstance(part, list):
+            for value in part:
+                yield from schemas(value)
+
+    for schema in schemas(document["components"]["schemas"]):
+        assert schema.get("items") is not False
+        assert "prefixItems" not in schema
+        assert "enum" not in schema or schema["type"] == "string"
+
+
+async def test_the_examples_are_requests() -> None:
+    document = DOCUMENTS["customers"]
     for body in (*TASK_BODIES, InferBody):
         path = "/v1/infer/{model}" if body is InferBody else f"/v1/{body.task}"
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]

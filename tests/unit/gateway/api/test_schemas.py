@@ -44,7 +44,12 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
     EmbedBody: {"model": "n", "input": "b", "normalize": False, "dimensions": 3},
 }
 # They shape the answer around the results and change none of them.
-_NOT_IN_THE_KEY = {"on_error": "continue", "top_n": 1, "return_documents": True}
+_NOT_IN_THE_KEY = {
+    "on_error": "continue",
+    "truncate": False,
+    "top_n": 1,
+    "return_documents": True,
+}
 
 
 def decode(body: type[TaskBody], fields: dict[str, Any]) -> TaskBody:

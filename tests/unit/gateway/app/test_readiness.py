@@ -36,6 +36,23 @@ class Accounts:
         return {}
 
 
+class Events:
+    """A log that has room, or not."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self._trouble = trouble
+
+    def trouble(self) -> str:
+        """Return what is wrong."""
+        return self._trouble
+
+
+def readiness_of(
+    principals: PrincipalsFollower, backends: Fleet, *, trouble: str = ""
+) -> WorkerReadiness:
+    return WorkerReadiness(principals=principals, fleet=backends, events=Events(trouble))
+
+
 def fleet() -> Fleet:
     made = Fleet(clock=Clock(), random=Random(1))
     made.configure([_EU, _US], RoutingEntry())
@@ -48,7 +65,7 @@ async def test_a_worker_that_knows_nothing_says_what_it_waits_for() -> None:
     principals = PrincipalsFollower(ring=KeyRing(), accounts=accounts)
     await principals.refresh()
 
-    found = WorkerReadiness(principals=principals, fleet=fleet()).readiness()
+    found = readiness_of(principals, fleet()).readiness()
 
     assert not found.ready
     assert [missing.split(":")[0] for missing in found.missing] == ["keys", "backends"]
@@ -61,7 +78,7 @@ async def test_one_region_is_enough_and_the_other_is_told_of() -> None:
     backends.observe(_EU, state("eu-0"))
     backends.observe(_US, ProbeFailure(detail="refused"))
 
-    found = WorkerReadiness(principals=principals, fleet=backends).readiness()
+    found = readiness_of(principals, backends).readiness()
 
     assert (found.ready, found.missing) == (True, [])
     assert found.degraded == ["us/us-0: not_ready"]
@@ -75,7 +92,9 @@ async def test_a_redis_that_is_away_is_named_by_its_role_and_the_worker_serves_o
     backends.observe(_US, state("us-0"))
     redis = {"state_redis": lambda: True, "cache_redis": lambda: False}
 
-    found = WorkerReadiness(principals=principals, fleet=backends, redis=redis).readiness()
+    found = WorkerReadiness(
+        principals=principals, fleet=backends, events=Events(), redis=redis
+    ).readiness()
 
     assert found.ready
     assert found.degraded == ["cache_redis: cannot be reached"]
@@ -91,11 +110,22 @@ async def test_backends_that_are_all_ejected_still_serve_and_the_worker_is_ready
     model = backends.model("stub")
     assert model is not None
 
-    found = WorkerReadiness(principals=principals, fleet=backends).readiness()
+    found = readiness_of(principals, backends).readiness()
 
     assert backends.statistics()[0].ejected_for > 0
     assert [share.endpoint for share in backends.spread(model, [b"item"])] == [_EU]
     assert found.ready
+
+
+async def test_a_worker_that_cannot_keep_events_is_not_ready() -> None:
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
+    await principals.refresh()
+    backends = fleet()
+    backends.observe(_EU, state("eu-0"))
+
+    found = readiness_of(principals, backends, trouble="No space left on device").readiness()
+
+    assert found.missing == ["event log: No space left on device"]
 
 
 async def test_readiness_is_public_and_names_no_file_of_a_backend() -> None:
@@ -107,6 +137,6 @@ async def test_readiness_is_public_and_names_no_file_of_a_backend() -> None:
     backends.observe(_EU, msgspec.structs.replace(state("eu-0"), missing=[broken]))
     backends.observe(_US, state("us-0"))
 
-    found = WorkerReadiness(principals=principals, fleet=backends).readiness()
+    found = readiness_of(principals, backends).readiness()
 
     assert found.degraded == ["eu/eu-0: it lacks models, or revisions of them"]

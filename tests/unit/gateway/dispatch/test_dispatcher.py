@@ -142,6 +142,25 @@ async def test_all_overloaded_is_told_as_overloaded_after_one_try_each() -> None
     assert scene.called() == ["eu-0", "us-0"]
 
 
+async def test_a_large_request_that_is_refused_goes_elsewhere_as_a_whole() -> None:
+    scene = Scene({"eu-0": failing(Cause.REFUSED, status=503, code="overloaded")})
+
+    answered = await scene.run(1000, atomic=True)
+
+    assert answered.backends() == ["us-0"] * 1000
+    assert all(call.atomic for _, call in scene.client.calls)
+
+
+async def test_items_of_a_request_that_fail_are_tried_again_together_or_not_at_all() -> None:
+    failed = [item_failure(index, retryable=True) for index in range(300)]
+    scene = Scene({"eu-0": steps(*failed, Report())})
+
+    codes = (await scene.run(300, atomic=True)).codes()
+
+    assert codes == ["upstream_failed"] * 300
+    assert scene.called() == ["eu-0"]
+
+
 async def test_a_refusal_that_all_would_repeat_is_not_repeated() -> None:
     scene = Scene({"eu-0": failing(Cause.REFUSED, status=400, code="bad_call", retryable=False)})
 

@@ -20,6 +20,13 @@ def test_a_fifth_of_what_was_tried_first_may_be_tried_again() -> None:
     assert budget.spend(1000) == 200
 
 
+def test_what_is_of_use_as_a_whole_only_gets_all_or_nothing() -> None:
+    budget = RetryBudget(clock=Clock())
+
+    assert budget.spend(1000, whole=True) == 0
+    assert budget.spend(100, whole=True) == 100
+
+
 def test_credit_comes_back_with_time_and_old_credit_goes() -> None:
     clock = Clock()
     poor, rich = RetryBudget(clock=clock), RetryBudget(clock=clock)

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -55,14 +57,17 @@ def test_events_go_on_in_another_segment_when_one_is_full(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_refuses_the_event_and_loses_none_before_and_after(tmp_path: Path) -> None:
-    disk = Disk()
+    disk, now = Disk(), [0.0]
     kept: list[RequestEvent] = []
 
-    with EventLog(tmp_path, name="w0", segment_bytes=SMALL, allocate=disk.allocate) as log:
+    with EventLog(
+        tmp_path, name="w0", segment_bytes=SMALL, allocate=disk.allocate, clock=lambda: now[0]
+    ) as log:
         disk.full = True
         with pytest.raises(EventLogUnavailable) as refused:
             publish_until_refused(log, kept)
         disk.full = False
+        now[0] += 0.1
         log.publish(make_event(999))
 
     assert refused.value.retry_after is not None
@@ -71,12 +76,80 @@ def test_a_full_disk_refuses_the_event_and_loses_none_before_and_after(tmp_path:
     assert read_all(LogReader(tmp_path / log.id)) == [*kept, make_event(999)]
 
 
-def test_a_full_disk_leaves_no_half_made_files(tmp_path: Path) -> None:
+def test_a_log_that_begins_on_a_full_disk_refuses_events_until_there_is_room(
+    tmp_path: Path,
+) -> None:
+    disk, now = Disk(), [0.0]
+    disk.full = True
+    folder = tmp_path / "events"
+
+    with EventLog(folder, name="w0", allocate=disk.allocate, clock=lambda: now[0]) as log:
+        refusals = []
+        for _ in range(3):
+            with pytest.raises(EventLogUnavailable, match="No space left") as refused:
+                log.set_aside(100)
+            refusals.append(refused.value.retry_after)
+            now[0] += 0.06
+        left, trouble = list_logs(folder), log.trouble()
+        disk.full = False
+        now[0] += 0.1
+        log.publish(make_event(1))
+        after = log.trouble()
+
+    assert (refusals, left, "No space left" in trouble, after) == ([1.0] * 3, [], True, "")
+    assert read_all(LogReader(folder / log.id)) == [make_event(1)]
+
+
+def test_who_asks_whether_events_are_kept_has_that_tried_again(tmp_path: Path) -> None:
+    disk, now = Disk(), [0.0]
+    disk.full = True
+
+    with EventLog(tmp_path, name="w0", allocate=disk.allocate, clock=lambda: now[0]) as log:
+        during = log.statistics().writable
+        disk.full = False
+        now[0] += 0.1
+
+        assert log.trouble() == ""
+        assert (during, log.statistics().writable) == (False, True)
+
+
+# With files of 1 MiB at most, as a full disk would be; then without a limit.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from gateway.errors import EventLogUnavailable
+from gateway.events.log import EventLog
+from tests.support.events import make_event
+
+now = [0.0]
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+with EventLog(Path(sys.argv[1]), name="w0", clock=lambda: now[0]) as log:
+    try:
+        log.publish(make_event(1))
+    except EventLogUnavailable as error:
+        print(error.detail)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    now[0] += 1.0
+    log.publish(make_event(2))
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "free space on its disk" in ended.stdout
+    (folder,) = list_logs(tmp_path)
+    assert read_all(LogReader(folder)) == [make_event(2)]
+
+
+def test_a_log_that_never_had_room_leaves_nothing(tmp_path: Path) -> None:
     disk = Disk()
     disk.full = True
 
-    with pytest.raises(EventLogUnavailable):
-        EventLog(tmp_path, name="w0", allocate=disk.allocate)
+    EventLog(tmp_path, name="w0", allocate=disk.allocate).close()
 
     assert list(tmp_path.iterdir()) == []
 

@@ -78,9 +78,18 @@ def test_prices_that_have_not_begun_follow_the_document(ledger: Ledger) -> None:
     added = PriceEntry(model="big", since="2026-11-01", hit=5)
 
     ledger.prices.publish((FIRST, BIG, edited, added))
-    ledger.prices.publish((FIRST, BIG, edited))
+    ledger.prices.publish((FIRST, BIG, edited), former=(FIRST, BIG, edited, added))
 
     assert ledger.prices.entries() == sorted_by_date((FIRST, BIG, edited))
+
+
+def test_prices_to_come_of_another_region_stay(ledger: Ledger) -> None:
+    theirs = PriceEntry(model="big", since="2026-11-01", hit=5)
+    ledger.prices.publish((*PRICES, theirs))
+
+    ledger.prices.publish(PRICES, former=PRICES)
+
+    assert ledger.prices.entries() == sorted_by_date((*PRICES, theirs))
 
 
 def test_a_price_that_has_begun_meanwhile_is_kept(ledger: Ledger, clock: Clock) -> None:

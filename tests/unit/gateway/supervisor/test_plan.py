@@ -17,7 +17,7 @@ from gateway.supervisor.placement import write_placement
 from gateway.supervisor.plan import Plan, UpOptions, plan_up
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.topology import backend_specs, reachable
-from gateway.supervisor.up import check_models
+from gateway.supervisor.up import BESIDE_CACHE_BYTES, check_configuration, check_models
 from gateway.supervisor.valkey import url
 
 KEYS = Credentials(admin_key="the-admin-key-0123", demo_key="the-demo-key-01234")
@@ -148,3 +148,29 @@ def test_a_repository_without_models_is_refused_before_anything_starts(
 
     with pytest.raises(CannotStart, match=reason):
         check_models(options)
+
+
+def test_a_bound_on_memory_that_a_full_cache_would_break_is_refused(tmp_path: Path) -> None:
+    cache = Settings().memory_limit_bytes
+    (tmp_path / "gateway.yaml").write_text(f"{{cache: {{memory_bytes: {cache}}}}}")
+    allowed = cache + BESIDE_CACHE_BYTES
+
+    with pytest.raises(CannotStart, match=f"make that {allowed} at least"):
+        check_configuration(Settings(config=tmp_path))
+
+    check_configuration(Settings(config=tmp_path, memory_limit_bytes=allowed))
+    check_configuration(Settings(config=tmp_path, memory_limit_bytes=0))
+
+
+def test_children_are_watched_and_workers_have_each_others_sockets(plan: Plan) -> None:
+    first, second = (spec for spec in plan.others if spec.role is Role.GATEWAY)
+
+    assert all(spec.is_heard and spec.silent_within >= 10.0 for spec in everybody(plan))
+    assert first.siblings == (second.listener,)
+    assert second.siblings == (first.listener,)
+    assert load_settings(first.environment).sibling_fds == str(_fd(second))
+
+
+def _fd(spec: ProcessSpec) -> int:
+    assert spec.listener is not None
+    return spec.listener.fileno()

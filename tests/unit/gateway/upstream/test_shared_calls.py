@@ -92,6 +92,29 @@ async def test_calls_that_differ_travel_apart(unlike: dict[str, Any]) -> None:
     assert len(stub.calls) == 2
 
 
+async def test_a_request_of_several_items_travels_alone_and_its_end_is_heard() -> None:
+    closed = asyncio.Event()
+
+    async def hang_up(stub: StubBackend, call: Call, reply: Reply) -> None:
+        if len(call.items) == 1:
+            await answer(stub, call, reply)
+            return
+        await reply.send(echo(call, 0, "b"))
+        await reply.until_closed()
+        closed.set()
+
+    async with StubBackend(behaviour=hang_up) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        single = Asker(client, target, call_of("a"))
+        several = Asker(client, target, call_of("b", "c", atomic=True))
+        await several.first
+        several.task.cancel()
+        await asyncio.wait_for(closed.wait(), 5.0)
+        await single.task
+
+    assert sorted(len(call.items) for call in stub.calls) == [1, 2]
+
+
 async def test_whoever_has_all_of_his_does_not_wait_for_the_others() -> None:
     gate = asyncio.Event()
 

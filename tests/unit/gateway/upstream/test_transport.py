@@ -1,6 +1,8 @@
 """The transport speaks HTTP/1.1 as backends do, and keeps connections only while they are sound."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -151,3 +153,38 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 )
 def test_an_address_is_taken_apart(url: str, host: bytes, path: bytes) -> None:
     assert locate(url)[1:] == (host, path)
+
+
+# One thread resolves names, in turn: when the second look-up is done, so is the first.
+_LOOKED_UP_TOO_LATE = """
+import asyncio, gc, uvloop
+from gateway.upstream.transport import BackendTransport, TransportError, locate
+
+async def main():
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    transport = BackendTransport()
+    try:
+        await transport.send(locate("http://name.invalid:1").origin, b"", b"", patience=0.0)
+    except TransportError as error:
+        print(error)
+    await asyncio.get_running_loop().getaddrinfo("localhost", 1)
+    await asyncio.sleep(0)
+    gc.collect()
+    await transport.aclose()
+    print(complaints)
+
+uvloop.run(main())
+"""
+
+
+def test_a_name_that_is_resolved_too_late_leaves_nothing_behind() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOKED_UP_TOO_LATE],
+        env={"UV_THREADPOOL_SIZE": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout.splitlines() == ["no connection in time", "[]"]

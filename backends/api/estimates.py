@@ -1,0 +1,93 @@
+"""What items are expected to bring: guessed by their bytes, corrected by what others brought."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from backends.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
+
+# Bytes of text to a token, more than most have: a low guess refuses nothing that would be in time.
+_TOKEN_BYTES = 6
+# Items of these bring more rows the longer they are; others are cut, or refused.
+_UNBOUNDED = frozenset({Task.INFER, Task.CHOOSE, Task.ENTITIES})
+_WINDOWS = "long-document"
+_STEP = 0.1
+# Nothing brings so much more, or less, than was guessed; a single item must not say so of all.
+_LEAST, _MOST = 0.05, 1000.0
+# So many parameters are remembered, and no longer ones.
+_MOST_KINDS, _LONGEST_PARAMETERS = 1024, 4096
+
+Kind = tuple[str, Task, bytes]
+
+
+class WorkEstimates:
+    """Learns by how much items bring more work than is guessed by their bytes.
+
+    By model, task and parameters, and for parameters that are new by model and task. What items
+    bring beside their text (labels, windows, comparisons, dense scripts) is seen in that, and so
+    are rows that are known already.
+    """
+
+    def __init__(self) -> None:
+        self._ratios: OrderedDict[Kind, float] = OrderedDict()
+
+    def ratio(self, call: Call) -> float:
+        """Return the work that items of such a call bring for each guessed second."""
+        for kind in _kinds(call):
+            found = self._ratios.get(kind)
+            if found is not None:
+                self._ratios.move_to_end(kind)
+                return found
+        return 1.0
+
+    def learn(self, call: Call, *, guessed: float, brought: float, is_done: bool) -> None:
+        """Note what an item brought: all of it, or where it was not done so much at least."""
+        if guessed <= 0.0:
+            return
+        seen = min(_MOST, max(_LEAST, brought / guessed))
+        for kind in _kinds(call):
+            known = self._ratios.get(kind)
+            if not is_done and seen <= (1.0 if known is None else known):
+                continue
+            self._ratios[kind] = seen if known is None else known + _STEP * (seen - known)
+            self._ratios.move_to_end(kind)
+        while len(self._ratios) > _MOST_KINDS:
+            self._ratios.popitem(last=False)
+
+
+def guess_work(
+    call: Call, info: ModelInfo, row_work: Callable[[int], float], *, labels: int
+) -> list[float]:
+    """Return the predicted seconds that each item of a call brings, by its bytes.
+
+    `row_work` is what a row of so many tokens takes; a zero-shot item has a row for each label.
+    """
+    longest = info.max_tokens
+    is_bounded = call.task not in _UNBOUNDED and info.algorithm != _WINDOWS
+    guesses = []
+    for item in call.items:
+        tokens = len(item.body) // _TOKEN_BYTES + 1
+        rows = 1.0 if is_bounded else max(1.0, tokens / longest)
+        guesses.append(labels * rows * row_work(min(tokens, longest)))
+    return guesses
+
+
+def count_labels(call: Call) -> int:
+    """Return how many labels the items of a call are judged by; 1 where there are none."""
+    if call.task is not Task.ZERO_SHOT:
+        return 1
+    try:
+        return max(1, len(_zero_shot.decode(call.parameters).labels))
+    except UNREADABLE:
+        return 1  # it is refused later
+
+
+_zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
+
+
+def _kinds(call: Call) -> list[Kind]:
+    broad = (call.model, call.task, b"")
+    if not call.parameters or len(call.parameters) > _LONGEST_PARAMETERS:
+        return [broad]
+    return [(call.model, call.task, call.parameters), broad]

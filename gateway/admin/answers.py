@@ -1,0 +1,128 @@
+"""The bodies of answers that are put together by hand, as types for the OpenAPI document."""
+
+import msgspec
+
+from gateway.admin.models import BackendModels
+from gateway.api.problem_details import Problem
+from gateway.cache.base import CacheStatistics
+from gateway.ledger.types import Units
+from gateway.routing.statistics import EndpointStatistics
+
+_RENAMED = {"since": "from", "until": "to"}
+
+
+class BrokenModels(Problem, frozen=True, kw_only=True, omit_defaults=True):
+    """The problem of a reload that found broken models, with what became of all models."""
+
+    live: bool
+    workers: dict[str, str]
+    backends: dict[str, BackendModels]
+
+
+class UsageOfGroup(Units, frozen=True, kw_only=True, omit_defaults=True):
+    """Usage of one group; it has a field for each thing that it was grouped by."""
+
+    day: str | None = None
+    tenant: str | None = None
+    key: str | None = None
+    model: str | None = None
+    task: str | None = None
+    region: str | None = None
+    cost: str
+    """A decimal number, in `currency`; exact."""
+    currency: str
+
+
+class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename=_RENAMED):
+    """Usage from a moment (included) to another (not included), a row per group."""
+
+    since: str
+    until: str
+    rows: list[UsageOfGroup]
+
+
+class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of each costs: decimal numbers."""
+
+    hit: str
+    computed: str
+    row: str
+    token: str
+
+
+class InvoicedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage of one model under one price."""
+
+    model: str
+    price: str
+    """The price's version: `model@since`."""
+    currency: str
+    unit_prices: UnitPrices
+    units: Units
+    exact: str
+    """What the units cost: a decimal number."""
+    amount: str
+    """That, rounded half-even to the currency."""
+
+
+class InvoicedTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of the lines' rounded amounts in one currency."""
+
+    currency: str
+    amount: str
+
+
+class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant owes for a month in UTC."""
+
+    tenant: str
+    month: str
+    lines: list[InvoicedModel]
+    totals: list[InvoicedTotal]
+
+
+class RedisFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cache's Redis says of itself; of a cluster, one of its nodes."""
+
+    used_memory: int
+    maxmemory: int
+    keyspace_hits: int
+    keyspace_misses: int
+    evicted_keys: int
+    expired_keys: int
+    keys: int
+
+
+class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and counts of the result cache."""
+
+    redis: RedisFigures | None
+    """`null` while it cannot be reached."""
+    workers: dict[str, CacheStatistics | None]
+    """By worker."""
+
+
+class BackendFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend of the document, or one that a name in it leads to."""
+
+    id: str
+    url: str
+    dns: str
+    pool: str
+    overflow: bool
+    drained: bool
+    workers: dict[str, EndpointStatistics]
+    """What each worker knows of it."""
+
+
+class RegionFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The backends of a region."""
+
+    name: str
+    backends: list[BackendFigures]
+
+
+class Regions(msgspec.Struct, frozen=True, kw_only=True):
+    """The regions, the preferred one first."""
+
+    regions: list[RegionFigures]

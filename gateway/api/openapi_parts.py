@@ -1,0 +1,201 @@
+"""What operations of an OpenAPI document are made of: headers, problems, and how one is described.
+
+An `Operation` says of a route what its handler's types do not.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from gateway.api.problem_details import MEDIA_TYPE, encode_problem
+from gateway.errors import (
+    AuthenticationFailed,
+    ConfigurationError,
+    GatewayError,
+    InternalError,
+    InvalidItem,
+    InvalidRequest,
+    MethodNotAllowed,
+    Overloaded,
+    RequestTimeout,
+)
+
+Json = dict[str, Any]  # an OpenAPI document is free-form JSON
+PROBLEM_JSON = MEDIA_TYPE.decode()
+PROBLEM: Json = {"$ref": "#/components/schemas/Problem"}
+_OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
+_EXAMPLE_ID = "req_1f0c5a9e7d3b2c4800000000a7"
+_UNITS = ("requests", "items", "rows", "tokens")
+
+# A head that is too large, a transfer coding or a version of HTTP that is not spoken.
+_OF_HTTP = (431, 501, 505)
+
+NOWHERE: tuple[type[GatewayError], ...] = (MethodNotAllowed,)
+"""What no operation that is described can end with."""
+
+
+class Kind(StrEnum):
+    """What every answer of a route carries."""
+
+    INFERENCE = "inference"
+    LIMITED = "limited"
+    PLAIN = "plain"
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """A body: its type, or the schema of what has none, and an example that can be sent."""
+
+    type: Any = None
+    schema: Json | None = None
+    media: str = "application/json"
+    summary: str = ""
+    example: Any = None
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """A route and method as the document has it; what is left out comes from the handler."""
+
+    id: str
+    summary: str
+    tag: str
+    kind: Kind = Kind.PLAIN
+    is_public: bool = False
+    """Whether it is answered without a key."""
+    errors: tuple[type[GatewayError], ...] = ()
+    """What it may end with beside `ON_EVERY_ROUTE`."""
+    body: tuple[Content, ...] = ()
+    is_body_required: bool = True
+    answers: Mapping[int, tuple[Content, ...]] = {}
+    """Bodies of the answers by their status; more than one where the caller chooses."""
+    headers: tuple[str, ...] = ()
+    """What a successful answer carries beside what its kind has."""
+    parameters: tuple[Json, ...] = ()
+    """Those that the handler does not name."""
+    about: Mapping[str, Json] = {}
+    """More about the parameters that it names: bounds, descriptions, examples."""
+
+
+def header_components() -> Json:
+    """Return every header that an answer may have, by its name."""
+    return {name: {"description": text, "schema": schema} for name, text, schema in _headers()}
+
+
+def header_references(status: int, kind: Kind, more: Iterable[str] = ()) -> Json:
+    """Return the headers of an answer with `status` on a route of `kind`."""
+    names = ["X-Request-Id", "Cache-Control"]
+    if status == AuthenticationFailed.status:
+        names.append("WWW-Authenticate")
+    if status in (_TOO_MANY, _UNAVAILABLE):
+        names += ["Retry-After", "retry-after-ms"]
+    if status == _TOO_MANY:
+        names.append("x-should-retry")
+    if kind is Kind.INFERENCE:
+        names += ["Cache-Status", "Server-Timing"]
+        names += ["Age", "Sluicegate-Rows"] if status == _OK else []
+    if kind is not Kind.PLAIN:
+        names += ["RateLimit", "RateLimit-Policy", *map(_limit_header, _LIMIT_HEADERS)]
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in (*names, *more)}
+
+
+def problem_responses(
+    errors: Iterable[type[GatewayError]], kind: Kind
+) -> tuple[dict[str, Json], Json]:
+    """Return references to the responses for `errors` by status, and those responses by name."""
+    by_status: dict[int, list[type[GatewayError]]] = {}
+    for error in dict.fromkeys(errors):
+        by_status.setdefault(error.status, []).append(error)
+    references: dict[str, Json] = {}
+    responses: Json = {}
+    for status, kinds in sorted(by_status.items()):
+        ordered = sorted(kinds, key=lambda error: error.code)
+        name = kind.title() + "Or".join(error.__name__ for error in ordered)
+        references[str(status)] = {"$ref": f"#/components/responses/{name}"}
+        responses[name] = _response(status, ordered, kind)
+    return references, responses
+
+
+def all_errors(kind: type[GatewayError] = GatewayError) -> Iterator[type[GatewayError]]:
+    """Yield every class of error."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from all_errors(below)
+
+
+ON_EVERY_ROUTE: tuple[type[GatewayError], ...] = (
+    *(InvalidRequest, RequestTimeout, InternalError, Overloaded),
+    *(error for error in all_errors() if error.status in _OF_HTTP),
+)
+"""What the server itself answers: no HTTP, too slow, a fault of ours, too many connections."""
+
+
+def codes() -> set[str]:
+    """Return the codes of all errors."""
+    return {error.code for error in all_errors()}
+
+
+def problem_example(error: type[GatewayError]) -> Json:
+    """Return a problem as a caller sees it."""
+    detail = _first_line(error)
+    example: GatewayError
+    if issubclass(error, InvalidItem):
+        example = error(f"Item 1: {detail}", index=1, item_code="empty_input")
+    elif issubclass(error, ConfigurationError):
+        example = error(detail, file="models.yaml", line=3, field="models.sentiment.cache_ttl")
+    else:
+        example = error(detail)
+    decoded: Json = msgspec.json.decode(encode_problem(example, _EXAMPLE_ID))
+    return decoded
+
+
+def _response(status: int, errors: list[type[GatewayError]], kind: Kind) -> Json:
+    examples = {
+        error.code: {"summary": error.title, "value": problem_example(error)} for error in errors
+    }
+    content = {PROBLEM_JSON: {"schema": PROBLEM, "examples": examples}}
+    return {
+        "description": " ".join(f"`{error.code}`: {_first_line(error)}" for error in errors),
+        "headers": header_references(status, kind),
+        "content": content,
+    }
+
+
+def _first_line(error: type[GatewayError]) -> str:
+    return (error.__doc__ or error.title).strip().partition("\n")[0]
+
+
+_LIMIT_HEADERS = [(part, unit) for unit in _UNITS for part in ("limit", "remaining", "reset")]
+
+
+def _limit_header(name: tuple[str, str]) -> str:
+    part, unit = name
+    return f"x-ratelimit-{part}-{unit}"
+
+
+def _headers() -> Iterable[tuple[str, str, Json]]:
+    text: Json = {"type": "string"}
+    number: Json = {"type": "integer", "minimum": 0}
+    yield "X-Request-Id", "Names the request in logs, traces, the ledger and problems.", text
+    yield "Cache-Control", "Answers are for the caller alone.", text
+    yield "WWW-Authenticate", "The scheme to authenticate with.", text
+    yield "Retry-After", "Seconds after which trying again makes sense.", number
+    yield "retry-after-ms", "The same in milliseconds.", number
+    yield "x-should-retry", "`false` where trying again ends the same way.", {"enum": ["false"]}
+    yield "Cache-Status", "What the result cache did (RFC 9211).", text
+    yield "Age", "Seconds since the oldest answer was computed, where all were cached.", number
+    yield "Sluicegate-Rows", "Rows that the model ran for the items, and rows it knew.", text
+    yield "Server-Timing", "Where the time went, in milliseconds; on request.", text
+    yield "ETag", "Names this state; send it as `If-None-Match` or `If-Match`.", text
+    yield "RateLimit-Policy", "The limits: name, quota (`q`), window in seconds (`w`).", text
+    yield "RateLimit", "What remains of each limit (`r`), and when it is whole (`t`).", text
+    for part, unit in _LIMIT_HEADERS:
+        schema = text if part == "reset" else number
+        yield _limit_header((part, unit)), f"{_PARTS[part]} {unit} with least left.", schema
+
+
+_PARTS = {
+    "limit": "The limit on",
+    "remaining": "What remains of the limit on",
+    "reset": "When it is whole, such as `6m0s`: the limit on",
+}

@@ -1,0 +1,46 @@
+"""Files of the configuration folder that are mounted one by one into a container.
+
+Such a mount holds the file that was there when the container was made. Who edits it by writing a
+new file in its place, as `sed -i`, git and most editors do, changes nothing that the container
+sees.
+"""
+
+from pathlib import Path
+
+from gateway.errors import ConfigurationError
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_PLACE = 4
+
+
+def check_mounts(folder: Path) -> None:
+    """Make sure that the files of `folder` are those that an operator edits.
+
+    Raises:
+        ConfigurationError: one was replaced since it was mounted.
+    """
+    for path in mounted_files(folder):
+        if not path.stat().st_nlink:
+            raise ConfigurationError(
+                "the file was replaced where it is mounted from, and this container has the old"
+                " one; start the container anew, and mount the folder in place of the file",
+                file=str(path),
+            )
+
+
+def mounted_files(folder: Path, mounts: Path = _MOUNTS) -> list[Path]:
+    """Return the files directly in `folder` that are mount points; none where it cannot be told."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return []
+    root = folder.absolute()
+    places = {Path(_unescaped(line.split()[_PLACE])) for line in lines}
+    return sorted(place for place in places if place.parent == root and place.is_file())
+
+
+def _unescaped(place: str) -> str:
+    """Return a path as it is: the kernel writes blanks and backslashes as octal numbers."""
+    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        place = place.replace(octal, character)
+    return place

@@ -1,0 +1,43 @@
+"""Keeps the log files of running processes below a size."""
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+MAX_BYTES = 16 * 1024 * 1024
+_EVERY = 5.0
+_log = logging.getLogger(__name__)
+
+
+async def keep_small(folder: Path, *, max_bytes: int = MAX_BYTES, every: float = _EVERY) -> None:
+    """Rotate what is too large in `folder`, again and again, until cancelled."""
+    while True:
+        await asyncio.to_thread(rotate, folder, max_bytes=max_bytes)
+        await asyncio.sleep(every)
+
+
+def rotate(folder: Path, *, max_bytes: int) -> None:
+    """Copy each log larger than `max_bytes` to `NAME.log.1` and empty it; blocks.
+
+    Its process goes on writing to the same file. Lines that it writes between the copy and the
+    emptying are lost. Where the disk is full there is no copy: the room is needed.
+    """
+    for path in folder.glob("*.log"):
+        try:
+            if path.stat().st_size <= max_bytes:
+                continue
+            _copy(path)
+            with path.open("r+b") as log:
+                log.truncate()
+        except OSError as error:
+            _log.warning("a log is not rotated", extra={"file": path.name, "reason": str(error)})
+
+
+def _copy(path: Path) -> None:
+    older = path.with_name(f"{path.name}.1")
+    try:
+        shutil.copyfile(path, older)
+    except OSError as error:
+        older.unlink(missing_ok=True)
+        _log.warning("a log is lost", extra={"file": path.name, "reason": str(error)})

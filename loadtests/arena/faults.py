@@ -1,0 +1,259 @@
+"""What is done to a container: each fault begins, lasts, and is ended."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from typing_extensions import override
+
+from loadtests.arena import topology
+from loadtests.arena.podman import HOME, PodmanError, inspect, run
+from loadtests.arena.system import Arena, ArenaError, until
+from loadtests.arena.topology import Service
+
+_RESTART = 30.0
+_START = 60.0
+_FILE = ".fills-the-disk"
+_CHUNK = b"\0" * 65_536
+
+
+class Fault(ABC):
+    """Something that befalls one container; all of it blocks."""
+
+    hold = 30.0
+    """Seconds between `begin` and `end`."""
+
+    def __init__(self, arena: Arena, service: Service) -> None:
+        self.arena = arena
+        self.service = service
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Make it happen."""
+
+    def keep(self) -> None:  # noqa: B027 - most faults last by themselves
+        """Do what must be done again once a second while it lasts."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Take it back; what it did to the project is the project's to mend.
+
+        A container that was away is back when its health check succeeds.
+        """
+
+    def ready(self) -> None:
+        """Wait until the container is healthy."""
+        self.arena.until_healthy([self.service.name], within=_START)
+
+
+class Kill(Fault):
+    """SIGKILL to everything in the container; the engine starts it again."""
+
+    hold = 0.0
+
+    @override
+    def begin(self) -> None:
+        self._before = inspect(self.service.container)
+        os.kill(self._before.pid, signal.SIGKILL)
+
+    @override
+    def end(self) -> None:
+        def is_back() -> bool:
+            now = inspect(self.service.container)
+            return now.status == "running" and now.pid not in (0, self._before.pid)
+
+        until(is_back, within=_RESTART, what=f"the engine did not restart {self.service.name}")
+        self.ready()
+
+
+class Stop(Fault):
+    """SIGTERM as its engine sends it, and a start later."""
+
+    hold = 10.0
+
+    @override
+    def begin(self) -> None:
+        service = self.service
+        run("stop", "--time", str(service.grace), service.container, timeout=service.grace + 60)
+
+    @override
+    def end(self) -> None:
+        run("start", self.service.container)
+        self.ready()
+
+
+class Freeze(Fault):
+    """Every process in the container stands still, and its kernel goes on accepting."""
+
+    @override
+    def begin(self) -> None:
+        run("pause", self.service.container)
+
+    @override
+    def end(self) -> None:
+        run("unpause", self.service.container)
+
+
+class Cut(Fault):
+    """No packet passes in one direction, without a word to either side."""
+
+    hold = 90.0
+    chain = ""
+
+    @override
+    def begin(self) -> None:
+        self._pid = inspect(self.service.container).pid
+        self._iptables("--insert")
+
+    @override
+    def end(self) -> None:
+        if Path(f"/proc/{self._pid}").exists():
+            self._iptables("--delete")
+
+    def _iptables(self, action: str) -> None:
+        device = "--in-interface" if self.chain == "INPUT" else "--out-interface"
+        rule = (action, self.chain, "!", device, "lo", "--jump", "DROP")
+        command = ("nsenter", f"--target={self._pid}", "--net", "iptables", *rule)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise ArenaError(f"the firewall of {self.service.name}: {done.stderr.strip()}")
+
+
+class CutIn(Cut):
+    """Nothing reaches the container; what it sends arrives."""
+
+    chain = "INPUT"
+
+
+class CutOut(Cut):
+    """Nothing leaves the container; what is sent to it arrives."""
+
+    chain = "OUTPUT"
+
+
+class FullDisk(Fault):
+    """Its volume has no byte left, and what becomes free is taken again."""
+
+    hold = 45.0
+
+    @override
+    def begin(self) -> None:
+        self.keep()
+
+    @override
+    def keep(self) -> None:
+        folder = self.service.disk
+        if folder is None:
+            raise ArenaError(f"{self.service.name} has no disk")
+        with contextlib.suppress(OSError), (folder / _FILE).open("ab", buffering=0) as file:
+            size = len(_CHUNK)
+            while size:
+                try:
+                    file.write(_CHUNK[:size])
+                except OSError:  # no room for so much
+                    size //= 2
+            os.fsync(file.fileno())
+
+    @override
+    def end(self) -> None:
+        if self.service.disk is not None:
+            (self.service.disk / _FILE).unlink(missing_ok=True)
+
+
+class Address(Fault):
+    """The container is made anew and has another address under its name."""
+
+    hold = 0.0
+
+    @override
+    def begin(self) -> None:
+        self._before = inspect(self.service.container).address
+        topology.discard(self.service)
+
+    @override
+    def end(self) -> None:
+        topology.start(self.service)
+        now = inspect(self.service.container).address
+        kept = [network for network, address in self._before.items() if now[network] == address]
+        if kept:
+            raise ArenaError(f"{self.service.name} has its old address in {', '.join(kept)}")
+        self.ready()
+
+
+class Replace(Fault):
+    """The container is made anew of another version of its image, at the same address."""
+
+    hold = 0.0
+
+    @override
+    def begin(self) -> None:
+        self._image = next_version(self.service)
+        self._addresses = inspect(self.service.container).address
+        topology.discard(self.service)
+
+    @override
+    def end(self) -> None:
+        topology.start(self.service, image=self._image, addresses=self._addresses)
+        self.ready()
+
+
+class Rolling(Fault):
+    """Two containers of a kind are replaced, the second one when the first is well."""
+
+    hold = 0.0
+
+    @override
+    def begin(self) -> None:
+        stem = self.service.name.rpartition("-")[0]
+        for service in self.arena.services.values():
+            if service.name.rpartition("-")[0] == stem:
+                one = Replace(self.arena, service)
+                one.begin()
+                one.end()
+
+    @override
+    def end(self) -> None:
+        """It ended with the last one."""
+
+
+FAULTS: dict[str, type[Fault]] = {
+    "kill": Kill,
+    "stop": Stop,
+    "freeze": Freeze,
+    "cut-in": CutIn,
+    "cut-out": CutOut,
+    "full": FullDisk,
+    "address": Address,
+    "replace": Replace,
+    "rolling": Rolling,
+}
+
+
+def next_version(service: Service) -> str:
+    """Return the name of an image like that of `service`, with a label of its own."""
+    version = str(int(time.time()))
+    name = f"localhost/arena-{service.name}:next"
+    folder = HOME / "next"
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(f"FROM {service.image}\nLABEL arena.version={version}\n")
+    run("build", "--pull=never", "--network=none", f"--tag={name}", str(folder))
+    return name
+
+
+def heal(arena: Arena) -> None:
+    """Take back what a run that was stopped in the middle left behind."""
+    for service in arena.services.values():
+        with contextlib.suppress(PodmanError):
+            run("unpause", service.container)
+        with contextlib.suppress(PodmanError, ArenaError, OSError):
+            pid = inspect(service.container).pid
+            if pid:
+                flush = ("nsenter", f"--target={pid}", "--net", "iptables", "--flush")
+                for chain in ("INPUT", "OUTPUT"):
+                    subprocess.run((*flush, chain), check=False, capture_output=True)
+        if service.disk is not None:
+            (service.disk / _FILE).unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""Builds the project's images, unmodified, on base images made from packages of Debian.
+
+Where a registry of images can be reached none of this is needed; the arena does it so that it also
+runs where none can. Package indexes are those that this machine is configured for: its settings
+for apt and pip are mounted while an image is built, and become part of no image.
+"""
+
+import configparser
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from loadtests.arena.podman import HOME, run
+
+ROOT = Path(__file__).parents[2]
+_BASES = Path(__file__).parent / "bases"
+_SUITE = "bookworm"
+_MINIMAL = "localhost/debian:bookworm-slim"
+_BUILD = 1800.0
+_APT = Path("/etc/apt")
+_KEYRINGS = Path("/usr/share/keyrings")
+
+
+def build(*, anew: bool) -> None:
+    """Build the bases that are missing, and the project's own images as they are now.
+
+    With `anew`, the bases are built again, too.
+    """
+    if anew or not _is_there(_MINIMAL):
+        _import_minimal()
+    for name, image in bases().items():
+        if anew or not _is_there(image):
+            print(f"building {image}")
+            file = _BASES / f"{name}.Dockerfile"
+            _build(file, _BASES, [f"--tag={image}", *_apt_mounts()])
+    with tempfile.TemporaryDirectory(dir=HOME) as folder:
+        mounts = _pip_mounts(Path(folder))
+        for image, (dockerfile, target) in own_images().items():
+            print(f"building {image}")
+            stage = [f"--target={target}"] if target else []
+            _build(ROOT / dockerfile, ROOT, [f"--tag={image}", *stage, *mounts])
+
+
+def bases() -> dict[str, str]:
+    """Return the images of others that the project names, by what stands in for them here."""
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
+    named = {service["image"] for service in services if "build" not in service}
+    for file in (ROOT / "deploy").glob("*.Dockerfile"):
+        lines = file.read_text().splitlines()
+        named |= {line.split()[1] for line in lines if line.startswith("FROM ") and ":" in line}
+    kinds = [path.stem for path in _BASES.glob("*.Dockerfile")]
+    return {kind: f"docker.io/{full_name(n)}" for kind in kinds for n in sorted(named) if kind in n}
+
+
+def own_images() -> dict[str, tuple[str, str]]:
+    """Return the file and the stage of each image of the project, without those for GPUs."""
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
+    return {
+        f"localhost/{service['image']}": (
+            service["build"]["dockerfile"],
+            service["build"].get("target", ""),
+        )
+        for service in services
+        if "build" in service and "profiles" not in service
+    }
+
+
+def full_name(name: str) -> str:
+    """Return the name of an image with its folder: those of Docker have one of their own."""
+    return name if "/" in name else f"library/{name}"
+
+
+def _is_there(image: str) -> bool:
+    return bool(run("images", "--quiet", image))
+
+
+def _build(file: Path, context: Path, options: list[str]) -> None:
+    fixed = ["--pull=never", "--network=host", f"--file={file}"]
+    run("build", *fixed, *options, str(context), timeout=_BUILD)
+
+
+def _import_minimal() -> None:
+    """Make an image of the smallest Debian there is (half a minute)."""
+    print(f"making {_MINIMAL} with debootstrap")
+    with tempfile.TemporaryDirectory(dir=HOME) as folder:
+        options = ["--variant=minbase", "--include=ca-certificates"]
+        subprocess.run(
+            ["debootstrap", *options, _SUITE, folder],  # noqa: S607 - wherever it is installed
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        archive = HOME / "minimal.tar"
+        subprocess.run(["tar", "-C", folder, "-cf", archive, "."], check=True)  # noqa: S607
+    run("import", str(archive), _MINIMAL, timeout=_BUILD)
+    archive.unlink()
+
+
+def _apt_mounts() -> Iterator[str]:
+    for path in (_APT, _KEYRINGS, Path("/etc/ssl/certs")):
+        if path.exists():
+            # `O`: packages may write there, and what they write is forgotten.
+            yield f"--volume={path}:{path}:O"
+
+
+def _pip_mounts(folder: Path) -> list[str]:
+    """Return the mounts that let pip in a build find what it finds on this machine."""
+    settings = configparser.ConfigParser()
+    home = Path.home()
+    home = Path.home()
+    settings.read(["/etc/pip.conf", home / ".pip/pip.conf", home / ".config/pip/pip.conf"])
+    merged = folder / "pip.conf"
+    with merged.open("w") as file:
+        settings.write(file)
+    merged.chmod(0o644)
+    words = merged.read_text().replace("file://", "").split()
+    paths = {Path(word) for word in words if word.startswith("/") and Path(word).exists()}
+    if any(path.name == "simple" for path in paths):
+        paths |= {path.parent for path in paths if path.name == "simple"}
+    found = [f"--volume={merged}:/etc/pip.conf:ro"]
+    return found + [f"--volume={path}:{path}:ro" for path in sorted(paths)]

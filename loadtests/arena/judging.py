@@ -1,0 +1,157 @@
+"""Whether a case went as it must: windows of errors, and the ledger beside the answers."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import httpx
+import msgspec
+from typing_extensions import override
+
+from loadtests.arena.load import Sent
+
+SETTLED = 10.0
+"""Seconds after a fault's end by which everything is well."""
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """When errors may occur: seconds after the fault's beginning, and after its end.
+
+    A window that is `open` lasts from the beginning to `after_end` seconds after the end.
+    """
+
+    after_begin: float = 0.0
+    after_end: float = 0.0
+    is_open: bool = False
+
+    def holds(self, sent: Sent, *, begun: float, ended: float) -> bool:
+        """Return whether a request was under way within the window, and so may have failed."""
+        spans = [(begun, ended + self.after_end)] if self.is_open else []
+        if self.after_begin:
+            spans.append((begun, begun + self.after_begin))
+        if self.after_end:
+            spans.append((ended, ended + self.after_end))
+        over = sent.due + sent.latency
+        return any(sent.due <= end and over >= start for start, end in spans)
+
+    @override
+    def __str__(self) -> str:
+        if self.is_open:
+            return "the fault" + (f" and {self.after_end:g} s" if self.after_end else "")
+        parts = [f"{self.after_begin:g} s of its beginning"] if self.after_begin else []
+        parts += [f"{self.after_end:g} s of its end"] if self.after_end else []
+        return " and ".join(parts) or "never"
+
+
+class Billed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger has of one request."""
+
+    times: int
+    status: int
+
+
+class Books(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of a case beside its ledger.
+
+    `unanswered` are requests that the ledger has and whose caller got no answer.
+    """
+
+    answered: int
+    billed: int
+    missing: int
+    twice: int
+    refused_and_billed: int
+    unanswered: int
+    items_answered: int
+    items_billed: int
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a case showed. `errors_from`, `errors_to`: seconds from the fault's beginning."""
+
+    requests: int
+    wrong: int
+    errors: int
+    outside: int
+    errors_from: float
+    errors_to: float
+    codes: dict[str, int]
+    p99_before: float
+    p99_during: float
+    p99_after: float
+    slowest: float
+
+
+def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -> Verdict:
+    """Judge what was answered; `begun` and `ended` are of the fault."""
+    failed = [each for each in sent if each.status != httpx.codes.OK]
+    outside = [each for each in failed if not window.holds(each, begun=begun, ended=ended)]
+    after = ended + SETTLED
+    return Verdict(
+        requests=len(sent),
+        wrong=sum(each.status == httpx.codes.OK and not each.is_right for each in sent),
+        errors=len(failed),
+        outside=len(outside),
+        errors_from=min((each.due for each in failed), default=begun) - begun,
+        errors_to=max((each.due for each in failed), default=begun) - begun,
+        codes=dict(Counter(f"{each.status} {each.code}".strip() for each in failed)),
+        p99_before=_p99(each.latency for each in sent if each.due + each.latency < begun),
+        p99_during=_p99(each.latency for each in sent if begun <= each.due < ended),
+        p99_after=_p99(each.latency for each in sent if each.due >= after),
+        slowest=max((each.latency for each in sent), default=0.0),
+    )
+
+
+def compare(sent: Iterable[Sent], ledger: Mapping[str, Billed], items_billed: int) -> Books:
+    """Compare the answers with the ledger, request by request and in items."""
+    sent = list(sent)
+    answered = {each.id for each in sent if each.status == httpx.codes.OK}
+    refused = {each.id for each in sent if each.status != httpx.codes.OK and each.id}
+    paid = {id_ for id_, each in ledger.items() if each.status == httpx.codes.OK}
+    return Books(
+        answered=len(answered),
+        billed=len(paid),
+        missing=len(answered - paid),
+        twice=sum(each.times > 1 for each in ledger.values()),
+        refused_and_billed=len(refused & paid),
+        unanswered=len(paid - answered - refused),
+        items_answered=sum(each.items for each in sent if each.status == httpx.codes.OK),
+        items_billed=items_billed,
+    )
+
+
+class Around(msgspec.Struct, frozen=True, kw_only=True):
+    """What else was seen of a case. `memory` is MiB by kind of process, as is `bounds`."""
+
+    unhealthy: list[str]
+    memory: dict[str, float]
+    bounds: dict[str, float]
+    lost: int
+    """Requests that got no answer of a gateway's."""
+
+
+def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
+    """Yield what is not as it must be."""
+    counted = (
+        (verdict.wrong, "wrong answers"),
+        (verdict.outside, "errors outside the window"),
+        (books.missing, "answers are not in the ledger"),
+        (books.twice, "requests are in the ledger twice"),
+        (books.refused_and_billed, "refused requests are billed"),
+        # Who got no answer may have been served: that is billed, as the documentation says.
+        (max(0, books.unanswered - around.lost), "billed, of which nobody asked"),
+    )
+    for count, what in counted:
+        if count:
+            yield f"{count} {what}"
+    if not books.unanswered and not books.missing and books.items_billed != books.items_answered:
+        yield f"{books.items_billed} items billed, {books.items_answered} answered"
+    if around.unhealthy:
+        yield f"not well {SETTLED:g} s after the end: {', '.join(around.unhealthy)}"
+    for kind, mebibytes in around.memory.items():
+        if mebibytes > around.bounds[kind]:
+            yield f"a process of {kind} had {mebibytes:.0f} MiB"
+
+
+def _p99(latencies: Iterable[float]) -> float:
+    ordered = sorted(latencies)
+    return ordered[int(len(ordered) * 0.99)] if ordered else 0.0

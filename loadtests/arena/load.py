@@ -1,0 +1,158 @@
+"""An open loop through the balancer: requests leave when they are due, every answer is judged."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections import deque
+from typing import Self
+
+import httpx
+import msgspec
+
+from loadtests.arena.questions import Expected, Question, questions
+
+_PATIENCE = 15.0
+"""Seconds that a caller waits; the gateway's own deadline is 10."""
+_CONNECTIONS = 512
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A request and how it ended; `due` and `latency` in seconds, status 0 is no answer at all."""
+
+    due: float
+    latency: float
+    status: int
+    is_right: bool
+    items: int
+    id: str = ""
+    """What the answer's `X-Request-Id` says."""
+    code: str = ""
+    """The `code` of a problem."""
+
+
+class Load:
+    """Sends at `rate` a second from when it is entered until `finish`; `sent` is what came.
+
+    At least `count` requests are sent.
+    """
+
+    def __init__(
+        self, port: int, *, keys: list[str], expected: Expected, rate: float, count: int, seed: int
+    ) -> None:
+        self.sent: list[Sent] = []
+        self._port = port
+        self._keys = keys
+        self._expected = expected
+        self._rate = rate
+        self._count = count
+        self._questions = questions(seed)
+        self._chooser = random.Random(seed)
+        self._idle: deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = deque()
+        self._places = asyncio.Semaphore(_CONNECTIONS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: asyncio.Task[None] | None = None
+        self._may_end = False
+        self.started = 0.0
+
+    async def __aenter__(self) -> Self:
+        self.started = asyncio.get_running_loop().time()
+        self._sending = asyncio.create_task(self._send())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, writer in self._idle:
+            writer.close()
+
+    async def finish(self) -> None:
+        """Send what is left of `count`, and wait until everything has ended."""
+        self._may_end = True
+        if self._sending is not None:
+            await self._sending
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = self.started
+        for number in itertools.count():
+            if self._may_end and number >= self._count:
+                break
+            due += self._chooser.expovariate(self._rate)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            task = asyncio.create_task(self._one(due, next(self._questions)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _one(self, due: float, question: Question) -> None:
+        status, head, body = 0, b"", b""
+        with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
+            # From when it was due: who waited so long for a connection of ours has gone, too.
+            async with asyncio.timeout_at(due + _PATIENCE), self._places:
+                status, head, body = await self._exchange(question)
+        is_right = status == httpx.codes.OK and self._expected.is_right(question, body)
+        self.sent.append(
+            Sent(
+                due=due - self.started,
+                latency=asyncio.get_running_loop().time() - due,
+                status=status,
+                is_right=is_right,
+                items=len(question.texts),
+                id=_field(head, b"x-request-id:"),
+                code="" if status == httpx.codes.OK else _code(body),
+            )
+        )
+
+    async def _exchange(self, question: Question) -> tuple[int, bytes, bytes]:
+        reader, writer = await self._connection()
+        try:
+            content = question.body
+            lines = [
+                f"POST {question.path} HTTP/1.1",
+                "Host: arena",
+                f"Authorization: Bearer {self._chooser.choice(self._keys)}",
+                "Content-Type: application/json",
+                f"Content-Length: {len(content)}",
+            ]
+            if not question.is_cached:
+                lines.append("Cache-Control: no-cache")
+            writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readexactly(int(_field(head, b"content-length:")))
+        except BaseException:  # whatever it was, what comes on it next is not ours
+            writer.transport.abort()
+            raise
+        if _field(head, b"connection:") == "close":
+            writer.close()
+        else:
+            self._idle.append((reader, writer))
+        return int(head[9:12]), head, body
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle:
+            reader, writer = self._idle.popleft()
+            if not reader.at_eof() and not writer.is_closing():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+
+def _field(head: bytes, name: bytes) -> str:
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(name):
+            return line[len(name) :].strip().decode()
+    return ""
+
+
+def _code(body: bytes) -> str:
+    with contextlib.suppress(msgspec.DecodeError):
+        problem = msgspec.json.decode(body)
+        if isinstance(problem, dict):
+            return str(problem.get("code", ""))
+    return ""

@@ -1,0 +1,180 @@
+"""Runs cases one after another on one running topology."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import httpx
+
+from gateway.events.run import ids_from
+from loadtests.arena import judging
+from loadtests.arena.cases import Case
+from loadtests.arena.faults import FAULTS, Fault
+from loadtests.arena.judging import SETTLED, Billed, Books
+from loadtests.arena.load import Load, Sent
+from loadtests.arena.memory import BOUNDS, Watch
+from loadtests.arena.podman import HOME, PodmanError
+from loadtests.arena.questions import Expected, every_text
+from loadtests.arena.record import Record, Result
+from loadtests.arena.system import Arena, ArenaError
+from loadtests.arena.topology import BALANCER_PORT
+from loadtests.machine import this_machine
+
+_LEAD = 10.0
+_AFTER = 10.0
+"""Seconds of load before the fault, and after everything must be well."""
+_LEDGER = 60.0
+_ITEMS_AT_ONCE = 60
+
+
+def run_cases(
+    arena: Arena, chosen: Sequence[Case], record: Record, *, requests: int, rate: float
+) -> None:
+    """Run the cases of `chosen`, print each result and keep it."""
+    expected = asyncio.run(prepare(arena))
+    keys = arena.keys()
+    commit = this_machine().commit
+    for number, case in enumerate(chosen):
+        arena.until_healthy(list(arena.services))
+        fault = FAULTS[case.fault](arena, arena.services[case.service])
+        duration = _LEAD + fault.hold + SETTLED + _AFTER
+        steady = rate or requests / duration
+        seed = int(time.time()) + number
+        load = Load(
+            BALANCER_PORT, keys=keys, expected=expected, rate=steady, count=requests, seed=seed
+        )
+        result = asyncio.run(_run(arena, case, fault, load, steady, commit))
+        record.add(result)
+        verdict = result.verdict
+        print(
+            f"{case.name}: {verdict.requests} requests, {verdict.wrong} wrong,"
+            f" {verdict.errors} errors {verdict.codes or ''} (allowed: {case.window});"
+            f" {'; '.join(result.findings) or 'as it must'}",
+            flush=True,
+        )
+
+
+async def prepare(arena: Arena) -> Expected:
+    """Return what every question must be answered with, asked twice while nothing fails.
+
+    Raises:
+        ArenaError: something fails all the same.
+    """
+    path = HOME / "expected.json"
+    known = Expected.read(path)
+    if known is not None:
+        return known
+    expected = Expected({})
+    headers = {"authorization": f"Bearer {arena.keys()[0]}", "cache-control": "no-cache"}
+    url = f"http://127.0.0.1:{BALANCER_PORT}"
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0) as client:
+        for (route, model), texts in every_text().items():
+            for start in [*range(0, len(texts), _ITEMS_AT_ONCE)] * 2:
+                part = texts[start : start + _ITEMS_AT_ONCE]
+                answer = await client.post(route, json={"model": model, "input": part})
+                if not answer.is_success:
+                    raise ArenaError(f"{route} answers {answer.status_code} before any fault")
+                expected.add(route, model, part, answer.content)
+    expected.write(path)
+    return expected
+
+
+async def _run(
+    arena: Arena, case: Case, fault: Fault, load: Load, rate: float, commit: str
+) -> Result:
+    loop = asyncio.get_running_loop()
+    started = time.time()
+    with Watch(arena) as watch:
+        async with load:
+            await asyncio.sleep(_LEAD)
+            begun = loop.time() - load.started
+            stuck = await _befall(fault)
+            ended = loop.time() - load.started
+            await asyncio.sleep(SETTLED)
+            unhealthy = await asyncio.to_thread(arena.unhealthy)
+            before = await asyncio.to_thread(_requests, arena)
+            await asyncio.sleep(_AFTER)
+            after = await asyncio.to_thread(_requests, arena)
+            await load.finish()
+    idle = [name for name, count in after.items() if count <= before.get(name, 0.0)]
+    books, settled = await asyncio.to_thread(_books, arena, load.sent, started)
+    verdict = judging.judge(load.sent, case.window, begun=begun, ended=ended)
+    around = judging.Around(
+        unhealthy=unhealthy,
+        memory=dict(watch.largest),
+        bounds=BOUNDS,
+        lost=sum(not each.id for each in load.sent),
+    )
+    found = judging.findings(verdict, books, around)
+    return Result(
+        case=case.name,
+        commit=commit,
+        time=started,
+        rate=rate,
+        begun=begun,
+        ended=ended,
+        window=str(case.window),
+        verdict=verdict,
+        books=books,
+        ledger_settled=settled,
+        memory=dict(watch.largest),
+        findings=[*found, *stuck, *(f"{name} is given no requests" for name in idle)],
+    )
+
+
+def _requests(arena: Arena) -> dict[str, float]:
+    """Return how many requests each gateway answered; nothing where one cannot be asked."""
+    try:
+        return arena.requests()
+    except (httpx.HTTPError, PodmanError, KeyError):
+        return {}
+
+
+async def _befall(fault: Fault) -> list[str]:
+    """Begin a fault, keep it for its time, and end it; return what of that was impossible."""
+    loop = asyncio.get_running_loop()
+    problems = []
+
+    async def do(what: Callable[[], None]) -> None:
+        try:
+            await asyncio.to_thread(what)
+        except (ArenaError, PodmanError) as error:
+            problems.append(str(error))
+
+    await do(fault.begin)
+    until = loop.time() + fault.hold
+    while (left := until - loop.time()) > 0:
+        await asyncio.sleep(min(1.0, left))
+        await do(fault.keep)
+    await do(fault.end)
+    return problems
+
+
+def _books(arena: Arena, sent: list[Sent], started: float) -> tuple[Books, float]:
+    """Compare answers with the ledger, as soon as it has them all, or after a minute."""
+    begun = time.monotonic()
+    while True:
+        ledger, items = _ledger(arena, started)
+        books = judging.compare(sent, ledger, items)
+        waited = time.monotonic() - begun
+        if not books.missing or waited > _LEDGER:
+            return books, waited
+        time.sleep(1.0)
+
+
+def _ledger(arena: Arena, started: float) -> tuple[dict[str, Billed], int]:
+    """Return what the ledger has since `started`: each request, and the items answered."""
+    since = int(started * 1e9)
+    query = f"SELECT id, requests, status, items, failed FROM usage_events WHERE time >= {since}"  # noqa: S608
+    times: Counter[str] = Counter()
+    status: dict[str, int] = {}
+    items = 0
+    for first, count, answered, counted, failed in arena.ask_ledger(query):
+        for one in ids_from(first, int(count)):
+            times[one] += 1
+            status[one] = int(answered)
+        if int(answered) == httpx.codes.OK:
+            items += int(counted) - int(failed)
+    found = {one: Billed(times=count, status=status[one]) for one, count in times.items()}
+    return found, items

@@ -1,0 +1,27 @@
+"""`python -m loadtests fuzz-api`."""
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from loadtests.fuzz_api.run import DOCUMENTS, check
+
+
+@click.command("fuzz-api")
+@click.option("--examples", default=100, show_default=True, help="Cases of each operation.")
+@click.option("--seed", type=int, help="Do a run again; by default another each time.")
+@click.option("--document", type=click.Choice(DOCUMENTS), multiple=True, help="These only.")
+def fuzz_api_command(*, examples: int, seed: int | None, document: tuple[str, ...]) -> None:
+    """Whether both listeners answer as their OpenAPI documents say, whatever they are sent."""
+    chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
+    click.echo(f"seed {chosen}")
+    are_true = True
+    for name in document or DOCUMENTS:
+        with tempfile.TemporaryDirectory() as folder:
+            done = check(Path(folder), name, examples=examples, seed=chosen)
+        click.echo(f"\n## {name}\n\n{done.report}")
+        are_true = are_true and done.is_true
+    sys.exit(0 if are_true else 1)

@@ -1,0 +1,109 @@
+"""Sends what the OpenAPI documents allow and what they do not, and compares answers with them.
+
+The requests are Schemathesis's. Each document has a gateway of its own: operators change things.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
+from loadtests.fuzz_http.backend import backend
+from loadtests.gateway import Gateway
+from tests.support.valkey import Valkey
+
+_KEY = "sk-a-key-of-whoever-reads-the-document"
+_ADMIN_KEY = "admin-key-of-whoever-reads-the-document"
+_CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "missing_required_header",
+    "unsupported_method",
+    "allow_header_conformance",
+    "ignored_auth",
+)
+# A request may ask for less time than there is, and what was published may have no backends.
+# Headers and query parameters that a route does not know are ignored, as HTTP has it.
+_OPTIONS = """
+[generation]
+allow-extra-parameters = false
+
+[checks]
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 502, 503, 504]
+"""
+# Operators' parameters may also be left empty.
+_MORE_CHECKS = {"customers": ("negative_data_rejection",), "operators": ()}
+DOCUMENTS = tuple(_MORE_CHECKS)
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a document: whether all answers were as it says, and the report."""
+
+    document: str
+    is_true: bool
+    report: str
+
+
+def check(
+    folder: Path, document: str, *, examples: int, seed: int, is_short: bool = False
+) -> Checked:
+    """Send up to so many cases to each operation of a document's listener.
+
+    All bounds and combinations of parameters are tried as well, unless it `is_short`.
+    """
+    phases = "examples,fuzzing" if is_short else "examples,coverage,fuzzing"
+    checks = [*_CHECKS, *_MORE_CHECKS[document]]
+    options = folder / "schemathesis.toml"
+    options.write_text(_OPTIONS)
+    with _gateway(folder) as gateway:
+        port, key = (
+            (gateway.port, _KEY)
+            if document == "customers"
+            else (gateway.settings.admin_port, _ADMIN_KEY)
+        )
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(options), "run"),
+            f"http://127.0.0.1:{port}/openapi.json",
+            *("--header", f"Authorization: Bearer {key}"),
+            *("--checks", ",".join(checks), "--phases", phases),
+            *("--max-examples", str(examples), "--seed", str(seed), "--continue-on-failure"),
+            *("--suppress-health-check", "all", "--request-timeout", "90", "--no-color"),
+            *("--warnings", "off"),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=folder, timeout=3600
+        )
+    return Checked(
+        document=document, is_true=done.returncode == 0, report=done.stdout + done.stderr
+    )
+
+
+@contextlib.contextmanager
+def _gateway(folder: Path) -> Iterator[Gateway]:
+    """Run a gateway with both listeners, whose backend answers as each task does."""
+    with contextlib.ExitStack() as stack:
+        cache, state = (stack.enter_context(Valkey()) for _ in range(2))
+        url = stack.enter_context(backend("eu-1"))
+        regions = [{"name": "eu", "pools": [{"backends": [{"id": "eu-1", "url": url}]}]}]
+        limit = {"name": "minute", "unit": "requests", "capacity": 10**9, "window": 60.0}
+        gateway = Gateway(
+            folder / "gateway",
+            {"regions": regions, "limits": {"tenant": [limit]}},
+            workers=1,
+            admin=True,
+            admin_key=_ADMIN_KEY,
+            cache_url=cache.url,
+            state_url=state.url,
+        )
+        with Ledger(gateway.settings.ledger) as ledger:
+            ledger.accounts.create_tenant("acme")
+            ledger.accounts.create_key("acme", key_hash=hash_key(_KEY))
+        yield stack.enter_context(gateway)

@@ -1,0 +1,106 @@
+"""A backend whose answers say whose they are: run as a process, it prints its URL.
+
+Each result has the shape that its task has. A label holds the scope that the gateway computes for
+(a tenant) and the text, so that an answer to another caller or another text is seen as such.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any  # Any: the items of seven tasks
+
+import msgspec
+
+from backends.algorithms.questions import check_choices, check_labels, fill_template
+from backends.errors import ItemRefused
+from backends.protocol import Call, Done, Failed, Task, ZeroShotParameters
+from tests.support.stub_backend import Reply, StubBackend, stub_model
+
+MODELS = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
+"""Those that the examples of the customers' OpenAPI document name are among them."""
+
+
+def label(scope: str, text: str) -> str:
+    """Return the label of a text that is asked in `scope`."""
+    return f"{scope}|{text}"
+
+
+async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
+    """Answer every item at once."""
+    done: list[Done | Failed] = []
+    for index, item in enumerate(call.items):
+        body = msgspec.msgpack.decode(item.body)
+        try:
+            _check(call, body)
+        except ItemRefused as refused:
+            done.append(
+                Failed(
+                    index=index,
+                    status=422,
+                    code=refused.code,
+                    detail=str(refused),
+                    retryable=False,
+                )
+            )
+            continue
+        result = msgspec.json.encode(_result(call.task, item.scope, body))
+        done.append(Done(index=index, result=result, rows=1, tokens=4))
+    await reply.send(*done)
+    await reply.end(stub.report)
+
+
+def _check(call: Call, body: Any) -> None:
+    """Refuse what a real backend refuses."""
+    if call.task is Task.CHOOSE:
+        check_choices(body["choices"])
+    elif call.task is Task.ZERO_SHOT:
+        parameters = msgspec.msgpack.decode(call.parameters, type=ZeroShotParameters)
+        check_labels(parameters.labels)
+        fill_template(parameters.hypothesis_template, parameters.labels)
+
+
+def _result(task: Task, scope: str, body: Any) -> Any:
+    match task:
+        case Task.CLASSIFY | Task.ZERO_SHOT:
+            text = body if isinstance(body, str) else "|".join(body)
+            return {"labels": [{"label": label(scope, text), "score": 1.0}]}
+        case Task.CHOOSE:
+            return {"choice": 0, "scores": [1.0 for _ in body["choices"]]}
+        case Task.RERANK:
+            return {"score": 0.5}
+        case Task.EMBED:
+            return {"embedding": [0.0, 1.0]}
+        case Task.ENTITIES:
+            found = {"label": "X", "score": 1.0, "text": body[:1], "start": 0, "end": len(body[:1])}
+            return {"entities": [found]}
+        case Task.INFER:
+            return {"scope": scope, "item": body}
+
+
+@contextlib.contextmanager
+def backend(backend_id: str) -> Iterator[str]:
+    """Run one as a process, and give its URL."""
+    command = [sys.executable, "-m", "loadtests.fuzz_http.backend", backend_id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().strip() if process.stdout else ""
+        finally:
+            process.kill()
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend_id")
+    options = parser.parse_args()
+    models = [stub_model(name) for name in MODELS]
+    stub = StubBackend(backend_id=options.backend_id, region="eu", models=models, behaviour=answer)
+    async with stub:
+        print(stub.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

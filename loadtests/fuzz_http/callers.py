@@ -1,0 +1,72 @@
+"""The callers: five tenants with a key each, and what they ask."""
+
+import hashlib
+import json
+import random
+
+import msgspec
+
+NAMES = ("amber", "birch", "cedar", "dune", "elm")
+_KNOWN_TEXTS = 40
+_NEW = 0.06
+MAX_BODY_BYTES = 64 * 1024
+MAX_ITEMS = 2048
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant and its key."""
+
+    tenant: str
+    key: str
+
+    @property
+    def scope(self) -> str:
+        """What the gateway computes for, as the backend sees it."""
+        return f"tenant:{self.tenant}"
+
+
+def callers(seed: int) -> list[Caller]:
+    """Return the callers of a seed; all have the same length of key."""
+    return [
+        Caller(tenant=name, key=f"sk-{hashlib.sha256(f'{seed}/{name}'.encode()).hexdigest()[:40]}")
+        for name in NAMES
+    ]
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that is right, and the texts it asks about."""
+
+    content: bytes
+    texts: tuple[str, ...]
+
+
+def body(chance: random.Random, unique: str) -> Body:
+    """Return a right body for `/v1/classify`; `unique` is no other body's."""
+    if chance.random() < 0.8:
+        text = _text(chance, unique)
+        return Body(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))
+    texts = tuple(_text(chance, f"{unique}.{index}") for index in range(chance.randint(1, 6)))
+    fields: list[tuple[str, object]] = [("model", "stub"), ("input", list(texts))]
+    if len(texts) == 1 and chance.random() < 0.5:
+        fields[1] = ("input", texts[0])
+    fields += chance.sample(_WISHES, k=chance.randint(0, len(_WISHES)))
+    chance.shuffle(fields)
+    indent = chance.choice([None, None, 1])
+    content = json.dumps(dict(fields), indent=indent)
+    if chance.random() < 0.3:
+        content = content.replace("t", "\\u0074")  # the same to a reader, names included
+    return Body(content=content.encode(), texts=texts)
+
+
+_WISHES: list[tuple[str, object]] = [
+    ("top_k", 3),
+    ("function", "softmax"),
+    ("function", None),
+    ("on_error", "continue"),
+]
+
+
+def _text(chance: random.Random, unique: str) -> str:
+    if chance.random() < _NEW:
+        return f"new {unique}"
+    return f"text {chance.randrange(_KNOWN_TEXTS)}"

@@ -1,0 +1,96 @@
+"""What must come back for a request, known before it is sent and from the request alone.
+
+Nothing here asks the gateway's code: rules are those of RFC 9110, RFC 9112 and docs/api.md.
+"""
+
+import json
+from typing import Any  # Any: JSON
+
+import msgspec
+
+OK, CONTINUE, NO_CONTENT, NOT_MODIFIED = 200, 100, 204, 304
+LENIENT = frozenset(
+    {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
+)
+"""What a request of which nothing is known may end with: no 500, and nobody gave up."""
+
+
+class Expect(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one request."""
+
+    name: str
+    """The kind of request."""
+    statuses: frozenset[int]
+    scope: str = ""
+    """Whose answers may be in it."""
+    texts: tuple[str, ...] | None = None
+    """What it must answer with 200, in this order; `None` where that is not known."""
+    to_head: bool = False
+    may_close: bool = False
+    """Whether the server may close the connection after it."""
+    must_close: bool = False
+    may_be_silent: bool = False
+    """Whether the server may close the connection in its place."""
+    is_inference: bool = True
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """A response as it was read; names of headers in lower case."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+class Wrong(Exception):
+    """A response is not what it must be."""
+
+
+def judge(expect: Expect, response: Response) -> None:
+    """Return if `response` is what `expect` says.
+
+    Raises:
+        Wrong: it is not.
+    """
+    status = response.status
+    if status not in expect.statuses:
+        raise Wrong(f"{expect.name}: {status} is none of {sorted(expect.statuses)}")
+    if not response.headers.get(b"x-request-id"):
+        raise Wrong(f"{expect.name}: {status} without an X-Request-Id")
+    if expect.to_head:
+        return
+    if status >= 400:
+        _judge_problem(expect, response)
+    elif expect.is_inference and status == OK:
+        _judge_results(expect, response)
+
+
+def _judge_problem(expect: Expect, response: Response) -> None:
+    if not response.headers.get(b"content-type", b"").startswith(b"application/problem+json"):
+        raise Wrong(f"{expect.name}: {response.status} is no problem")
+    problem = _json(expect, response.body)
+    if problem.get("status") != response.status or not problem.get("code"):
+        raise Wrong(f"{expect.name}: the problem says another status, or no code")
+
+
+def _judge_results(expect: Expect, response: Response) -> None:
+    if expect.texts is not None and len(expect.texts) == 1:  # the commonest, and so the cheapest
+        wanted = b'"results":[{"labels":[{"label":%b,"score":1.0}]}]'
+        if wanted % msgspec.json.encode(f"{expect.scope}|{expect.texts[0]}") in response.body:
+            return
+    answer = _json(expect, response.body)
+    labels = [one["label"] for result in answer["results"] for one in result.get("labels", ())]
+    if expect.texts is not None:
+        wanted_labels = [f"{expect.scope}|{text}" for text in expect.texts]
+        if labels != wanted_labels:
+            raise Wrong(f"{expect.name}: a crossed answer, {labels} in place of {wanted_labels}")
+    elif not all(label.startswith(f"{expect.scope}|") for label in labels):
+        raise Wrong(f"{expect.name}: a crossed answer, {labels} is not of {expect.scope}")
+
+
+def _json(expect: Expect, body: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(body)
+    except ValueError as error:
+        raise Wrong(f"{expect.name}: the body is no JSON") from error
+    return found

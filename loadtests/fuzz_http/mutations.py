@@ -1,0 +1,72 @@
+"""Changes right requests and right JSON at random."""
+
+import json
+import random
+
+
+def mutated(chance: random.Random, content: bytes) -> bytes:
+    """Return `content`, some bytes of which are others, gone, or there twice."""
+    changed = bytearray(content)
+    for _ in range(chance.choice([1, 1, 1, 2, 5])):
+        at = chance.randrange(len(changed))
+        match chance.randrange(4):
+            case 0:
+                changed[at] = chance.randrange(256)
+            case 1:
+                del changed[at : at + chance.randint(1, 8)]
+            case 2:
+                changed[at:at] = chance.choice(_SPLICES)
+            case _:
+                changed[at:at] = changed[at : at + chance.randint(1, 40)]
+        changed = changed or bytearray(b"\r")
+    return bytes(changed)
+
+
+def mutated_json(chance: random.Random, content: bytes) -> bytes:
+    """Return the body of a request that is JSON no more, or says something else."""
+    if chance.random() < 0.5:
+        return mutated(chance, content)
+    return chance.choice(
+        [
+            content[: chance.randrange(len(content))],
+            content + chance.choice([b" ", b"\n", b"x", b"\x00", b"{}"]),
+            b"\xef\xbb\xbf" + content,
+            content.decode().encode("utf-16"),
+            b"[" * chance.randint(1, 5000),
+            b'{"model":"stub","input":' + b"[" * 500 + b"]" * 500 + b"}",
+            b'{"model":"stub","input":["a", "\\ud800"]}',
+            b'{"model":"stub","input":["a", "\\u0000"]}',
+            b'{"model":"stub","input":"a","top_k":%d}' % 10 ** chance.randint(1, 400),
+            b'{"model":"stub","input":"a","top_k":1e999}',
+            b'{"model":"stub","input":"a","top_k":-1}',
+            b'{"model":"stub","input":"a","input":"b"}',
+            b'{"model":"stub","input":NaN}',
+            b'{"model":{"stub":1},"input":"a"}',
+            b'{"model":"stub","input":"\xc3\x28"}',
+            b'{"model":"stub","input":[]}',
+            b'{"model":"","input":"a"}',
+            b'{"model":"stub","input":[["a","b"],["a"]]}',
+            b"null",
+            b"",
+        ]
+    )
+
+
+def is_json(content: bytes) -> bool:
+    """Return whether `content` is JSON as RFC 8259 has it, in UTF-8."""
+    try:
+        json.loads(content.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(name)
+
+
+_SPLICES = (
+    *(b"\r\n", b"\n", b"\r", b"\x00", b" ", b"\t", b":", b"\r\n\r\n", b"\xff", b"%00", b"{", b'"'),
+    *(b"Transfer-Encoding: chunked\r\n", b"Content-Length: 1\r\n", b"Connection: close\r\n"),
+    *(b"Upgrade: h2c\r\n", b"Expect: 100-continue\r\n", b"A" * 300),
+)

@@ -1,0 +1,238 @@
+"""Requests that are right, in every spelling that RFC 9112 allows, and what they must end with.
+
+Each keeps its connection open: more may follow.
+"""
+
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from loadtests.fuzz_http.callers import Body, Caller, body
+from loadtests.fuzz_http.expect import Expect
+
+_CLASSIFY = b"/v1/classify"
+_BENIGN = (
+    b"Accept: */*",
+    b"accept-encoding: gzip, br",
+    b"User-Agent: fuzz/1.0 (a comment)",
+    b"X-Server-Timing: 1",
+    b"X-Request-Timeout: 30",
+    b"Sluicegate-Criticality: sheddable",
+    b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    b"Cookie: a=b; c=d",
+    b"X-Empty:",
+    b"X-Odd: \x80\xff\t obs-text",
+    b"Connection: keep-alive",
+    b"TE: trailers",
+    b"Forwarded: for=10.0.0.1",
+    b"X-Forwarded-For: 127.0.0.1",
+    b"Transfer-Coding: chunked",
+    b"Content-Type: application/json",
+    b"Content-Type: text/plain",
+    b"Cache-Control: max-age=600",
+    b"Cache-Control: no-store",
+    b"Cache-Control: no-cache",
+)
+_UPGRADES = (
+    (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAARAAAAA"),
+    (b"Connection: upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13"),
+    (b"Upgrade: TLS/1.0", b"Connection: Upgrade"),
+)
+OK = frozenset({200})
+_NOT_FOUND = frozenset({404})
+# Servers may take several slashes for one.
+_FOUND_OR_NOT = OK | _NOT_FOUND
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes of a request, and what comes back."""
+
+    content: bytes
+    expect: Expect
+
+
+class Wellformed:
+    """Makes right requests of one connection, one after the other."""
+
+    def __init__(self, chance: random.Random, callers: list[Caller], connection: int) -> None:
+        self._chance = chance
+        self._callers = callers
+        self._connection = connection
+        self._count = 0
+        self._makers: list[Callable[[], Request]] = [
+            self.plain,
+            self.spelled,
+            self.chunked,
+            self.upgrade,
+            self.unknown_key,
+            self.other_route,
+            self.other_method,
+            self.other_target,
+        ]
+
+    def next(self) -> Request:
+        """Return the next request; most are the plainest."""
+        if self._chance.random() < 0.6:
+            return self.plain()
+        return self._chance.choice(self._makers)()
+
+    def caller(self) -> Caller:
+        """Return whoever is next."""
+        return self._chance.choice(self._callers)
+
+    def body(self) -> Body:
+        """Return the next body."""
+        self._count += 1
+        return body(self._chance, f"{self._connection}-{self._count}")
+
+    def plain(self) -> Request:
+        """Return what most clients send."""
+        caller, sent = self.caller(), self.body()
+        content = (
+            b"POST /v1/classify HTTP/1.1\r\nHost: fuzz\r\nAuthorization: Bearer %b\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (caller.key.encode(), len(sent.content), sent.content)
+        )
+        return Request(content=content, expect=answered("plain", caller, sent))
+
+    def spelled(self) -> Request:
+        """Return the same in another spelling."""
+        caller, sent = self.caller(), self.body()
+        lines = [*self.lines(caller), b"Content-Length: %d" % len(sent.content)]
+        lines += self._chance.sample(_BENIGN, k=self._chance.randint(0, 5))
+        head = self.head(b"POST", _CLASSIFY, lines)
+        if self._chance.random() < 0.1:
+            head = b"\r\n" + head  # RFC 9112, 2.2
+        return Request(content=head + sent.content, expect=answered("spelled", caller, sent))
+
+    def chunked(self) -> Request:
+        """Return one whose body comes in chunks."""
+        caller, sent = self.caller(), self.body()
+        head = self.head(b"POST", _CLASSIFY, [*self.lines(caller), b"Transfer-Encoding: chunked"])
+        content = head + self.in_chunks(sent.content)
+        return Request(content=content, expect=answered("chunked", caller, sent))
+
+    def upgrade(self) -> Request:
+        """Return one that would rather speak another protocol, which is ignored (RFC 9110, 7.8)."""
+        caller, sent = self.caller(), self.body()
+        lines = [*self.lines(caller), *self._chance.choice(_UPGRADES)]
+        lines.append(b"Content-Length: %d" % len(sent.content))
+        head = self.head(b"POST", _CLASSIFY, lines)
+        return Request(content=head + sent.content, expect=answered("upgrade", caller, sent))
+
+    def unknown_key(self) -> Request:
+        """Return one that nobody may make."""
+        sent = self.body()
+        who = self._chance.choice(
+            [
+                b"Authorization: Bearer sk-%032x" % self._chance.getrandbits(128),
+                b"Authorization: Basic c2stYTpi",
+                b"Authorization: Bearer",
+                b"Authorization:",
+                b"X-Authorization: Bearer " + self.caller().key.encode(),
+                b"Authorization: Bearer " + self.caller().key[:-1].encode(),
+            ]
+        )
+        lines = [b"Host: fuzz", who, b"Content-Length: %d" % len(sent.content)]
+        head = self.head(b"POST", _CLASSIFY, lines)
+        return Request(content=head + sent.content, expect=ends("unknown key", 401))
+
+    def other_route(self) -> Request:
+        """Return a request to a route that only reads."""
+        caller = self.caller()
+        path, status = self._chance.choice(
+            [
+                (b"/v1/models", 200),
+                (b"/v1/models/stub", 200),
+                (b"/v1/models/nothing", 404),
+                (b"/health/live", 200),
+                (b"/health/ready?verbose", 200),
+                (b"/v1/nothing", 404),
+                (b"/", 404),
+            ]
+        )
+        method = self._chance.choice([b"GET", b"GET", b"HEAD"])
+        head = self.head(method, path, self.lines(caller))
+        expect = ends("other route", status, to_head=method == b"HEAD")
+        return Request(content=head, expect=expect)
+
+    def other_method(self) -> Request:
+        """Return a request to an inference route by a method it does not answer."""
+        method = self._chance.choice([b"GET", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"HEAD"])
+        lines = [*self.lines(self.caller()), b"Content-Length: 0"]
+        head = self.head(method, _CLASSIFY, lines)
+        return Request(content=head, expect=ends("method", 405, to_head=method == b"HEAD"))
+
+    def other_target(self) -> Request:
+        """Return a request whose target is spelled otherwise, or names no route."""
+        caller, sent = self.caller(), self.body()
+        target, statuses = self._chance.choice(
+            [
+                (b"/v1/classify?", OK),
+                (b"/v1/classify?model=x&model=y%20", OK),
+                (b"http://fuzz/v1/classify", OK),
+                (b"HTTP://fuzz:80/v1/classify?a", OK),
+                (b"/v1/classif%79", OK),
+                (b"/v1/classify/", _FOUND_OR_NOT),
+                (b"//v1/classify", _FOUND_OR_NOT),
+                (b"/v1//classify", _FOUND_OR_NOT),
+                (b"/v1%2fclassify", _NOT_FOUND),
+                (b"/v1/classify%00", _NOT_FOUND),
+                (b"/v1/./classify", _NOT_FOUND),
+                (b"/V1/classify", _NOT_FOUND),
+                (b"/v1/inferno", _NOT_FOUND),
+                (b"/" + b"a" * 3000, _NOT_FOUND),
+            ]
+        )
+        lines = [*self.lines(caller), b"Content-Length: %d" % len(sent.content)]
+        expect = msgspec.structs.replace(answered("target", caller, sent), statuses=statuses)
+        return Request(content=self.head(b"POST", target, lines) + sent.content, expect=expect)
+
+    def lines(self, caller: Caller) -> list[bytes]:
+        """Return the lines that every request has."""
+        scheme = self._chance.choice([b"Bearer ", b"Bearer ", b"bearer ", b"BEARER ", b"Bearer  "])
+        return [b"Host: fuzz", b"Authorization: " + scheme + caller.key.encode()]
+
+    def head(self, method: bytes, target: bytes, lines: list[bytes]) -> bytes:
+        """Return a head with its lines in some order and their names in some case."""
+        chance = self._chance
+        lines = [self._spelled(line) for line in lines]
+        chance.shuffle(lines)
+        return b"\r\n".join([b"%b %b HTTP/1.1" % (method, target), *lines]) + b"\r\n\r\n"
+
+    def in_chunks(self, content: bytes) -> bytes:
+        """Return `content` as chunks of random sizes, written in several ways."""
+        chance = self._chance
+        parts: list[bytes] = []
+        while content:
+            size = chance.randint(1, len(content))
+            form = chance.choice([b"%x", b"%X", b"00%x", b"%x;a=b", b'%x;a="b c"'])
+            parts.append(form % size + b"\r\n" + content[:size] + b"\r\n")
+            content = content[size:]
+        trailers = chance.choice([b"", b"", b"X-Trailer: 1\r\n", b"Authorization: Bearer x\r\n"])
+        return (
+            b"".join(parts) + chance.choice([b"0", b"000", b"0;a"]) + b"\r\n" + trailers + b"\r\n"
+        )
+
+    def _spelled(self, line: bytes) -> bytes:
+        chance = self._chance.random()
+        name, _, value = line.partition(b":")
+        if chance < 0.2:
+            name = name.upper()
+        elif chance < 0.4:
+            name = name.lower()
+        if chance < 0.1:
+            value = b"\t " + value.strip() + b"  "
+        elif chance < 0.2:
+            value = value.strip()
+        return name + b":" + value
+
+
+def answered(name: str, caller: Caller, sent: Body) -> Expect:
+    """Return that `sent` is answered, for `caller` and nobody else."""
+    return Expect(name=name, statuses=OK, scope=caller.scope, texts=sent.texts)
+
+
+def ends(name: str, *statuses: int, to_head: bool = False) -> Expect:
+    """Return that a request ends with one of `statuses`, and answers nothing of a model."""
+    return Expect(name=name, statuses=frozenset(statuses), to_head=to_head, is_inference=False)

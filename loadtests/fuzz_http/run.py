@@ -1,0 +1,215 @@
+"""A run: a gateway of each kind, a backend, connections without end, and what is left of them."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from gateway.auth.keys import hash_key
+from gateway.ledger.ledger import Ledger
+from loadtests.fuzz_http.backend import backend
+from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
+from loadtests.fuzz_http.client import Finding, Player
+from loadtests.fuzz_http.script import Script, script
+from loadtests.gateway import Gateway
+from loadtests.soak.sampling import sample
+from tests.support.valkey import Valkey
+
+MEMORY_BOUND = 256 * 1024 * 1024
+"""Bytes that a process may have resident, whatever was sent to it."""
+_CONNECTIONS = 48
+_ENOUGH = 10
+_LOOK = 1.0
+_SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
+
+
+class Fuzzed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run showed; `memory` is the most that each process had, by its name."""
+
+    seed: int
+    requests: int
+    connections: int
+    seconds: float
+    answers: dict[tuple[str, int], int]
+    memory: dict[str, int]
+    findings: list[Finding]
+    trouble: list[str]
+    """What is wrong with the processes afterwards."""
+
+
+def fuzz(
+    folder: Path,
+    *,
+    seed: int,
+    requests: int,
+    bound: float = 60.0,
+    without: Container[str] = (),
+    only: int | None = None,
+) -> Fuzzed:
+    """Send so many requests, or the connection `only`, and return what came of it."""
+    people = callers(seed)
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(backend("fuzz-1"))
+        gateways = [
+            stack.enter_context(_gateway(folder / kind, url, people, fast_lane=fast))
+            for kind, fast in (("fast", True), ("application", False))
+        ]
+        run = _Run(seed, people, gateways, bound=bound, without=without)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(run.run(requests, only=only))
+
+
+class _Run:
+    """The connections of a run, to both gateways in turn."""
+
+    def __init__(
+        self,
+        seed: int,
+        people: list[Caller],
+        gateways: list[Gateway],
+        *,
+        bound: float,
+        without: Container[str],
+    ) -> None:
+        self._seed = seed
+        self._people = people
+        self._gateways = gateways
+        self._without = without
+        self._players = [Player(gateway.port, bound=bound) for gateway in gateways]
+        self._findings: list[Finding] = []
+        self._memory: dict[str, int] = {}
+        self._number = self._requests = 0
+
+    async def run(self, requests: int, *, only: int | None) -> Fuzzed:
+        """Return what a run showed."""
+        started = time.monotonic()
+        pids = self._pids()
+        watching = asyncio.create_task(self._watch(pids))
+        if only is None:
+            await asyncio.gather(*(self._play_on(requests) for _ in range(_CONNECTIONS)))
+        else:
+            await self._play(self._script(only))
+        watching.cancel()
+        seconds = time.monotonic() - started
+        trouble = [*await self._afterwards(), *self._changed(pids)]
+        answers: dict[tuple[str, int], int] = {}
+        for player in self._players:
+            for kind, count in player.answers.items():
+                answers[kind] = answers.get(kind, 0) + count
+        return Fuzzed(
+            seed=self._seed,
+            requests=self._requests,
+            connections=self._number,
+            seconds=seconds,
+            answers=answers,
+            memory=self._memory,
+            findings=self._findings,
+            trouble=trouble,
+        )
+
+    async def _play_on(self, requests: int) -> None:
+        while self._requests < requests and len(self._findings) < _ENOUGH:
+            played = self._script(self._number)
+            self._number += 1
+            self._requests += played.requests
+            await self._play(played)
+
+    async def _play(self, played: Script) -> None:
+        player = self._players[played.number % len(self._players)]
+        try:
+            finding = await player.play(played)
+        except OSError as error:
+            finding = Finding(
+                number=played.number, what=f"no connection: {error}", sent=b"", received=b""
+            )
+        if finding is not None:
+            self._findings.append(finding)
+
+    def _script(self, number: int) -> Script:
+        return script(self._seed, number, self._people, without=self._without)
+
+    async def _watch(self, pids: dict[str, int]) -> None:
+        while True:
+            self._look(pids)
+            await asyncio.sleep(_LOOK)
+
+    def _look(self, pids: dict[str, int]) -> None:
+        for name, pid in pids.items():
+            taken = sample(pid, 0.0)
+            if taken is not None:
+                self._memory[name] = max(taken.memory, self._memory.get(name, 0))
+
+    def _pids(self) -> dict[str, int]:
+        return {
+            f"{kind} {name}": pid
+            for kind, gateway in zip(("fast", "application"), self._gateways, strict=True)
+            for name, pid in gateway.processes().items()
+        }
+
+    def _changed(self, pids: dict[str, int]) -> Iterator[str]:
+        self._look(pids)
+        if self._pids() != pids:
+            yield f"processes were replaced: {pids} before, {self._pids()} now"
+        for name, most in self._memory.items():
+            if most > MEMORY_BOUND:
+                yield f"{name} took {most // 1024**2} MiB"
+        for gateway in self._gateways:
+            log = gateway.log()
+            yield from (
+                f"a log has `{sign}`: {_around(log, sign)}" for sign in _SIGNS if sign in log
+            )
+
+    async def _afterwards(self) -> list[str]:
+        """Return what is wrong with plain requests once everything is over."""
+        plain = [script(self._seed, -number, self._people, without=_ALL) for number in range(1, 41)]
+        trouble = []
+        for played in plain:
+            for player in self._players:
+                finding = await player.play(played)
+                if finding is not None:
+                    trouble.append(f"afterwards: {finding.what}")
+        return trouble
+
+
+def _around(log: str, sign: str) -> str:
+    at = log.index(sign)
+    return log[max(0, at - 300) : at + 1500]
+
+
+class _AllButPlain:
+    """Every kind but the plainest."""
+
+    def __contains__(self, name: object) -> bool:
+        return name != "plain"
+
+
+_ALL = _AllButPlain()
+
+
+@contextlib.contextmanager
+def _gateway(folder: Path, url: str, people: list[Caller], *, fast_lane: bool) -> Iterator[Gateway]:
+    """Run a gateway with two workers that knows the callers."""
+    document = {
+        "regions": [{"name": "eu", "pools": [{"backends": [{"id": "fuzz-1", "url": url}]}]}],
+        "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
+        "limits": {"tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60}]},
+    }
+    with contextlib.ExitStack() as stack:
+        cache, state = (stack.enter_context(Valkey()) for _ in range(2))
+        gateway = Gateway(
+            folder,
+            document,
+            workers=2,
+            cache_url=cache.url,
+            state_url=state.url,
+            fast_lane=fast_lane,
+        )
+        with Ledger(gateway.settings.ledger) as ledger:
+            for caller in people:
+                ledger.accounts.create_tenant(caller.tenant)
+                ledger.accounts.create_key(caller.tenant, key_hash=hash_key(caller.key))
+        yield stack.enter_context(gateway)

@@ -1,0 +1,56 @@
+"""What one connection sends, from seed and number alone: the same however it is interleaved."""
+
+import random
+from collections.abc import Container
+
+import msgspec
+
+from loadtests.fuzz_http.callers import Caller
+from loadtests.fuzz_http.expect import Expect
+from loadtests.fuzz_http.hostile import Hostile, Last
+from loadtests.fuzz_http.requests import Wellformed
+
+_PIPELINED = (1, 1, 2, 4, 8, 16, 32)
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection: requests one behind the other, then perhaps one that ends it."""
+
+    number: int
+    parts: tuple[bytes, ...]
+    """The right requests, sent one behind the other."""
+    expects: tuple[Expect, ...]
+    cuts: tuple[int, ...]
+    """Where they are cut, and sent apart."""
+    reads_late: bool
+    """Whether nothing is read for a while."""
+    last: Last | None
+
+    @property
+    def requests(self) -> int:
+        """How many requests it sends."""
+        return len(self.expects) + (self.last is not None)
+
+
+def script(seed: int, number: int, callers: list[Caller], *, without: Container[str]) -> Script:
+    """Return what connection `number` sends; kinds in `without` are left out."""
+    chance = random.Random(f"{seed}/{number}")
+    right = Wellformed(chance, callers, number)
+    requests = [
+        request
+        for request in (right.next() for _ in range(chance.choice(_PIPELINED)))
+        if request.expect.name not in without
+    ]
+    last = Hostile(chance, right).next() if chance.random() < 0.5 else None
+    if last is not None and last.name in without:
+        last = None
+    size = sum(len(request.content) for request in requests)
+    places = chance.choice([0, 0, 0, 1, 3]) if size else 0
+    return Script(
+        number=number,
+        parts=tuple(request.content for request in requests),
+        expects=tuple(request.expect for request in requests),
+        cuts=tuple(sorted(chance.sample(range(1, size), k=places))),
+        reads_late=chance.random() < 0.01,
+        last=last,
+    )

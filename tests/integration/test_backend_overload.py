@@ -1,0 +1,123 @@
+"""A backend with more to do than it can: requests are refused whole, what is given up is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from backends.executors.cost import CostModel
+from backends.executors.dummy import PacedExecutor
+from backends.protocol import Refusal, Task
+from tests.support.backend_calls import Backend, Exchange, running_backend
+from tests.support.backend_repository import DIMENSIONS, write_repository
+from tests.support.gate import Gate
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+WORDS = ["bad", "film", "money", "card", "is", "the", "about", "this"]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return write_repository(tmp_path / "models")
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def refusal(exchange: Exchange) -> Refusal:
+    return msgspec.msgpack.decode(exchange.body, type=Refusal)
+
+
+class Slow(PacedExecutor):
+    """Says that a token takes it a second."""
+
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return CostModel(base=0.0, padded=1.0, square=0.0)
+
+
+@pytest.fixture
+async def slow(models: Path, gate: Gate) -> AsyncIterator[Backend]:
+    """A backend that is busy with a row of three tokens."""
+    async with AsyncExitStack() as stack:
+        executor = Slow(gate, dimensions=DIMENSIONS)
+        backend = await stack.enter_async_context(running_backend(models, executor))
+        stack.callback(gate.open)
+        asked = asyncio.create_task(backend.ask("mood", Task.CLASSIFY, ["good"], remaining=600.0))
+        await until(lambda: gate.arrived == 1)
+        yield backend
+        gate.open()
+        await asked
+
+
+async def test_the_items_of_a_request_are_refused_together_before_any_of_them_runs(
+    slow: Backend, gate: Gate
+) -> None:
+    call = slow.call("mood", Task.CLASSIFY, WORDS, remaining=12.0)
+
+    whole = await slow.exchange(msgspec.structs.replace(call, atomic=True)).run()
+    queued = slow.engine.report().queued_rows
+    parts = slow.exchange(call)
+    running = asyncio.create_task(parts.run())
+    await until(lambda: slow.engine.report().queued_rows > 0)
+    parts.leave()
+    await running
+
+    assert (whole.status, refusal(whole).code) == (503, "overloaded")
+    assert refusal(whole).retryable
+    assert (refusal(whole).retry_after or 0) > 1.0
+    assert queued == 0
+    assert gate.arrived == 1
+
+
+async def test_what_was_promised_to_a_request_is_not_promised_to_the_next(slow: Backend) -> None:
+    call = slow.call("mood", Task.CLASSIFY, WORDS, remaining=60.0, atomic=True)
+    first, second = slow.exchange(call), slow.exchange(call)
+    running = asyncio.create_task(first.run())
+    await until(lambda: slow.engine.report().queued_rows == len(WORDS))
+
+    other = [f"{word} text" for word in WORDS]
+    refused = await slow.exchange(
+        slow.call("mood", Task.CLASSIFY, other, remaining=40.0, atomic=True)
+    ).run()
+    first.leave()
+    await running
+    await until(lambda: slow.engine.report().queued_rows == 0)
+    again = asyncio.create_task(second.run())
+    await until(lambda: slow.engine.report().queued_rows == len(WORDS))
+    second.leave()
+    await again
+
+    assert refused.status == 503
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "items", "rows"),
+    [
+        ("mood", Task.CLASSIFY, WORDS, len(WORDS)),
+        ("topics", Task.CHOOSE, [{"prompt": "the film", "choices": WORDS}], len(WORDS) + 1),
+    ],
+    ids=["many items", "many rows"],
+)
+async def test_rows_of_who_left_are_taken_out_of_the_queue(
+    model: str, task: Task, items: list[Any], rows: int, slow: Backend, gate: Gate
+) -> None:
+    exchange = slow.exchange(slow.call(model, task, items, remaining=600.0))
+    running = asyncio.create_task(exchange.run())
+    await until(lambda: slow.engine.report().queued_rows == rows)
+
+    exchange.leave()
+    await running
+
+    assert slow.engine.report().queued_rows == 0
+    assert slow.engine.report().queued_seconds == 0.0
+    assert gate.arrived == 1

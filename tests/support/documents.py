@@ -1,0 +1,55 @@
+"""The two OpenAPI documents, made as the two applications make them."""
+
+from typing import Any
+
+import msgspec
+from jsonschema import Draft202012Validator
+from litestar.di import Provide
+
+from gateway.admin.app import HANDLERS
+from gateway.admin.openapi import operators_document
+from gateway.api.routes import customers_document
+
+Document = dict[str, Any]
+METHODS = {"get", "put", "post", "delete"}
+_DEPENDENCIES = (
+    *("models", "documents", "usage", "health", "settings", "control", "cache_redis", "ledger"),
+    *("publisher", "active", "changes"),
+)
+
+
+NOTHING = {name: Provide(lambda: None, sync_to_thread=False) for name in _DEPENDENCIES}
+"""What handlers are given where they are described and not called."""
+
+
+def documents() -> dict[str, Document]:
+    """Return the document of each listener."""
+    return {
+        "customers": msgspec.json.decode(customers_document("1.2.3", NOTHING)),
+        "operators": msgspec.json.decode(operators_document(HANDLERS, NOTHING)),
+    }
+
+
+def resolved(document: Document, part: Any) -> Any:
+    """Return what `part` refers to, or itself."""
+    while isinstance(part, dict) and "$ref" in part:
+        place: Any = document
+        for name in part["$ref"].removeprefix("#/").split("/"):
+            place = place[name]
+        part = place
+    return part
+
+
+def operations(document: Document) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return method, path and operation of all there are."""
+    return [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def conforms(document: Document, schema: Any, value: object) -> None:
+    """Fail unless `value` is what `schema`, a part of the document, says."""
+    whole = {"allOf": [schema], "components": document["components"]}
+    Draft202012Validator(whole).validate(value)

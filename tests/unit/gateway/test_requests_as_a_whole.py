@@ -1,0 +1,96 @@
+"""Requests that are of use as a whole only: one item that fails ends the work on the others."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from typing_extensions import override
+
+from gateway.api.answers import first_failure
+from gateway.dispatch.work import Work
+from gateway.errors import Overloaded
+from gateway.types import ItemFailure, ItemOutcome, Source
+from tests.support.inference_scene import FailingRunner, GatedRunner, Scene
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+BUSY = ItemFailure(status=503, code="overloaded", detail="Busy.", retryable=True, retry_after=2.5)
+
+
+@pytest.fixture
+async def runner(anyio_backend: str) -> FailingRunner:
+    return FailingRunner(BUSY)
+
+
+async def test_a_request_whose_item_failed_is_answered_at_once_and_its_work_given_up(
+    runner: FailingRunner,
+) -> None:
+    scene = Scene(runner=runner)
+
+    answer = await scene.ask("a", "b", "c", within=60.0)
+    await until(lambda: runner.given_up == 1)
+
+    error = first_failure(answer, continue_on_error=False)
+    assert isinstance(error, Overloaded)
+    assert error.retry_after == 2.5
+    assert runner.works[0].atomic
+    assert scene.flights.statistics().in_flight == 0
+
+
+async def test_items_that_may_fail_alone_are_waited_for(runner: FailingRunner) -> None:
+    scene = Scene(runner=runner)
+
+    answer = await scene.ask("a", "b", within=0.05, continue_on_error=True)
+
+    codes = [outcome.failure.code for outcome in answer.outcomes if outcome.failure]
+    assert codes == ["overloaded", "deadline_exceeded"]
+    assert runner.given_up == 0
+    assert not runner.works[0].atomic
+
+
+async def test_work_that_another_request_waits_for_goes_on(runner: FailingRunner) -> None:
+    gate = asyncio.Event()
+
+    class Later(GatedRunner):
+        """Lets a second request join before the first has failed."""
+
+        @override
+        async def run(
+            self,
+            work: Work,
+            *,
+            deadline: float,
+            settle: Callable[[int, ItemOutcome], None],
+            traceparent: str = "",
+        ) -> None:
+            await gate.wait()
+            await runner.run(work, deadline=deadline, settle=settle)
+
+    scene = Scene(runner=Later())
+    first = asyncio.create_task(scene.ask("a", "b", within=60.0))
+    await until(lambda: scene.flights.statistics().in_flight == 2)
+    joined = asyncio.create_task(scene.ask("b", within=0.2))
+    await until(lambda: scene.flights.statistics().joined == 1)
+    gate.set()
+    await first
+    await joined
+
+    assert runner.given_up == 0
+    for task in scene.tasks.tasks:
+        task.cancel()
+    await asyncio.gather(*scene.tasks.tasks, return_exceptions=True)
+
+
+async def test_a_request_that_joined_an_item_ends_with_it(runner: FailingRunner) -> None:
+    scene = Scene(runner=runner)
+    waiting = asyncio.create_task(scene.ask("other", "slow", within=60.0, continue_on_error=True))
+    await until(lambda: bool(runner.works))
+
+    answer = await scene.ask("fails", "slow", within=60.0)
+
+    assert [outcome.source for outcome in answer.outcomes] == [Source.FAILED] * 2
+    assert not waiting.done()
+    waiting.cancel()
+    for task in scene.tasks.tasks:
+        task.cancel()
+    await asyncio.gather(waiting, *scene.tasks.tasks, return_exceptions=True)

@@ -1,0 +1,238 @@
+"""What the arena counts: windows of errors, the ledger beside the answers, and what it keeps."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtests.arena import topology
+from loadtests.arena.cases import cases
+from loadtests.arena.judging import (
+    Around,
+    Billed,
+    Books,
+    Verdict,
+    Window,
+    compare,
+    findings,
+    judge,
+)
+from loadtests.arena.load import Sent
+from loadtests.arena.memory import BOUNDS, kind_of
+from loadtests.arena.questions import Expected, Question
+from loadtests.arena.record import Record, Result, table
+
+BEGUN, ENDED = 10.0, 40.0
+
+
+def sent(due: float, status: int = 200, *, id_: str = "", latency: float = 0.01) -> Sent:
+    return Sent(
+        due=due,
+        latency=latency,
+        status=status,
+        is_right=status == 200,
+        items=2,
+        id=id_ or f"r{due:g}",
+    )
+
+
+def verdict(*requests: Sent, window: Window = Window()) -> Verdict:  # noqa: B008 - frozen
+    return judge(requests, window, begun=BEGUN, ended=ENDED)
+
+
+def around(**changes: object) -> Around:
+    made = Around(unhealthy=[], memory={}, bounds=BOUNDS, lost=0)
+    return msgspec.structs.replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("due", "window", "is_held"),
+    [
+        (9.5, Window(after_begin=2), True),  # under way when it began
+        (8.5, Window(after_begin=2), False),
+        (11.9, Window(after_begin=2), True),
+        (12.1, Window(after_begin=2), False),
+        (25.0, Window(after_begin=2, after_end=2), False),
+        (41.9, Window(after_begin=2, after_end=2), True),
+        (25.0, Window(is_open=True), True),
+        (40.1, Window(is_open=True), False),
+        (42.9, Window(is_open=True, after_end=3), True),
+        (10.0, Window(), False),
+    ],
+)
+def test_a_window_holds_what_was_due_in_it(*, due: float, window: Window, is_held: bool) -> None:
+    assert window.holds(sent(due, 502, latency=1.0), begun=BEGUN, ended=ENDED) is is_held
+
+
+def test_a_window_says_what_it_allows() -> None:
+    assert str(Window()) == "never"
+    assert str(Window(after_begin=2)) == "2 s of its beginning"
+    assert str(Window(is_open=True, after_end=3)) == "the fault and 3 s"
+
+
+def test_errors_are_counted_by_when_they_were_due() -> None:
+    found = verdict(
+        sent(5, latency=0.1),
+        sent(11, 502),
+        sent(30, 0),
+        sent(60, latency=0.2),
+        window=Window(after_begin=2),
+    )
+
+    assert (found.requests, found.errors, found.outside, found.wrong) == (4, 2, 1, 0)
+    assert (found.errors_from, found.errors_to) == (1.0, 20.0)
+    assert found.codes == {"502": 1, "0": 1}
+    assert (found.p99_before, found.p99_after) == (0.1, 0.2)
+
+
+def test_an_answer_that_is_not_the_expected_one_is_wrong() -> None:
+    found = verdict(msgspec.structs.replace(sent(5), is_right=False))
+
+    assert found.wrong == 1
+
+
+def test_the_ledger_is_compared_request_by_request() -> None:
+    answers = [sent(1, id_="a"), sent(2, id_="b"), sent(3, 503, id_="c"), sent(4, 0)]
+    ledger = {
+        "a": Billed(times=2, status=200),
+        "c": Billed(times=1, status=200),
+        "x": Billed(times=1, status=200),
+        "y": Billed(times=1, status=503),
+    }
+
+    books = compare(answers, ledger, items_billed=5)
+
+    assert (books.answered, books.billed) == (2, 3)
+    assert (books.missing, books.twice, books.refused_and_billed, books.unanswered) == (1, 1, 1, 1)
+    assert (books.items_answered, books.items_billed) == (4, 5)
+
+
+def test_what_is_as_it_must_be_is_no_finding() -> None:
+    answers = [sent(number) for number in range(1, 60)]
+    ledger = {each.id: Billed(times=1, status=200) for each in answers}
+    books = compare(answers, ledger, items_billed=2 * len(answers))
+
+    found = list(findings(verdict(*answers), books, around(memory={"gateway": 100.0})))
+
+    assert found == []
+
+
+def test_who_got_no_answer_may_be_billed_and_nobody_else() -> None:
+    answers = [sent(1, id_="a"), msgspec.structs.replace(sent(12, 0), id="")]
+    ledger = {one: Billed(times=1, status=200) for one in ("a", "b")}
+    found = verdict(*answers, window=Window(after_begin=5))
+
+    one = findings(found, compare(answers, ledger, items_billed=4), around(lost=1))
+    two = findings(
+        found,
+        compare(answers, {**ledger, "c": Billed(times=1, status=200)}, items_billed=6),
+        around(lost=1),
+    )
+
+    assert list(one) == []
+    assert list(two) == ["1 billed, of which nobody asked"]
+
+
+def test_everything_that_is_not_as_it_must_be_is_named() -> None:
+    books = Books(
+        answered=1,
+        billed=2,
+        missing=1,
+        twice=1,
+        refused_and_billed=1,
+        unanswered=0,
+        items_answered=1,
+        items_billed=2,
+    )
+
+    found = list(
+        findings(
+            verdict(sent(30, 500)),
+            books,
+            around(unhealthy=["billing"], memory={"billing": BOUNDS["billing"] + 1}),
+        )
+    )
+
+    assert [each.split(" ", 1)[0] for each in found] == ["1", "1", "1", "1", "not", "a"]
+
+
+def test_items_are_compared_where_every_request_was_answered() -> None:
+    answers = [sent(1, id_="a")]
+    ledger = {"a": Billed(times=1, status=200)}
+
+    found = findings(verdict(*answers), compare(answers, ledger, items_billed=3), around())
+
+    assert list(found) == ["3 items billed, 2 answered"]
+
+
+def test_every_container_meets_every_fault_that_it_can() -> None:
+    services = topology.services(defaultdict(str))
+
+    chosen = list(cases(services))
+
+    assert len({case.name for case in chosen}) == len(chosen)
+    assert {case.service for case in chosen} == set(services)
+    faults = {case.fault for case in chosen if case.service == "gateway-1"}
+    assert {"kill", "stop", "freeze", "cut-in", "cut-out", "full", "address", "replace"} <= faults
+    assert {case.service for case in chosen if case.fault == "full"} == {
+        service.name for service in services.values() if service.volumes and service.disk
+    }
+    assert {kind_of(name) for name in services} == set(BOUNDS)
+
+
+def test_a_result_is_kept_at_once_and_the_last_of_a_case_counts(tmp_path: Path) -> None:
+    record = Record(tmp_path / "folder" / "arena.jsonl")
+    books = compare([sent(1, id_="a")], {"a": Billed(times=1, status=200)}, items_billed=2)
+    for found in (["1 wrong answers"], []):
+        record.add(
+            Result(
+                case="gateway-1:kill",
+                commit="abc",
+                time=0.0,
+                rate=80.0,
+                begun=BEGUN,
+                ended=ENDED,
+                window=str(Window(after_begin=3)),
+                verdict=verdict(sent(1, id_="a")),
+                books=books,
+                ledger_settled=0.1,
+                memory={"gateway": 90.0, "backend": 300.0},
+                findings=found,
+            )
+        )
+
+    results = Record(tmp_path / "folder" / "arena.jsonl").results()
+
+    assert list(results) == ["gateway-1:kill"]
+    assert results["gateway-1:kill"].findings == []
+    *_, line = table(results.values())
+    assert "| gateway-1:kill | 1 | 0 | 0 | - | 3 s of its beginning |" in line
+    assert "backend 300 MiB | as it must |" in line
+
+
+def test_numbers_may_be_rounded_otherwise_and_labels_may_not_differ() -> None:
+    expected = Expected({})
+    good = {"labels": [{"label": "positive", "score": 0.75}]}
+    body = {"model": "m", "results": [good], "usage": {"items": 1}}
+    expected.add("/v1/classify", "m", ["text"], msgspec.json.encode(body))
+    question = Question(path="/v1/classify", model="m", texts=("text",), is_cached=True)
+
+    def is_right(label: str, score: float, items: int = 1) -> bool:
+        result = {"labels": [{"label": label, "score": score}]}
+        answer = {"model": "m", "results": [result], "usage": {"items": items}}
+        return expected.is_right(question, msgspec.json.encode(answer))
+
+    assert is_right("positive", 0.75001)
+    assert not is_right("positive", 0.76)
+    assert not is_right("negative", 0.75)
+    assert not is_right("positive", 0.75, items=2)
+    assert not expected.is_right(question, b"<html>")
+
+
+def test_answers_that_differ_before_any_fault_are_no_measure() -> None:
+    expected = Expected({})
+    expected.add("/v1/embed", "m", ["text"], b'{"results": [{"embedding": [0.5]}]}')
+
+    with pytest.raises(ValueError, match="differ before any fault"):
+        expected.add("/v1/embed", "m", ["text"], b'{"results": [{"embedding": [0.6]}]}')
