@@ -86,8 +86,16 @@ class Schemas:
             fields["results"] |= {"items": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}
         config = struct.__struct_config__
         if not config.forbid_unknown_fields and not config.omit_defaults:
-            schema["required"] = list(fields)  # it is only sent, and then as a whole
+            # It is only sent, and then as a whole but for what may be unset.
+            unset = {
+                field.encode_name for field in msgspec.structs.fields(struct) if _is_unset(field)
+            }
+            schema["required"] = [name for name in fields if name not in unset]
         return schema
+
+
+def _is_unset(field: msgspec.structs.FieldInfo) -> bool:
+    return field.default is msgspec.UNSET
 
 
 def _any_value(kind: type) -> Json:

@@ -47,7 +47,7 @@ class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_error: OnError = "fail"
     """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
-    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -72,7 +72,7 @@ class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_error: OnError = "fail"
     """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
-    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -95,7 +95,7 @@ class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_error: OnError = "fail"
     """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
-    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -119,7 +119,7 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_error: OnError = "fail"
     """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
-    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -140,7 +140,7 @@ class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_error: OnError = "fail"
     """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
-    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -163,7 +163,7 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     on_error: OnError = "fail"
     """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
-    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request(self) -> InferenceRequest:
         """Return the request in the gateway's terms."""
@@ -182,7 +182,7 @@ class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     on_error: OnError = "fail"
     """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
     truncate: bool = True
-    """Whether a text that is longer than the model reads is cut; `false` refuses it."""
+    """With `false`, a text that the model would read a part of is refused."""
 
     def request_for(self, model: str) -> InferenceRequest:
         """Return the request in the gateway's terms."""

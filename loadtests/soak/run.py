@@ -77,7 +77,11 @@ def soak(folder: Path, *, models: Path, duration: float, every: float, look: flo
     document = config / "gateway.yaml"
     text = document.read_text().replace("memory_bytes: 67108864", f"memory_bytes: {_MEMORY_TIER}")
     document.write_text(text)
-    environment = {"SLUICEGATE_BACKEND_ROW_CACHE_BYTES": str(_ROW_CACHE)}
+    environment = {
+        "SLUICEGATE_BACKEND_ROW_CACHE_BYTES": str(_ROW_CACHE),
+        # What is billed goes at once, so that what is not is seen to stay bounded.
+        "SLUICEGATE_EVENTS_KEEP_BYTES": "0",
+    }
     with System(
         folder / "data",
         models=own_models,

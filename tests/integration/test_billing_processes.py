@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def settings(tmp_path: Path, valkey: str) -> Settings:
-    return Settings(data_dir=tmp_path, state_url=valkey)
+    return Settings(data_dir=tmp_path, state_url=valkey, events_keep=0.0)
 
 
 def works(settings: Settings) -> list[Work]:

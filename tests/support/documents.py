@@ -14,7 +14,7 @@ Document = dict[str, Any]
 METHODS = {"get", "put", "post", "delete"}
 _DEPENDENCIES = (
     *("models", "documents", "usage", "health", "settings", "control", "cache_redis", "ledger"),
-    *("publisher", "active", "changes"),
+    *("publisher", "active", "changes", "recovery", "draining"),
 )
 
 
