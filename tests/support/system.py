@@ -123,7 +123,7 @@ class System:
             raise AssertionError(f"{error}; it said: {self.output()}") from error
         return time.monotonic() - started
 
-    def stop(self, *, within: float = 30.0) -> int:
+    def stop(self, *, within: float = 90.0) -> int:
         """Stop it as Ctrl-C does; return its exit status."""
         pids = [process.pid for process in self.processes()]
         child = self._running()
