@@ -23,6 +23,9 @@ MEMORY_BOUND = 256 * 1024 * 1024
 """Bytes that a process may have resident, whatever was sent to it."""
 _CONNECTIONS = 48
 _ENOUGH = 10
+_OVERLOADED = 503
+# So many, or such a share of all, may be refused while the machine is busy otherwise.
+_REFUSED, _SHARE_REFUSED = 100, 0.01
 _LOOK = 1.0
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
@@ -132,6 +135,15 @@ class _Run:
     def _script(self, number: int) -> Script:
         return script(self._seed, number, self._people, without=self._without)
 
+    @property
+    def _refused(self) -> int:
+        return sum(
+            count
+            for player in self._players
+            for (_, status), count in player.answers.items()
+            if status == _OVERLOADED
+        )
+
     async def _watch(self, pids: dict[str, int]) -> None:
         while True:
             self._look(pids)
@@ -152,6 +164,8 @@ class _Run:
 
     def _changed(self, pids: dict[str, int]) -> Iterator[str]:
         self._look(pids)
+        if self._refused > max(_REFUSED, self._requests * _SHARE_REFUSED):
+            yield f"{self._refused} of {self._requests} requests were refused as too many"
         if self._pids() != pids:
             yield f"processes were replaced: {pids} before, {self._pids()} now"
         for name, most in self._memory.items():
