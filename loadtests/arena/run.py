@@ -24,6 +24,8 @@ from loadtests.machine import this_machine
 _LEAD = 10.0
 _AFTER = 10.0
 """Seconds of load before the fault, and after everything must be well."""
+_FASTEST = 120.0
+"""Requests a second, by default at most: two cores are to have some rest."""
 _LEDGER = 60.0
 _ITEMS_AT_ONCE = 60
 
@@ -39,7 +41,7 @@ def run_cases(
         _begin_well(arena)
         fault = FAULTS[case.fault](arena, arena.services[case.service])
         duration = _LEAD + fault.hold + SETTLED + _AFTER
-        steady = rate or requests / duration
+        steady = rate or min(_FASTEST, requests / duration)
         seed = int(time.time()) + number
         load = Load(
             BALANCER_PORT, keys=keys, expected=expected, rate=steady, count=requests, seed=seed
