@@ -31,7 +31,10 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
             states = ", ".join(sorted({_state(view) for view in backend["workers"].values()}))
             drained = " (drained)" if backend["drained"] else ""
             origin = f", by DNS from {backend['dns']}" if backend["dns"] else ""
-            state = f"{states or 'unknown'}{drained}{origin}"
+            views = backend["workers"].values()
+            problems = sorted({name for view in views for name in view.get("problems", {})})
+            broken = f", broken: {', '.join(problems)}" if problems else ""
+            state = f"{states or 'unknown'}{drained}{origin}{broken}"
             click.echo(f"{region['name']:12} {backend['id']:24} {state}")
 
 

@@ -85,8 +85,9 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
             say(f"ended {ended} processes that a former run left behind")
         directory.remove_sockets()
         directory.folder("logs")
-        shutil.rmtree(root / "metrics", ignore_errors=True)  # of processes that are gone
-        directory.folder("metrics")
+        # Of processes that are gone; the folder may be one that holds more.
+        for left in directory.folder("metrics").glob("*_*.db"):
+            left.unlink(missing_ok=True)
         try:
             yield directory
         finally:

@@ -85,3 +85,16 @@ def test_a_key_that_cannot_be_one_is_refused_without_showing_it(tmp_path: Path, 
 
     assert caught.value.exit_code == ExitCode.CONFIGURATION
     assert key not in str(caught.value)
+
+
+def test_only_metrics_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
+    """Somebody may keep a folder of that name where the data directory is put."""
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    (metrics / "counter_17.db").touch()
+    (metrics / "notebook.ipynb").write_text("mine")
+
+    with open_directory(tmp_path, lambda _: None):
+        left = [path.name for path in metrics.iterdir()]
+
+    assert left == ["notebook.ipynb"]
