@@ -2,9 +2,11 @@
 
 import fcntl
 import threading
+import time
 from pathlib import Path
 
 from gateway.ledger.write_priority import FileWritePriority
+from tests.support.events import START
 from tests.support.ledgers import open_ledger
 from tests.support.waiting import wait_until
 
@@ -75,6 +77,18 @@ def test_a_change_gets_in_between_transactions_that_follow_at_once(tmp_path: Pat
         recording.join()
 
         assert len(ledger.audit.entries()) == 20
+
+
+def test_adding_up_old_usage_lets_changes_go_first(tmp_path: Path) -> None:
+    with open_ledger(tmp_path) as ledger:
+        ledger.audit("admin", "test", "makes the tables")
+
+        with FileWritePriority(tmp_path / "ledger.db-ahead").ahead():
+            began = time.monotonic()
+            ledger.rollup.add_up(before=START, limit=10)
+            waited = time.monotonic() - began
+
+    assert waited >= 1.0
 
 
 def _write_in_bulk(priority: FileWritePriority, done: list[str]) -> None:
