@@ -58,7 +58,8 @@ def discard_at_close(transport: asyncio.BaseTransport) -> None:
     """
     connection = transport.get_extra_info("socket")
     if _is_tcp(connection):
-        with contextlib.suppress(OSError):  # it may be closed already
+        # It may be closed already: uvloop's socket has no descriptor then, a ValueError.
+        with contextlib.suppress(OSError, ValueError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
 
 

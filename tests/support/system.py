@@ -109,7 +109,7 @@ class System:
         if self._child is not None and self._child.poll() is None:
             self.stop()
 
-    def start(self, *, within: float = 60.0) -> float:
+    def start(self, *, within: float = 180.0) -> float:
         """Start it, wait until it is ready, and return how long that took."""
         started = time.monotonic()
         with self._output.open("wb") as output:
@@ -119,7 +119,7 @@ class System:
         until(self._ready, within=within, what=f"ready; it said: {self.output()}")
         return time.monotonic() - started
 
-    def stop(self, *, within: float = 30.0) -> int:
+    def stop(self, *, within: float = 90.0) -> int:
         """Stop it as Ctrl-C does; return its exit status."""
         pids = [process.pid for process in self.processes()]
         child = self._running()
