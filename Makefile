@@ -63,6 +63,7 @@ chaos: install-dev ## Kill, stop, delay and change backends under load, one faul
 
 arena: install-dev ## Run compose.yaml in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
 	$(BIN)/python -m loadtests arena $(ARGS)
+	$(if $(ARGS),,$(MAKE) arena-partitions)
 
 arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
 	$(BIN)/python -m loadtests partitions $(ARGS)

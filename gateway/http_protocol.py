@@ -139,6 +139,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # trailers: RFC 9110 forbids to take them for header fields
         if len(self.headers) == MAX_FIELDS:
             self._stop(too_large())
+        # The parser leaves the blanks after a value (RFC 9112, 5.1).
+        value = value.rstrip(b" \t")
         # As uvicorn does, without a call for each field.
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":

@@ -7,6 +7,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from typing import Self
 
 # From <asm-generic/socket.h>; the module `socket` has no name for it.
 _SO_ATTACH_FILTER = 26
@@ -24,8 +25,8 @@ _HANDSHAKE = 0.1
 _LOOK = 0.01
 _EMPTY_WITHIN = 2.0
 
-# How often a worker looks whether connections wait at another one's socket. One that is seen
-# waiting twice is accepted: twice this is what a connection waits for a worker that was killed.
+# A connection that still waits so long after it was seen at another worker's socket is accepted:
+# twice this is what one waits at most for a worker that was killed.
 TAKEOVER_INTERVAL = 0.02
 _ACCEPTED_AT_ONCE = 64
 
@@ -66,18 +67,54 @@ async def take_over(
     """Accept, until `until`, what waits at `listeners` of others who do not accept it.
 
     That is the case when the other was killed, hangs or is stopping. `listeners` do not block.
+    Elsewhere than on Linux it does nothing.
     """
+    if not listeners or sys.platform != "linux":
+        return
     poller = _poller(listeners)
-    waited: set[int] = set()
-    while listeners:
-        await asyncio.sleep(TAKEOVER_INTERVAL)
-        if until.is_set():
-            return
-        ready = _ready(poller)
+    with _Arrivals(listeners) as arrivals:
+        while True:
+            waited = await arrivals.next()
+            while waited:
+                await asyncio.sleep(TAKEOVER_INTERVAL)
+                if until.is_set():
+                    return
+                ready = _ready(poller)
+                for listener in listeners:
+                    if listener.fileno() in waited & ready:
+                        await _accept(listener, make_protocol)
+                waited = ready | arrivals.so_far()
+
+
+class _Arrivals:
+    """Tells at which sockets somebody has arrived, without looking while nobody does."""
+
+    def __init__(self, listeners: Sequence[socket.socket]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
         for listener in listeners:
-            if listener.fileno() in waited & ready:
-                await _accept(listener, make_protocol)
-        waited = ready
+            # By edge: once for each arrival, and not for as long as somebody waits.
+            self._epoll.register(listener, select.EPOLLIN | select.EPOLLET)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._loop.remove_reader(self._epoll.fileno())
+        # Others have the sockets, too: only with this does the kernel stop telling of them.
+        self._epoll.close()
+
+    async def next(self) -> set[int]:
+        """Return the sockets of those who arrive next; what comes soon after wakes nobody."""
+        arrived = asyncio.Event()
+        self._loop.add_reader(self._epoll.fileno(), arrived.set)
+        await arrived.wait()
+        self._loop.remove_reader(self._epoll.fileno())
+        return self.so_far()
+
+    def so_far(self) -> set[int]:
+        """Return the sockets of those who have arrived since the last time."""
+        return {descriptor for descriptor, _ in self._epoll.poll(0)}
 
 
 async def _accept(listener: socket.socket, make_protocol: MakeProtocol) -> None:

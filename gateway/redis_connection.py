@@ -19,6 +19,10 @@ from gateway.errors import ConfigurationError
 from gateway.redis_servers import read_servers
 from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
 
+_CONNECT_TIMEOUT = 2.0
+"""A longer wait for a lost packet only makes the next attempt later: the kernel sends it ever less
+often."""
+
 
 class _LossAware(AbstractConnection):
     """A connection that tells its loss from a reply that has not come yet.
@@ -90,7 +94,7 @@ def connect(
 ) -> Redis:
     """Return a client of the Redis at `url` (`redis://`, `rediss://` or `unix://`).
 
-    Connecting, waiting for a free connection and each read may take `timeout` seconds. Nothing is
+    Waiting for a free connection and each read may take `timeout` seconds, connecting 2. Nothing is
     retried: redis-py would repeat a command ten times, and a script that takes tokens or appends
     events must not run twice. Never cancel an await of this client: let a task that nobody cancels
     run the command and wait for that task.
@@ -110,7 +114,7 @@ def connect(
         **{
             "timeout": timeout,
             "socket_timeout": timeout,
-            "socket_connect_timeout": timeout,
+            "socket_connect_timeout": min(timeout, _CONNECT_TIMEOUT),
             "retry": Retry(NoBackoff(), 0),
             **address,
         },

@@ -58,7 +58,7 @@ def discard_at_close(transport: asyncio.BaseTransport) -> None:
     """
     connection = transport.get_extra_info("socket")
     if _is_tcp(connection):
-        # It may be closed already: uvloop's socket has no descriptor then, a ValueError.
+        # It may be closed already, which uvloop says with a `ValueError`.
         with contextlib.suppress(OSError, ValueError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
 

@@ -106,8 +106,11 @@ class Admission:
             self.promised = sum(self._promised.values())
 
     def note_late(self, request: RequestWork, rows: int) -> None:
-        """Learn that a request ran out of time, of which an item had run so many rows."""
-        if not request.is_late:
+        """Learn that a request ran out of time, of which an item had run so many rows.
+
+        Of a single row the queue tells.
+        """
+        if not request.is_late and (rows or request.items > 1):
             request.is_late = True
             # A few of them say it: the factor must not jump with a single large request.
             in_vain = min(max(rows, request.items), _MOST_IN_VAIN)

@@ -9,7 +9,7 @@ said by the marks of the logs alone, see `Recording`.
 import hashlib
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, select, update
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
@@ -40,7 +40,7 @@ class Rollup:
             How many rows that were; 0 is that none is left.
         """
         end = before - before % HOUR
-        with self._store.writing() as connection:
+        with self._store.writing(in_bulk=True) as connection:
             self._store.take_turns(connection, _TURNS)
             start = self._start(connection)
             rows: list[RowMapping] = []
@@ -52,8 +52,7 @@ class Rollup:
             self._remember(connection, end if start is None else min(start, end))
             if not rows or start is None:
                 return 0
-            for values in _sums(rows, start):
-                self._add(connection, values)
+            self._store.add_to(connection, _events, _sums(rows, start), _SUMMED)
             ids = [row["id"] for row in rows]
             connection.execute(delete(_events).where(_events.c.id.in_(ids)))
             return len(rows)
@@ -69,13 +68,6 @@ class Rollup:
         if not self._store.insert_new(connection, _until, [row]):
             same = _until.c.subject == _SUBJECT
             connection.execute(update(_until).where(same).values(until=until))
-
-    def _add(self, connection: Connection, values: dict[str, Any]) -> None:
-        """Add to the row of an hour and kind, or make it."""
-        sums = {name: _events.c[name] + values[name] for name in _SUMMED}
-        same = _events.c.id == values["id"]
-        if not connection.execute(update(_events).where(same).values(**sums)).rowcount:
-            connection.execute(insert(_events), values)
 
 
 def reopen(connection: Connection, oldest: int) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,19 @@ class Store:
         first, *_ = table.primary_key
         new = postgresql.insert(table).on_conflict_do_nothing().returning(first)
         return len(connection.execute(new, rows).all())
+
+    def add_to(
+        self,
+        connection: Connection,
+        table: sqlalchemy.Table,
+        rows: list[dict[str, Any]],
+        summed: Sequence[str],
+    ) -> None:
+        """Insert the rows; where a key is there already, add what is `summed` to its row."""
+        new = sqlite.insert(table) if self._lite else postgresql.insert(table)
+        sums = {name: table.c[name] + new.excluded[name] for name in summed}
+        statement = new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
+        connection.execute(statement, rows)
 
     def take_turns(self, connection: Connection, subject: str) -> int:
         """Wait until no other transaction has `subject`; return the database's time, in ns."""

@@ -1,5 +1,6 @@
 """Whether a case went as it must: windows of errors, and the ledger beside the answers."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -75,6 +76,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     errors_from: float
     errors_to: float
     codes: dict[str, int]
+    seconds: dict[int, int]
+    """Errors by the second after the fault's beginning in which they were due."""
     p99_before: float
     p99_during: float
     p99_after: float
@@ -93,7 +96,8 @@ def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -
         outside=len(outside),
         errors_from=min((each.due for each in failed), default=begun) - begun,
         errors_to=max((each.due for each in failed), default=begun) - begun,
-        codes=dict(Counter(f"{each.status} {each.code}".strip() for each in failed)),
+        codes=dict(Counter(map(_said, failed))),
+        seconds=dict(Counter(math.floor(each.due - begun) for each in failed)),
         p99_before=_p99(each.latency for each in sent if each.due + each.latency < begun),
         p99_during=_p99(each.latency for each in sent if begun <= each.due < ended),
         p99_after=_p99(each.latency for each in sent if each.due >= after),
@@ -150,6 +154,11 @@ def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
     for kind, mebibytes in around.memory.items():
         if mebibytes > around.bounds[kind]:
             yield f"a process of {kind} had {mebibytes:.0f} MiB"
+
+
+def _said(sent: Sent) -> str:
+    """Return the status of a failure, and what its problem says."""
+    return f"{sent.status} {sent.code} {sent.detail}".strip()
 
 
 def _p99(latencies: Iterable[float]) -> float:

@@ -29,6 +29,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer's `X-Request-Id` says."""
     code: str = ""
     """The `code` of a problem."""
+    detail: str = ""
+    """What the problem says."""
 
 
 class Load:
@@ -105,7 +107,8 @@ class Load:
                 is_right=is_right,
                 items=len(question.texts),
                 id=_field(head, b"x-request-id:"),
-                code="" if status == httpx.codes.OK else _code(body),
+                code="" if status == httpx.codes.OK else _field_of(body, "code"),
+                detail="" if status == httpx.codes.OK else _field_of(body, "detail"),
             )
         )
 
@@ -150,9 +153,9 @@ def _field(head: bytes, name: bytes) -> str:
     return ""
 
 
-def _code(body: bytes) -> str:
+def _field_of(body: bytes, name: str) -> str:
     with contextlib.suppress(msgspec.DecodeError):
         problem = msgspec.json.decode(body)
         if isinstance(problem, dict):
-            return str(problem.get("code", ""))
+            return str(problem.get(name, ""))
     return ""

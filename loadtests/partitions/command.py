@@ -1,6 +1,7 @@
 """`python -m loadtests partitions`."""
 
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,9 @@ def partitions_command(
     """Packets dropped between every two processes, in network namespaces (as root)."""
     if reason := missing():
         raise click.ClickException(reason)
+    # Ended in whatever way, it leaves no namespaces behind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     pairs = [pair for pair in PAIRS if not only or pair.name.startswith(only)]
     print(HEADING, flush=True)
     if not asyncio.run(_measure(pairs, directions or tuple(Direction), seconds)):

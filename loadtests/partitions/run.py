@@ -83,6 +83,7 @@ class Parting:
             await eventually(self._has_ledger, within=_START, what="PostgreSQL answers")
             await asyncio.to_thread(members.start_gateway)
             await eventually(self._is_well, within=_START, what="the gateway is ready")
+            members.share_the_processor()
             self._stack = stack.pop_all()
         return self
 

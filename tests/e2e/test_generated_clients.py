@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any  # Any: modules that exist only while this test runs
 
+import httpx
 import pytest
 
 from tests.support.documents import conforms, operations, resolved
@@ -25,6 +26,7 @@ package_name_override: {name}
 content_type_overrides:
   application/yaml: application/octet-stream
 """
+_PATIENT = httpx.Timeout(60.0)
 _OF_EVERY_SERVER = {"content-length", "content-type", "date"}
 Modules = Callable[[str], Any]
 
@@ -36,13 +38,15 @@ def generated(url: str, name: str, folder: Path) -> Modules:
     command = [*(sys.executable, "-m", "openapi_python_client", "generate", "--meta", "none")]
     command += ["--fail-on-warning", "--overwrite", "--config", str(options)]
     command += ["--url", f"{url}/openapi.json", "--output-path", str(folder / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return lambda module: importlib.import_module(f"{name}.{module}")
 
 
 def customer(made: Modules, system: System) -> Any:
-    return made("client").AuthenticatedClient(base_url=system.url, token=system.key)
+    return made("client").AuthenticatedClient(
+        base_url=system.url, token=system.key, timeout=_PATIENT
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +120,9 @@ def test_a_generated_client_manages_tenants_and_keys(
 ) -> None:
     made = generated(system.admin_url, "made_for_operators", folder)
     models = made("models")
-    client = made("client").AuthenticatedClient(base_url=system.admin_url, token=ADMIN_KEY)
+    client = made("client").AuthenticatedClient(
+        base_url=system.admin_url, token=ADMIN_KEY, timeout=_PATIENT
+    )
     opened.enter_context(client)
 
     rule = models.Rule(name="m", unit=models.RuleUnit.REQUESTS, capacity=9, window=60.0)

@@ -17,7 +17,7 @@ from tests.support.stub_backend import StubBackend, answer, hang
 from tests.support.system import free_port
 from tests.support.valkey import Valkey
 from tests.support.waiting import eventually, until
-from tests.support.worker import Connection, RunningWorker, classify, post, running_worker
+from tests.support.worker import KEY, Connection, RunningWorker, classify, post, running_worker
 
 pytestmark = pytest.mark.anyio
 _ENDLESS = b"POST /v1/classify HTTP/1.1\r\nhost: h\r\nx: "
@@ -214,3 +214,16 @@ async def test_an_upgrade_to_http_2_is_ignored(worker: RunningWorker, stub: Stub
 
     assert [response.status for response in found] == [200] * 4
     assert len({response.body.partition(b'"usage"')[0] for response in found}) == 1
+
+
+async def test_blanks_around_a_value_are_no_part_of_it(worker: RunningWorker) -> None:
+    body = classify("known")
+    lines = [b"host:\t worker \t", b"authorization: Bearer %b  " % KEY.encode()]
+    lines.append(b"content-length:  %d \t" % len(body))
+    head = b"POST /v1/classify HTTP/1.1\r\n%b\r\n\r\n" % b"\r\n".join(lines)
+
+    async with worker.connect() as connection:
+        await connection.send(head + body, head + body)
+        answers = [await connection.response() for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [200, 200]

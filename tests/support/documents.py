@@ -1,24 +1,40 @@
 """The two OpenAPI documents, made as the two applications make them."""
 
-from typing import Any
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
 
 import msgspec
 from jsonschema import Draft202012Validator
-from litestar.di import Provide
+from litestar.di import Dependency, Provide
+from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
+from gateway.api.health import HealthController
+from gateway.api.metadata import MetadataController
 from gateway.api.routes import customers_document
 
 Document = dict[str, Any]
 METHODS = {"get", "put", "post", "delete"}
-_DEPENDENCIES = (
-    *("models", "documents", "usage", "health", "settings", "control", "cache_redis", "ledger"),
-    *("publisher", "active", "changes", "recovery", "draining"),
-)
 
 
-NOTHING = {name: Provide(lambda: None, sync_to_thread=False) for name in _DEPENDENCIES}
+def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
+    """Yield the names of what `handlers` are given when they are called."""
+    for part in handlers:
+        own = [part] if isinstance(part, HTTPRouteHandler) else vars(part).values()
+        for handler in own:
+            if isinstance(handler, HTTPRouteHandler):
+                for name, parameter in inspect.signature(handler.fn).parameters.items():
+                    marks = get_args(parameter.annotation)[1:]
+                    if any(isinstance(mark, Dependency) for mark in marks):
+                        yield name
+
+
+NOTHING = {
+    name: Provide(lambda: None, sync_to_thread=False)
+    for name in _dependencies([*HANDLERS, MetadataController, HealthController])
+}
 """What handlers are given where they are described and not called."""
 
 

@@ -109,14 +109,18 @@ class System:
         if self._child is not None and self._child.poll() is None:
             self.stop()
 
-    def start(self, *, within: float = 180.0) -> float:
+    def start(self, *, within: float = 110.0) -> float:
         """Start it, wait until it is ready, and return how long that took."""
         started = time.monotonic()
         with self._output.open("wb") as output:
             self._child = subprocess.Popen(
                 self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
             )
-        until(self._ready, within=within, what=f"ready; it said: {self.output()}")
+        try:
+            until(self._ready, within=within, what="ready")
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"{error}; it said: {self.output()}") from error
         return time.monotonic() - started
 
     def stop(self, *, within: float = 90.0) -> int:

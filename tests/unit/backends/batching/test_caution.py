@@ -3,6 +3,8 @@
 import random
 
 from backends.batching.caution import Caution
+from backends.batching.policy import Release
+from backends.batching.queue import Taken
 
 
 def test_rows_in_vain_raise_it_quickly() -> None:
@@ -40,3 +42,19 @@ def test_a_storm_does_not_raise_it_without_bound() -> None:
     caution = Caution()
     caution.count(in_time=0, in_vain=100_000)
     assert caution.factor <= 4.0
+
+
+def test_with_time_it_falls_back_to_where_it_began() -> None:
+    nothing = Taken(rows=[], dropped=[], release=Release.IDLE, seconds=0.0, work=0.0, more=False)
+    caution = Caution()
+    first = caution.factor
+    caution.learn(nothing, 100.0)
+    caution.count(in_time=0, in_vain=100)
+    raised = caution.factor
+
+    caution.learn(nothing, 101.0)
+    soon = caution.factor
+    caution.learn(nothing, 200.0)
+
+    assert raised > soon > 0.9 * raised
+    assert first <= caution.factor < 1.05 * first

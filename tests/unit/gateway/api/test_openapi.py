@@ -1,6 +1,8 @@
 """Both OpenAPI documents are whole and true, and the page that shows them names no other host."""
 
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -280,3 +282,16 @@ async def test_the_viewer_is_served_and_may_be_kept(client: httpx.AsyncClient) -
 async def test_litestar_serves_no_document_of_its_own(client: httpx.AsyncClient) -> None:
     for path in ("/schema", "/schema/openapi.json"):
         assert (await client.get(path)).status_code == 404
+
+
+async def test_a_process_that_describes_itself_leaves_pydantic_alone() -> None:
+    program = (
+        "import sys; from tests.support.documents import documents; documents();"
+        " print('pydantic' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "False"
