@@ -106,6 +106,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             criticality=criticality,
             lane=lane,
             truncate=self.request.truncate,
+            is_valid=self.plan.is_valid,
             atomic=atomic,
             items=tuple(
                 WorkItem(

@@ -94,7 +94,7 @@ class SharedWork:
                 tasks.create_task(run(ours))
             now = asyncio.get_running_loop().time()
             until = now + (deadline - now) * _SHARE_OF_TIME
-            async for items in self._left_by_others(theirs, until, settle):
+            async for items in self._left_by_others(work, theirs, until, settle):
                 tasks.create_task(run(items))
 
     async def _claim(self, items: Sequence[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:
@@ -109,6 +109,7 @@ class SharedWork:
 
     async def _left_by_others(
         self,
+        work: Work,
         items: list[WorkItem],
         until: float,
         settle: Callable[[int, ItemOutcome], None],
@@ -119,7 +120,9 @@ class SharedWork:
         while items and now() < until:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-            items = await self._settle_found(items, settle)
+            items, outdated = await self._settle_found(work, items, settle)
+            if outdated:
+                yield outdated
             # The look-up has just read the claims of others: to ask for these costs nothing.
             ours, items = await self._claim(items)
             if ours:
@@ -128,17 +131,28 @@ class SharedWork:
             yield items
 
     async def _settle_found(
-        self, items: Sequence[WorkItem], settle: Callable[[int, ItemOutcome], None]
-    ) -> list[WorkItem]:
-        """Settle what others have answered by now, and return the rest."""
+        self,
+        work: Work,
+        items: Sequence[WorkItem],
+        settle: Callable[[int, ItemOutcome], None],
+    ) -> tuple[list[WorkItem], list[WorkItem]]:
+        """Settle what others have answered by now.
+
+        Returns the rest, and what has an answer that may not be given any more: nobody can claim it
+        until that is replaced.
+        """
         found = await self._cache.lookup(_keys(items))
-        left = []
+        now = self._wall()
+        left: list[WorkItem] = []
+        outdated: list[WorkItem] = []
         for item, one in zip(items, found, strict=True):
             if one is None:
                 left.append(item)
+            elif work.is_valid is None or work.is_valid(one.entry, now):
+                settle(item.index, joined_outcome(one.entry, now))
             else:
-                settle(item.index, joined_outcome(one.entry, self._wall()))
-        return left
+                outdated.append(item)
+        return left, outdated
 
     @contextmanager
     def _renewing(self, items: Sequence[WorkItem]) -> Iterator[None]:
@@ -148,8 +162,9 @@ class SharedWork:
 
         def renew() -> None:
             nonlocal timer
-            self._cache.renew(keys)
-            timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
+            if self.lease > 0:  # claims may have been switched off
+                self._cache.renew(keys)
+                timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
 
         timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
         try:

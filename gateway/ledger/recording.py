@@ -68,7 +68,7 @@ class Recording:
 
     def bury(self, log_id: str, reason: str, payload: bytes) -> None:
         """Keep what is no batch at all where an operator finds it."""
-        with self._store.writing() as connection:
+        with self._store.writing(in_bulk=True) as connection:
             self._bury(connection, log_id, reason, [payload])
 
     def statistics(self) -> LedgerStatistics:

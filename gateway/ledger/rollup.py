@@ -40,7 +40,7 @@ class Rollup:
             How many rows that were; 0 is that none is left.
         """
         end = before - before % HOUR
-        with self._store.writing() as connection:
+        with self._store.writing(in_bulk=True) as connection:
             self._store.take_turns(connection, _TURNS)
             start = self._start(connection)
             rows: list[RowMapping] = []

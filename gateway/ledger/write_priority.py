@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -43,7 +43,11 @@ class NoPriority:
 
 
 class FileWritePriority:
-    """A `WritePriority` among the processes of a machine, by advisory locks on `path`."""
+    """A `WritePriority` among the processes of a machine, by advisory locks on `path`.
+
+    Order is a courtesy: where the file cannot be opened or locked (it is another user's, the disk
+    is full, the file system has no locks), everybody writes as if nobody waited.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,28 +55,45 @@ class FileWritePriority:
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
         """Hold a shared lock; see `WritePriority`."""
-        # Opened each time: a lock belongs to an open file, and threads must not share one.
-        file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH)
+        with self._opened() as file:
+            if file is not None:
+                # Who looks for locks holds one for a moment; a process that is stopped, for ever.
+                _wait(lambda: _locks(file, fcntl.LOCK_SH))
             yield
-        finally:
-            os.close(file)
 
     def give_way(self) -> None:
         """Wait until no shared lock is held; see `WritePriority`."""
-        file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        with self._opened() as file:
+            if file is not None:
+                _wait(lambda: _locks(file, fcntl.LOCK_EX))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        # Opened each time: a lock belongs to an open file, and threads must not share one.
         try:
-            until = time.monotonic() + _LONGEST
-            while not _is_free(file) and time.monotonic() < until:
-                time.sleep(_PAUSE)
+            file = os.open(self._path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644)
+        except OSError:
+            yield None
+            return
+        try:
+            yield file
         finally:
             os.close(file)
 
 
-def _is_free(file: int) -> bool:
+def _wait(holds: Callable[[], bool]) -> None:
+    """Return once `holds()`, at the latest after a second."""
+    until = time.monotonic() + _LONGEST
+    while not holds() and time.monotonic() < until:
+        time.sleep(_PAUSE)
+
+
+def _locks(file: int, how: int) -> bool:
+    """Lock `file`, and tell whether there is nothing to wait for any more."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # no locks here
+        return True
     return True

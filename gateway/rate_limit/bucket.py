@@ -24,9 +24,11 @@ def refilled(
 ) -> float:
     """Return the level of a bucket, `share` of `rule`'s size, `elapsed` seconds on.
 
-    What is `held` counts as being in the bucket.
+    What is `held` counts as being in the bucket; where that is more than a limit that was lowered,
+    it is nothing that must be refilled first.
     """
-    return min(capacity(rule, share) - held, level + max(0.0, elapsed) * rate(rule) * share)
+    level += max(0.0, elapsed) * rate(rule) * share
+    return min(max(capacity(rule, share) - held, min(level, 0.0)), level)
 
 
 def capacity(rule: Rule, share: float = 1.0) -> float:

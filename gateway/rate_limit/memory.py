@@ -166,5 +166,11 @@ class _BucketHold:
     def settle(self, spent: int) -> None:
         """Keep what was `spent`; the rest goes back."""
         amount, self._amount = self._amount, 0
-        self._bucket.held -= amount
-        self._bucket.level += amount - spent if amount else 0
+        if not amount:
+            return
+        bucket, unused = self._bucket, amount - spent
+        bucket.held -= amount
+        # What was used beyond a lowered limit is less by what was not used after all.
+        repaid = min(bucket.beyond, max(0, unused))
+        bucket.beyond -= repaid
+        bucket.level += unused - repaid

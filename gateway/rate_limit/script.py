@@ -89,30 +89,37 @@ end
 -- Of two capacities, the smaller holds for the time until now.
 local function change(b)
   if b.was == b.capacity then return end
-  if b.this_end then
-    if b.regional then b.level = b.level + b.capacity - b.was end
-  elseif not b.regional then
+  if not b.regional then
     b.least = b.was
     b.least_rate = b.rate * b.was / b.capacity
+  elseif b.this_end then
+    b.level = b.level + b.capacity - b.was
   else
     b.least = math.min(b.was, b.capacity)
     b.least_rate = b.rate * b.least / math.max(b.capacity, 0.000001)
   end
 end
 
+-- Leave room for what is held. More than a lowered limit is nothing that must be refilled first.
+local function within(b, level, room)
+  if not b.regional then room = math.max(room, math.min(level, 0)) end
+  return math.min(level, room)
+end
+
 -- Refill under the holds of the time that passed; under fewer since the last of them ended.
 local function refill(b)
   local unbounded = b.level + math.max(0, now - b.since) * b.least_rate
-  b.level = math.min(unbounded, b.least - b.held)
+  b.level = within(b, unbounded, b.least - b.held)
   if #b.ended > 0 then
-    b.level = math.min(unbounded, b.least - b.running, b.level + (now - b.last_end) * b.least_rate)
+    local since = b.level + (now - b.last_end) * b.least_rate
+    b.level = within(b, math.min(unbounded, since), b.least - b.running)
   end
 end
 
 -- After the refill: what was used stays used; what is given back was not.
 local function resize(b)
   if b.regional or b.was == b.capacity then return end
-  b.level = math.min(b.level + b.back, b.was - b.others - b.kept)
+  b.level = within(b, b.level + b.back, b.was - b.others - b.kept)
   b.back = 0
   local moved = b.level + b.capacity - b.was - b.beyond
   b.level = math.max(moved, math.min(b.level, 0))
@@ -163,7 +170,15 @@ for i, key in ipairs(KEYS) do
     refill(b)
     resize(b)
   end
-  b.level = math.min(b.level + b.back, b.capacity - b.others - b.kept)
+  -- What was used beyond a lowered limit is less by what was not used after all.
+  local unused = math.min(b.back, b.beyond)
+  b.beyond = b.beyond - unused
+  local level = b.level + b.back - unused
+  if kind == '0' then
+    b.level = math.min(level, b.capacity - b.others - b.kept)
+  else
+    b.level = within(b, level, b.capacity - b.others - b.kept)
+  end
   b.over = b.amount > b.level + 0.000001
   if b.over and not b.watched then allowed = 0 end
   buckets[i] = b

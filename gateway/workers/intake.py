@@ -18,6 +18,35 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     oldest: int
 
 
+def joined(batches: Sequence[Batch]) -> list[Batch]:
+    """Return `batches` with those that follow each other in a log as one.
+
+    What a batch costs the ledger hardly depends on its size; while billing is behind, there are
+    many small ones.
+    """
+    found: list[Batch] = []
+    ends: dict[str, int] = {}
+    """Place in `found` of the last batch of each log."""
+    for batch in batches:
+        place = ends.get(batch.log_id)
+        if place is not None and _follows(found[place], batch):
+            events = [*found[place].events, *batch.events]
+            found[place] = msgspec.structs.replace(found[place], last=batch.last, events=events)
+        else:
+            ends[batch.log_id] = len(found)
+            found.append(batch)
+    return found
+
+
+def _follows(one: Batch, other: Batch) -> bool:
+    return other.first == one.last + 1 and _is_whole(one) and _is_whole(other)
+
+
+def _is_whole(batch: Batch) -> bool:
+    """Whether there is an event for each number, and nothing else."""
+    return not batch.wrong and not batch.lost and len(batch.events) == batch.last - batch.first + 1
+
+
 class Intake:
     """Writes entries to `ledger`. Blocks."""
 
@@ -66,7 +95,7 @@ class Intake:
 
     def _record(self, blocks: Sequence[Block], batches: Sequence[Batch]) -> Recorded:
         try:
-            return self._ledger.record_batches(batches)
+            return self._ledger.record_batches(joined(batches))
         except UnrecordableBatch:
             each = [self._record_alone(b, x) for b, x in zip(blocks, batches, strict=True)]
         return Recorded(

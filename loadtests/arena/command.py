@@ -20,7 +20,11 @@ _RECORD = Path(__file__).parents[1] / "results" / "arena.jsonl"
 @click.command("arena")
 @click.option("--only", multiple=True, help="Cases, such as `gateway-1:cut-in` or `*:kill`.")
 @click.option("--requests", default=10_000, show_default=True, help="Requests of each case.")
-@click.option("--rate", default=0.0, help="Requests a second.  [default: what fits the fault]")
+@click.option(
+    "--rate",
+    default=0.0,
+    help="Requests a second.  [default: as the fault's time needs, at most 120]",
+)
 @click.option("--again", is_flag=True, help="Run cases that the file has, too.")
 @click.option("--file", "path", type=click.Path(path_type=Path), default=_RECORD)
 @click.option("--list", "is_list", is_flag=True, help="Only name the cases.")

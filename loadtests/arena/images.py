@@ -14,9 +14,11 @@ from pathlib import Path
 import yaml
 
 from loadtests.arena.podman import HOME, run
+from loadtests.machine import this_machine
 
 ROOT = Path(__file__).parents[2]
 _BASES = Path(__file__).parent / "bases"
+_COMMIT = HOME / "commit"
 _SUITE = "bookworm"
 _MINIMAL = "localhost/debian:bookworm-slim"
 _BUILD = 1800.0
@@ -42,6 +44,12 @@ def build(*, anew: bool) -> None:
             print(f"building {image}")
             stage = [f"--target={target}"] if target else []
             _build(ROOT / dockerfile, ROOT, [f"--tag={image}", *stage, *mounts])
+    _COMMIT.write_text(this_machine().commit)
+
+
+def built_from() -> str:
+    """Return the commit whose images there are."""
+    return _COMMIT.read_text() if _COMMIT.exists() else "unknown"
 
 
 def bases() -> dict[str, str]:

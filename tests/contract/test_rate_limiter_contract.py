@@ -247,6 +247,18 @@ async def test_a_quota_that_is_raised_admits_the_difference_at_once(limiter: Rat
     assert sum(decision.allowed for decision in more) == 7
 
 
+async def test_a_quota_that_is_lowered_leaves_what_was_not_used_of_it(limiter: RateLimiter) -> None:
+    large = msgspec.structs.replace(rule(100, window=0.0), period="month")
+    small = msgspec.structs.replace(large, capacity=60)
+    for _ in range(10):
+        await decide(limiter, [charge(of=large)])
+
+    lowered = [(await decide(limiter, [charge(of=small)])).allowed for _ in range(55)]
+    raised = [(await decide(limiter, [charge(of=large)])).allowed for _ in range(45)]
+
+    assert (sum(lowered), sum(raised)) == (50, 40)
+
+
 async def test_decisions_are_counted(limiter: RateLimiter) -> None:
     for _ in range(12):
         await decide(limiter, [charge(of=rule(10))])

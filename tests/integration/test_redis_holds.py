@@ -13,7 +13,7 @@ from gateway.rate_limit.base import Charge, Hold
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis_connection import connect
 from gateway.types import Rule
-from tests.support.limits import Fleet, charge, most_over_the_limit
+from tests.support.limits import Fleet, charge, most_over_the_limit, rule
 from tests.support.valkey import Valkey
 from tests.support.waiting import until
 
@@ -152,3 +152,23 @@ async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[
     taken += [(begun, amount) for begun, amount, _ in running]
     await redis.aclose()
     return sorted(taken)
+
+
+@pytest.mark.anyio
+async def test_what_others_hold_of_a_limit_that_was_lowered_is_not_owed_of_the_new_one(
+    redis: Redis,
+) -> None:
+    fleet = Fleet(redis, workers=2)
+    one, other = fleet.workers
+    await fleet.advance(1.0)
+    high, low = [charge(of=rule(1000))], [charge(of=rule(2))]
+    while other.statistics().leased < 10:
+        await fleet.advance(0.001)
+        assert await decide(other, high)
+
+    refused = await one.admit(low)
+    raised = await one.admit(high)
+
+    assert not refused.allowed
+    assert refused.retry_after <= 1800.0
+    assert raised.policies[0].remaining >= 900

@@ -1,9 +1,12 @@
 """Short changes of a SQLite ledger go before billing's long transactions."""
 
+import fcntl
 import threading
+import time
 from pathlib import Path
 
 from gateway.ledger.write_priority import FileWritePriority
+from tests.support.events import START
 from tests.support.ledgers import open_ledger
 from tests.support.waiting import wait_until
 
@@ -25,6 +28,31 @@ def test_nobody_holds_up_bulk_for_ever(tmp_path: Path) -> None:
 
     with priority.ahead():
         priority.give_way()  # returns after a second
+
+
+def test_order_is_given_up_where_the_file_cannot_be_opened(tmp_path: Path) -> None:
+    priority = FileWritePriority(tmp_path / "a folder that is not there" / "lock")
+
+    with priority.ahead():
+        priority.give_way()
+
+
+def test_a_file_of_another_user_may_be_locked(tmp_path: Path) -> None:
+    priority = FileWritePriority(tmp_path / "lock")
+    with priority.ahead():
+        pass
+
+    (made,) = tmp_path.iterdir()
+    assert made.stat().st_mode & 0o004
+
+
+def test_a_process_that_stopped_while_it_looked_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        with FileWritePriority(path).ahead():  # after a second
+            pass
 
 
 def test_a_change_gets_in_between_transactions_that_follow_at_once(tmp_path: Path) -> None:
@@ -49,6 +77,18 @@ def test_a_change_gets_in_between_transactions_that_follow_at_once(tmp_path: Pat
         recording.join()
 
         assert len(ledger.audit.entries()) == 20
+
+
+def test_adding_up_old_usage_lets_changes_go_first(tmp_path: Path) -> None:
+    with open_ledger(tmp_path) as ledger:
+        ledger.audit("admin", "test", "makes the tables")
+
+        with FileWritePriority(tmp_path / "ledger.db-ahead").ahead():
+            began = time.monotonic()
+            ledger.rollup.add_up(before=START, limit=10)
+            waited = time.monotonic() - began
+
+    assert waited >= 1.0
 
 
 def _write_in_bulk(priority: FileWritePriority, done: list[str]) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from gateway.events.block import Block, gap, pack
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import Batch
 from gateway.workers.group import Entry
-from gateway.workers.intake import Intake
+from gateway.workers.intake import Intake, joined
 from tests.support.events import START, make_event
 from tests.support.ledgers import open_ledger
 
@@ -35,6 +36,33 @@ def test_entries_are_committed_with_their_mark(ledger: Ledger) -> None:
 
     assert taken.recorded.counted == 5
     assert taken.oldest == START
+    assert ledger.high_water(["w0-1"]) == {"w0-1": 5}
+
+
+def test_blocks_that_follow_each_other_are_one_batch(ledger: Ledger) -> None:
+    unpacker = Intake(ledger)
+    whole = [unpacker._batch(block_of(first, 2)) for first in (1, 3, 5)]
+    other = msgspec.structs.replace(unpacker._batch(block_of(1, 2)), log_id="w1-1")
+    lost = Batch(log_id="w0-1", first=7, last=9, lost=True)
+    after = unpacker._batch(block_of(10, 1))
+
+    found = joined([whole[0], other, whole[1], whole[2], lost, after])
+
+    assert [(b.log_id, b.first, b.last, len(b.events)) for b in found] == [
+        ("w0-1", 1, 6, 6),
+        ("w1-1", 1, 2, 2),
+        ("w0-1", 7, 9, 0),
+        ("w0-1", 10, 10, 1),
+    ]
+
+
+def test_a_block_that_was_counted_before_is_not_counted_with_the_next(ledger: Ledger) -> None:
+    intake = Intake(ledger)
+    intake.take([entry(block_of(1, 3))])
+
+    taken = intake.take([entry(block_of(1, 3)), entry(block_of(4, 2))])
+
+    assert (taken.recorded.counted, taken.recorded.duplicates) == (2, 3)
     assert ledger.high_water(["w0-1"]) == {"w0-1": 5}
 
 
