@@ -45,9 +45,11 @@ class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
         """Set the options on the connection of `transport`; one that is not TCP has none."""
         connection = transport.get_extra_info("socket")
         if _is_tcp(connection):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in self.options().items():
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            # It may be closed already, which uvloop says with a `ValueError`.
+            with contextlib.suppress(OSError, ValueError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in self.options().items():
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def discard_at_close(transport: asyncio.BaseTransport) -> None:

@@ -24,6 +24,7 @@ async def _use_a_closed_connection() -> None:
         writer.transport.abort()
         await writer.wait_closed()
 
+        SHIPPED.apply(writer.transport)
         discard_at_close(writer.transport)
 
 

@@ -284,7 +284,7 @@ async def test_litestar_serves_no_document_of_its_own(client: httpx.AsyncClient)
         assert (await client.get(path)).status_code == 404
 
 
-async def test_a_process_that_describes_itself_leaves_pydantic_alone() -> None:
+def test_a_process_that_describes_itself_leaves_pydantic_alone() -> None:
     program = (
         "import sys; from tests.support.documents import documents; documents();"
         " print('pydantic' in sys.modules)"
