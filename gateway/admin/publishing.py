@@ -13,7 +13,7 @@ import msgspec
 from gateway.admin.known_models import known_models, unknown
 from gateway.config import tree
 from gateway.config.document import Document, PriceEntry
-from gateway.config.load import check_models, digest, explain, load_sources
+from gateway.config.load import check_memory, check_models, digest, explain, load_sources
 from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import Source, read_folder
 from gateway.errors import (
@@ -198,6 +198,7 @@ class Publisher:
     async def _check(self, sources: Sequence[Source]) -> str:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
+        await asyncio.to_thread(check_memory, sources, self._settings.memory_limit_bytes)
         return digest(await asyncio.to_thread(load_sources, sources))
 
     async def _check_models(self, sources: Sequence[Source], active: Published | None) -> None:

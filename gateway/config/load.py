@@ -14,6 +14,8 @@ from gateway.config.sources import Source, read_folder, read_source
 from gateway.errors import ConfigurationError
 
 T = TypeVar("T")
+BESIDE_CACHE_BYTES = 256 * 1024 * 1024
+"""What a worker takes beside its cache; more than it has been seen to need."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +63,24 @@ def check_models(
     document = _shape(values, Document, places)
     for path, name in checks.unknown_models(document, known):
         raise _located(path, explain(name), places)
+
+
+def check_memory(sources: Sequence[Source], limit: int) -> None:
+    """Refuse a document whose cache, once full, would take a worker beyond `limit` bytes (0: none).
+
+    Raises:
+        ConfigurationError: it would, with the file, line and field.
+    """
+    values, places = _join(sources)
+    cache = _shape(values, Document, places).cache
+    if cache.memory_enabled and 0 < limit < cache.memory_bytes + BESIDE_CACHE_BYTES:
+        raise _located(
+            ("cache", "memory_bytes"),
+            "a worker whose cache is full would take more memory than"
+            f" `SLUICEGATE_MEMORY_LIMIT_BYTES` ({limit}) allows, and be replaced; make that"
+            f" {cache.memory_bytes + BESIDE_CACHE_BYTES} at least, or this less",
+            places,
+        )
 
 
 def load_text(text: str, *, name: str = "document", placement: Path | None = None) -> Document:

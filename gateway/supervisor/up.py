@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gateway.config.load import explain, load_folder
+from gateway.config.load import check_memory, explain, load_folder
+from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings, environment
 from gateway.supervisor import topology
@@ -23,8 +24,6 @@ from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import check_tls
 
-# What a worker takes beside its cache; more than it has been seen to need.
-BESIDE_CACHE_BYTES = 256 * 1024 * 1024
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
 
 
@@ -64,18 +63,11 @@ def check_configuration(settings: Settings) -> None:
         CannotStart: they cannot.
     """
     try:
-        document = load_folder(settings.config)
+        load_folder(settings.config)
+        check_memory(read_folder(settings.config), settings.memory_limit_bytes)
         check_tls(settings)
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
-    cache = document.cache.memory_bytes if document.cache.memory_enabled else 0
-    if 0 < settings.memory_limit_bytes < cache + BESIDE_CACHE_BYTES:
-        raise CannotStart(
-            "a worker whose cache is full would take more memory than"
-            f" `SLUICEGATE_MEMORY_LIMIT_BYTES` ({settings.memory_limit_bytes}) allows; make that"
-            f" {cache + BESIDE_CACHE_BYTES} at least, or `cache.memory_bytes` less",
-            exit_code=ExitCode.CONFIGURATION,
-        )
 
 
 def check_models(options: UpOptions) -> None:

@@ -92,3 +92,17 @@ async def test_a_rollback_brings_the_former_document_back(
     assert worker.current.document.models["m"].cache_ttl == 1
     refused(await admin.post("/admin/config/rollback", json={"generation": 99}), 404, "not_found")
     refused(await admin.post("/admin/config/rollback", json={"to": 1}), 400, "invalid_request")
+
+
+async def test_a_cache_that_would_break_the_bound_on_memory_is_refused(
+    admin: httpx.AsyncClient, worker: RuntimeStore, settings: Settings
+) -> None:
+    await admin.post("/admin/config/reload")
+    file = settings.config / "g.yaml"
+    file.write_text(f"cache:\n  memory_bytes: {settings.memory_limit_bytes}\n")
+
+    problem = refused(await admin.post("/admin/config/reload"), 422, "invalid_configuration")
+
+    assert (problem["line"], problem["field"]) == (2, "cache.memory_bytes")
+    assert "SLUICEGATE_MEMORY_LIMIT_BYTES" in problem["detail"]
+    assert worker.current.generation == 1

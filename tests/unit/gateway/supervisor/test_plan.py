@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.config.load import load_text
+from gateway.config.load import BESIDE_CACHE_BYTES, load_text
 from gateway.settings import Settings, load_settings
 from gateway.supervisor.credentials import Credentials
 from gateway.supervisor.data_directory import DataDirectory, open_directory
@@ -17,7 +17,7 @@ from gateway.supervisor.placement import write_placement
 from gateway.supervisor.plan import Plan, UpOptions, plan_up
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.topology import backend_specs, reachable
-from gateway.supervisor.up import BESIDE_CACHE_BYTES, check_configuration, check_models
+from gateway.supervisor.up import check_configuration, check_models
 from gateway.supervisor.valkey import url
 
 KEYS = Credentials(admin_key="the-admin-key-0123", demo_key="the-demo-key-01234")
