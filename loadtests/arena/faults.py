@@ -192,12 +192,12 @@ class Replace(Fault):
     @override
     def begin(self) -> None:
         self._image = next_version(self.service)
-        self._addresses = inspect(self.service.container).address
+        self._former = inspect(self.service.container)
         topology.discard(self.service)
 
     @override
     def end(self) -> None:
-        topology.start(self.service, image=self._image, addresses=self._addresses)
+        topology.start(self.service, image=self._image, former=self._former)
         self.ready()
 
 

@@ -79,6 +79,8 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     address: dict[str, str]
     """The address in each network."""
+    mac: dict[str, str]
+    """The hardware address in each network."""
 
 
 def inspect(name: str) -> Inspected:
@@ -90,4 +92,5 @@ def inspect(name: str) -> Inspected:
         status=found["State"]["Status"],
         restarts=found["RestartCount"],
         address={network: each["IPAddress"] for network, each in networks.items()},
+        mac={network: each["MacAddress"] for network, each in networks.items()},
     )

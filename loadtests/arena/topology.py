@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from loadtests.arena.images import ROOT, full_name
-from loadtests.arena.podman import HOME, inspect, run
+from loadtests.arena.podman import HOME, Inspected, inspect, run
 
 PREFIX = "arena-"
 BALANCER_PORT = 18080
@@ -137,13 +137,13 @@ def remove(*, volumes: bool) -> None:
             run("network", "rm", "--force", name)
 
 
-def start(service: Service, *, image: str = "", addresses: Mapping[str, str] | None = None) -> None:
-    """Run a container of `service`: of another `image`, or at given addresses, where they are said.
+def start(service: Service, *, image: str = "", former: Inspected | None = None) -> None:
+    """Run a container of `service`: of another `image`, or at the addresses of a `former` one.
 
     Raises:
         PodmanError: it cannot be run.
     """
-    run("run", "--detach", *_options(service, addresses or {}), image or service.image,
+    run("run", "--detach", *_options(service, former), image or service.image,
         *service.command)  # fmt: skip
 
 
@@ -168,14 +168,16 @@ def is_healthy(service: Service) -> bool:
     return done.returncode == 0
 
 
-def _options(service: Service, addresses: Mapping[str, str]) -> Iterator[str]:
+def _options(service: Service, former: Inspected | None) -> Iterator[str]:
     yield from ("--name", service.container, "--hostname", service.hostname or service.name)
     yield from ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--init")
     yield from ("--security-opt=no-new-privileges", "--restart=always", f"--memory={_MEMORY}")
     yield f"--stop-timeout={service.grace}"
     for network in service.networks:
-        fixed = f",ip={addresses[PREFIX + network]}" if addresses else ""
-        yield f"--network={PREFIX}{network}:alias={service.name}{fixed}"
+        name = PREFIX + network
+        # The hardware address, too, as Docker does: what neighbours remember of it stays true.
+        fixed = f",ip={former.address[name]},mac={former.mac[name]}" if former else ""
+        yield f"--network={name}:alias={service.name}{fixed}"
     for folder in service.tmpfs:
         yield f"--tmpfs={folder}:rw,size=64m,mode=1777"
     for volume in service.volumes:
