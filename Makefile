@@ -9,8 +9,8 @@ CHECKED := gateway backends loadtests tools tests
 PEERS := litserve bentoml triton
 ARGS ?=
 PYTEST_ARGS ?=
-# Test files that run side by side; `auto` is one per core.
-TEST_PROCESSES ?= auto
+# Test files that run side by side: two per core, as many tests wait most of the time.
+TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
@@ -33,7 +33,8 @@ test: install-dev ## Run every check and every test, side by side; options in PY
 	@$(MAKE) --no-print-directory --jobs 2 tests checks
 
 tests: install-dev
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+		--durations 20 $(PYTEST_ARGS)
 
 checks: lint imports types
 

@@ -96,6 +96,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered = 0
         self._events = 0
         self._discarded = 0
+        self._reads_much = False
+        """Whether a piece of a body was read, behind which any number of heads may be."""
         self._overhead = 0
         """Bytes of the present head, or of the framing of the present body: a lower bound."""
 
@@ -151,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         try:
             check_head(self.parser.get_http_version(), self.url, self.headers)
-            if self._overhead + 2 * _PIECE > MAX_HEAD_BYTES:
+            if self._reads_much or self._overhead + 2 * _PIECE > MAX_HEAD_BYTES:
                 check_size(self.url, self.headers)
         except GatewayError as error:
             self._stop(error)
@@ -196,6 +198,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _read(self, data: bytes | memoryview) -> None:
         events = self._events
+        self._reads_much = self._reads_much or len(data) > _PIECE
         body = len(self.cycle.body) if self._is_in_body else 0
         try:
             self._parse(data)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -93,9 +93,29 @@ def load_text(text: str, *, name: str = "document", placement: Path | None = Non
 
 
 def digest(document: Document) -> str:
-    """Return 16 hex digits that are equal where documents mean the same."""
-    encoded = msgspec.json.encode(document, order="sorted")
+    """Return 16 hex digits that are equal where documents mean the same.
+
+    Fields with their defaults are left out: a field that a later version adds changes no digest.
+    """
+    encoded = msgspec.json.encode(_without_defaults(document), order="sorted")
     return hashlib.blake2b(encoded, digest_size=8).hexdigest()
+
+
+def _without_defaults(value: Any) -> Any:  # Any: whatever a document holds
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.fields(value)
+        pairs = ((field, getattr(value, field.name)) for field in fields)
+        return {field.name: _without_defaults(v) for field, v in pairs if v != _default_of(field)}
+    if isinstance(value, dict):
+        return {name: _without_defaults(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_defaults(part) for part in value]
+    return value
+
+
+def _default_of(field: msgspec.structs.FieldInfo) -> Any:
+    factory = field.default_factory
+    return field.default if factory is msgspec.NODEFAULT else factory()
 
 
 def explain(error: ConfigurationError) -> str:

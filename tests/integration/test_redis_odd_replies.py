@@ -35,6 +35,8 @@ async def redis_that_says(answer: Answer) -> AsyncIterator[int]:
                 parser.feed(data)
                 while (command := parser.gets()) is not None:
                     writer.write(answer(command))
+        except ConnectionResetError:
+            pass  # how a connection is closed on which something was wrong
         finally:
             writer.close()
 

@@ -95,7 +95,7 @@ def test_a_damaged_repository_is_built_again_beside_other_models(
 ) -> None:
     """A missing or cut file is repaired; models and revisions of others stay."""
     graph = repository / "minilm" / "1" / "model.onnx"
-    (graph.parent / ".prepacked").mkdir()
+    (graph.parent / ".prepacked").mkdir(exist_ok=True)
     (graph.parent / ".prepacked" / "weights.bin").write_text("a backend's own")
     if damage == "missing":
         graph.unlink()

@@ -167,7 +167,7 @@ def test_a_hostile_body_costs_as_much_as_a_few_looks_at_its_bytes(kind: str) -> 
     look = least_time(lambda: [raw.count(byte) for byte in (b",", b"[", b"{")])
     reading = least_time(lambda: reader.read(exchange(Task.INFER), "m", raw))
 
-    assert reading < 16 * look
+    assert reading < 40 * look  # without the bounds: 80 to 100
 
 
 @pytest.mark.parametrize("kind", sorted(_HOSTILE))

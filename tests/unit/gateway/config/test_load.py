@@ -245,6 +245,14 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         load_folder(tmp_path / "nowhere")
 
 
+def test_a_field_with_its_default_changes_no_digest() -> None:
+    written = load_text("request: {max_items: 2048}\nmodels: {a: {cache_ttl: 5, enabled: true}}")
+
+    assert written.request.max_items == load_text("{}").request.max_items
+    assert digest(written) == digest(load_text("models: {a: {cache_ttl: 5}}"))
+    assert digest(written) != digest(load_text("models: {a: {cache_ttl: 6}}"))
+
+
 def test_the_digest_follows_the_meaning_and_not_the_writing() -> None:
     block = load_text("models:\n  b: {cache_ttl: 5}\n  a: {}\n")
     flow = load_sources((Source(name="x", text="models: {a: {}, b: {cache_ttl: 5.0}}"),))
