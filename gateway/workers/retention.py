@@ -1,6 +1,7 @@
 """Keeps segments of event logs for a while after the ledger has them, as it may be restored."""
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -125,11 +126,15 @@ def disk_of(directory: Path) -> Disk:
 
 
 def _segments(log: KeptLog) -> Iterable[_Segment]:
-    for number in log.reader.committed_segments(log.mark.value):
+    """Yield the committed segments of a log; none counts as younger than those that follow it."""
+    committed = math.inf
+    for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):
         with contextlib.suppress(OSError):
             found = log.reader.path_of(number).stat()
+            # A segment that was shortened after its commit has the later time.
+            committed = min(committed, found.st_mtime)
             yield _Segment(
-                committed=found.st_mtime,
+                committed=committed,
                 log_id=log.reader.id,
                 number=number,
                 size=found.st_blocks * _BLOCK,
