@@ -46,6 +46,7 @@ async def worker(
     stub: StubBackend,
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[RunningWorker]:
+    valkey_server.flush()  # tests before may have published a document
     folder = tmp_path_factory.mktemp("worker")
     patience = Patience(connections=12)
     running = running_worker(

@@ -53,6 +53,7 @@ async def test_a_memory_hit_of_a_worker_that_drains_ends_its_connection(
 def test_an_operators_listener_says_that_it_stops_and_ends_at_once_when_told_twice(
     tmp_path: Path, valkey_server: Valkey
 ) -> None:
+    valkey_server.flush()
     port = free_port()
     environment = dict(process_environment()) | {
         "SLUICEGATE_DATA_DIR": str(tmp_path),
