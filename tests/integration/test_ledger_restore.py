@@ -174,3 +174,4 @@ async def test_kept_segments_give_way_the_oldest_first(
     newest = log.statistics().segments - 1
     assert left[-1] == f"{newest:08d}.log"
     assert "00000000.log" not in left
+    assert left == [f"{n:08d}.log" for n in range(newest + 1 - len(left), newest + 1)]
