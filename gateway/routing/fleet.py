@@ -114,6 +114,7 @@ class Fleet:
         member.trouble = found.detail if isinstance(found, ProbeFailure) else ""
         if isinstance(found, BackendState):
             member.state = found
+            member.silent_probes = 0
             member.take_report(found.report, now)
             member.take_round_trip(took)
             member.health = Health.READY if found.ready else Health.NOT_READY
@@ -130,6 +131,7 @@ class Fleet:
             member.round_trip = found.silence
         else:
             # Its models stay known: they are unavailable, not unheard of.
+            member.take_silence(is_silent=found.silence > 0)
             member.health = Health.NOT_READY
         if before != (member.health, member.models):
             self._placements = catalog(tuple(self._members.values()), self._regions)
@@ -152,9 +154,10 @@ class Fleet:
     def candidates(self, model: ServedModel, affinity: bytes) -> list[Endpoint]:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
-        The others after the first come by region and by when they would answer; those that are
-        ejected come last. Those known to be away are not among them: a probe will tell of their
-        return, and trying them would only take time.
+        The others after the first come by region and by when they would answer; after them those
+        that are ejected, and last those that have only just stopped answering probes. Those known
+        to be away are not among them: a probe will tell of their return, and trying them would
+        only take time.
         """
         moment = self._moment()
         tiers = available_tiers(self._tiers(model), moment.now, self.routing.panic_threshold)
@@ -322,13 +325,11 @@ class Fleet:
         )
 
     def _last_resort(self, model: ServedModel) -> list[Endpoint]:
-        """Return what is ejected, or has not been asked yet."""
-        return [
-            member.endpoint
-            for tier in self._tiers(model)
-            for member in tier
-            if member.health is not Health.NOT_READY and not member.drained
-        ]
+        """Return what is ejected or has not been asked yet, and then what missed a probe or two."""
+        serving = [member for tier in self._tiers(model) for member in tier if not member.drained]
+        found = [member for member in serving if member.health is not Health.NOT_READY]
+        found += [member for member in serving if member.is_doubtful()]
+        return [member.endpoint for member in found]
 
     def _may_eject(self, now: float) -> bool:
         """Tell whether not too many others are ejected already."""

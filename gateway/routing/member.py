@@ -21,6 +21,8 @@ _LEAST_IDLE = 0.05
 # A speed that differs by more than this factor from what affinity knows is taken up.
 _PULL_SLACK = 1.25
 _NEVER = float("-inf")
+# After so many probes in a row without an answer a backend is taken to be gone.
+_SILENT_PROBES = 3
 
 
 class Health(StrEnum):
@@ -53,6 +55,7 @@ class Member:
         "rows_per_item",
         "seed",
         "sent_since",
+        "silent_probes",
         "state",
         "trouble",
     )
@@ -65,6 +68,8 @@ class Member:
         self.health = Health.UNKNOWN
         self.trouble = ""
         """Why the last probe got no answer."""
+        self.silent_probes = 0
+        """Probes without an answer in a row, of a backend that was ready before them."""
         self.report = Report()
         self.reported = _NEVER
         self.heard = _NEVER
@@ -92,6 +97,18 @@ class Member:
     def is_available(self, now: float) -> bool:
         """Tell whether the backend is ready, in use and not ejected."""
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
+
+    def take_silence(self, *, is_silent: bool) -> None:
+        """Count a probe that failed: without an answer in its time, or for a reason that is clear.
+
+        What refuses a connection is gone; what does not answer in time may only be busy.
+        """
+        was_ready = self.health is Health.READY or self.silent_probes > 0
+        self.silent_probes = self.silent_probes + 1 if is_silent and was_ready else 0
+
+    def is_doubtful(self) -> bool:
+        """Tell whether it was ready not long ago and has only missed a probe or two."""
+        return 0 < self.silent_probes < _SILENT_PROBES and not self.drained
 
     def take_report(self, report: Report, now: float) -> None:
         """Keep what the backend says of its load."""
