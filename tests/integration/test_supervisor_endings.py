@@ -92,3 +92,14 @@ async def test_a_process_that_gives_way_is_given_time_to_end(bench: Bench) -> No
 
     assert bench.log.read_text().endswith(" nice 19\n")
     assert [line for line in bench.said if "stopped" in line] == ["stopped billing"]
+
+
+async def test_files_of_metrics_that_cannot_be_removed_end_nobody(bench: Bench) -> None:
+    await bench.start(WAITS, Spawned())
+    first = bench.pid()
+    # It takes no `unlink`, as nothing on a disk does that has become read-only.
+    (bench.root / "metrics" / f"gauge_livesum_{first}.db").mkdir(parents=True)
+
+    os.kill(first, signal.SIGKILL)
+
+    await until(lambda: bench.pid() not in (0, first), what="a successor")
