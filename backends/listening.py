@@ -1,6 +1,7 @@
 """Closes a listening socket without losing a connection that waits in it."""
 
 import asyncio
+import contextlib
 import ctypes
 import select
 import socket
@@ -28,12 +29,14 @@ async def empty_queue(listener: socket.socket) -> None:
     """Let no new connection begin, and wait until the server has accepted those that did.
 
     Who comes now sends his SYN again a second later, and is refused by then. Without this a
-    connection that is made between the last `accept` and `close` would be reset.
+    connection that is made between the last `accept` and `close` would be reset, as it may be where
+    the system takes no such filter.
     """
     if sys.platform == "linux":
         program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
         pointer = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
     poller = select.poll()
     poller.register(listener, select.POLLIN)
     loop = asyncio.get_running_loop()

@@ -1,6 +1,7 @@
 """Listening sockets: whether connections wait in one, and how one is closed without losing any."""
 
 import asyncio
+import contextlib
 import ctypes
 import select
 import socket
@@ -38,13 +39,15 @@ def refuse_new(listener: socket.socket) -> None:
 
     Those that have begun end, and are still accepted. A caller who comes now sends his SYN again a
     second later, and is refused by then, or taken by a successor. Without this a connection that
-    is made between the last `accept` and `close` would be reset.
+    is made between the last `accept` and `close` would be reset, as it may be where the system
+    takes no such filter.
     """
     if sys.platform != "linux":
         return
     program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
     pointer = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
 
 
 async def until_empty(listeners: Sequence[socket.socket]) -> None:
