@@ -151,6 +151,9 @@ def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
         yield f"{books.items_billed} items billed, {books.items_answered} answered"
     if around.unhealthy:
         yield f"not well {SETTLED:g} s after the end: {', '.join(around.unhealthy)}"
+    unseen = around.bounds.keys() - around.memory.keys()
+    if unseen:
+        yield f"the memory of {', '.join(sorted(unseen))} was not seen"
     for kind, mebibytes in around.memory.items():
         if mebibytes > around.bounds[kind]:
             yield f"a process of {kind} had {mebibytes:.0f} MiB"

@@ -24,6 +24,8 @@ from loadtests.arena.questions import Expected, Question
 from loadtests.arena.record import Record, Result, table
 
 BEGUN, ENDED = 10.0, 40.0
+SEEN = dict.fromkeys(BOUNDS, 100.0)
+"""Memory of every kind of process, within its bound."""
 
 
 def sent(due: float, status: int = 200, *, id_: str = "", latency: float = 0.01) -> Sent:
@@ -42,7 +44,7 @@ def verdict(*requests: Sent, window: Window = Window()) -> Verdict:  # noqa: B00
 
 
 def around(**changes: object) -> Around:
-    made = Around(unhealthy=[], memory={}, bounds=BOUNDS, lost=0)
+    made = Around(unhealthy=[], memory=SEEN, bounds=BOUNDS, lost=0)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -113,7 +115,7 @@ def test_what_is_as_it_must_be_is_no_finding() -> None:
     ledger = {each.id: Billed(times=1, status=200) for each in answers}
     books = compare(answers, ledger, items_billed=2 * len(answers))
 
-    found = list(findings(verdict(*answers), books, around(memory={"gateway": 100.0})))
+    found = list(findings(verdict(*answers), books, around()))
 
     assert found == []
 
@@ -150,11 +152,21 @@ def test_everything_that_is_not_as_it_must_be_is_named() -> None:
         findings(
             verdict(sent(30, 500)),
             books,
-            around(unhealthy=["billing"], memory={"billing": BOUNDS["billing"] + 1}),
+            around(unhealthy=["billing"], memory=SEEN | {"billing": BOUNDS["billing"] + 1}),
         )
     )
 
     assert [each.split(" ", 1)[0] for each in found] == ["1", "1", "1", "1", "not", "a"]
+
+
+def test_a_process_that_nobody_looked_at_is_no_proof() -> None:
+    answers = [sent(1, id_="a")]
+    books = compare(answers, {"a": Billed(times=1, status=200)}, items_billed=2)
+    seen = {kind: mebibytes for kind, mebibytes in SEEN.items() if kind != "billing"}
+
+    found = findings(verdict(*answers), books, around(memory=seen))
+
+    assert list(found) == ["the memory of billing was not seen"]
 
 
 def test_items_are_compared_where_every_request_was_answered() -> None:
