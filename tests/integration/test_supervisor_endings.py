@@ -1,14 +1,16 @@
-"""The end of a child: of one that gives way to others, and on a disk that takes no change."""
+"""The end of a child: of one that gives way, on a disk that takes no change, without a socket."""
 
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.probes import Spawned
 from gateway.supervisor.process_table import read_table
 from gateway.supervisor.spawn import Spawner, inherited_environment
@@ -103,3 +105,21 @@ async def test_files_of_metrics_that_cannot_be_removed_end_nobody(bench: Bench) 
     os.kill(first, signal.SIGKILL)
 
     await until(lambda: bench.pid() not in (0, first), what="a successor")
+
+
+async def test_a_restart_that_finds_its_socket_closed_ends_nobody_else(bench: Bench) -> None:
+    await bench.start(WAITS, Spawned())
+    with socket.socket() as listener:
+        pass
+    spec = ProcessSpec(
+        name="gateway-0",
+        role=Role.GATEWAY,
+        argv=(sys.executable, "-c", WAITS),
+        probe=Printed(bench.root / "never"),
+        listener=listener,
+    )
+
+    with pytest.raises(CannotStart, match=r"cannot be run \(its socket is closed\)"):
+        await bench.supervisor.ready(bench.supervisor.start([spec]))
+
+    assert bench.pid() != 0
