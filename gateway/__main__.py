@@ -12,9 +12,11 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from typing import Protocol
 
 from gateway.config.load import explain
+from gateway.draining import Stop
 from gateway.errors import ConfigurationError, GatewayError
 from gateway.heartbeat import heartbeat
 from gateway.priority import give_way
@@ -75,17 +77,18 @@ def process_name(entry: str, settings: Settings) -> str:
 
 
 async def _until_signal(run: Run, settings: Settings) -> None:
-    stop = asyncio.Event()
+    stop = Stop()
     loop = asyncio.get_running_loop()
     running = loop.create_task(_run(run, settings, stop))
 
-    def signalled() -> None:
+    def signalled(*, is_patient: bool) -> None:
         if stop.is_set():
             running.cancel()  # the second one: at once
+        stop.is_patient = is_patient
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+    loop.add_signal_handler(signal.SIGTERM, partial(signalled, is_patient=True))
+    loop.add_signal_handler(signal.SIGINT, partial(signalled, is_patient=False))
     with contextlib.suppress(asyncio.CancelledError):
         await running
 
