@@ -1,8 +1,9 @@
 """Whether a case went as it must: windows of errors, and the ledger beside the answers."""
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import httpx
 import msgspec
@@ -12,6 +13,7 @@ from loadtests.arena.load import Sent
 
 SETTLED = 10.0
 """Seconds after a fault's end by which everything is well."""
+_AGAIN = 3.0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,28 @@ def compare(sent: Iterable[Sent], ledger: Mapping[str, Billed], items_billed: in
         items_answered=sum(each.items for each in sent if each.status == httpx.codes.OK),
         items_billed=items_billed,
     )
+
+
+def settled(
+    look: Callable[[], Books],
+    *,
+    within: float,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[Books, float]:
+    """Look once a second until no answer is missing, no longer than `within`, and once more later.
+
+    Later, since what is billed twice is so after it was billed once.
+
+    Returns:
+        The last comparison, and the seconds until nothing was missing.
+    """
+    begun = clock()
+    while look().missing and clock() - begun < within:
+        pause(1.0)
+    waited = clock() - begun
+    pause(_AGAIN)
+    return look(), waited
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):

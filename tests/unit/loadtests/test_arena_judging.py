@@ -17,6 +17,7 @@ from loadtests.arena.judging import (
     compare,
     findings,
     judge,
+    settled,
 )
 from loadtests.arena.load import Sent
 from loadtests.arena.memory import BOUNDS, kind_of
@@ -108,6 +109,33 @@ def test_the_ledger_is_compared_request_by_request() -> None:
     assert (books.answered, books.billed) == (2, 3)
     assert (books.missing, books.twice, books.refused_and_billed, books.unanswered) == (1, 1, 1, 1)
     assert (books.items_answered, books.items_billed) == (4, 5)
+
+
+def test_what_is_billed_twice_a_little_later_is_seen() -> None:
+    answers = [sent(1, id_="a")]
+    once = compare(answers, {"a": Billed(times=1, status=200)}, items_billed=2)
+    twice = compare(answers, {"a": Billed(times=2, status=200)}, items_billed=4)
+    looks = iter([compare(answers, {}, items_billed=0), once, twice])
+    now = [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    books, waited = settled(lambda: next(looks), within=60.0, clock=lambda: now[0], pause=pause)
+
+    assert (books.twice, waited) == (1, 1.0)
+
+
+def test_what_is_never_billed_is_waited_for_as_long_as_stated() -> None:
+    missing = compare([sent(1, id_="a")], {}, items_billed=0)
+    now = [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    books, waited = settled(lambda: missing, within=60.0, clock=lambda: now[0], pause=pause)
+
+    assert (books.missing, waited) == (1, 60.0)
 
 
 def test_what_is_as_it_must_be_is_no_finding() -> None:
