@@ -184,6 +184,18 @@ async def test_the_bound_on_a_head_is_64_kib(door: Door, size: int, status: int)
         assert statuses(await door.send(before + head + _BODY))[-1] == status
 
 
+@pytest.mark.parametrize(("size", "status"), [(65_536, 200), (65_537, 431)])
+async def test_the_bound_holds_for_a_head_behind_a_body_in_the_same_read(
+    door: Door, size: int, status: int
+) -> None:
+    start = _LINE + _HOST + _KEY + _LENGTH + b"x: "
+    head = start + b"y" * (size - len(start) - 4) + b"\r\n\r\n"
+
+    answer = await door.send(_ASK[:-10], _ASK[-10:] + head + _BODY)
+
+    assert statuses(answer) == [200, status]
+
+
 async def test_a_head_just_within_the_bound_is_answered(door: Door) -> None:
     asking = _LINE + _HOST + _KEY + _LENGTH + b"x: " + b"y" * 65_000 + b"\r\n\r\n" + _BODY
     parts = [asking[at : at + 4096] for at in range(0, len(asking), 4096)]
