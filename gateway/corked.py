@@ -59,6 +59,7 @@ class CorkedTransport(asyncio.Transport):
         self._loop = loop
         self._cork = cork
         self._parts: list[bytes] = []
+        self._has_ended = False
 
     @override
     def write(self, data: Any) -> None:
@@ -80,6 +81,7 @@ class CorkedTransport(asyncio.Transport):
     def write_eof(self) -> None:
         if self._parts:
             self._cork.release()
+        self._has_ended = True
         if not self._transport.is_closing():
             self._transport.write_eof()
 
@@ -100,9 +102,13 @@ class CorkedTransport(asyncio.Transport):
         self._transport.resume_reading()
 
     def flush(self) -> None:
-        """Write what was gathered; for the cork."""
+        """Write what was gathered; for the cork.
+
+        A request that was given up may say something after the end: that is discarded, since a
+        transport that raises would keep the cork from writing what other connections have.
+        """
         parts, self._parts = self._parts, []
-        if parts and not self._transport.is_closing():
+        if parts and not self._has_ended and not self._transport.is_closing():
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
 

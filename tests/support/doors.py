@@ -41,6 +41,8 @@ class RecordedTransport(asyncio.Transport):
 
     @override
     def write(self, data: Any) -> None:
+        if self.has_ended:
+            raise RuntimeError("a transport takes nothing after its end")
         self.written += data
         self.writes += 1
 
