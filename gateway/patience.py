@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 from typing_extensions import override
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.draining import Draining
 from gateway.errors import Overloaded, RequestTimeout
-from gateway.http_protocol import BoundedProtocol
+from gateway.http_protocol import BoundedProtocol, ReadFlow
 
 _SWEEP = 1.0
 # Connections beyond the bound that are told so at a time; others are closed without a word.
@@ -116,7 +115,7 @@ class PatientProtocol(BoundedProtocol):
 
     def _turn_away(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self.flow = FlowControl(transport)
+        self.flow = ReadFlow(transport)
         if len(self._turned_away) >= _MAX_TURNED_AWAY:
             transport.abort()
             return
