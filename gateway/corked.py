@@ -86,6 +86,10 @@ class CorkedTransport(asyncio.Transport):
             self._transport.write_eof()
 
     @override
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    @override
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 

@@ -37,6 +37,8 @@ class RecordedTransport(asyncio.Transport):
         self.writes = 0
         self.reads = True
         self.has_ended = False
+        self.unsent_bytes = 0
+        self.is_aborted = False
         self._closing = False
 
     @override
@@ -56,7 +58,11 @@ class RecordedTransport(asyncio.Transport):
 
     @override
     def abort(self) -> None:
-        self._closing = True
+        self._closing = self.is_aborted = True
+
+    @override
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     @override
     def is_closing(self) -> bool:
