@@ -42,7 +42,6 @@ _MAX_UNWANTED = 16 * 1024 * 1024
 # For so long the peer may still send, and read the answer: closing at once would reset the
 # connection, and the answer would be lost with it.
 _LINGER = 1.0
-_LINGER_BYTES = 1024 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -127,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or self.transport.is_closing():
             self._discard(len(data))
             return
         self._unset_keepalive_if_required()
@@ -264,7 +263,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._overhead += size
             if self._overhead > _MAX_UNWANTED:
-                self.transport.close()
+                self.transport.abort()
         elif self.cycle.more_body:
             self._overhead = max(0, self._overhead + size - kept * (1 + _FRAMING_OF_A_BYTE))
             if self._overhead > _MAX_FRAMING:
@@ -310,8 +309,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _discard(self, size: int) -> None:
         self._discarded += size
-        if self._discarded > _LINGER_BYTES:
-            self.flow.pause_reading()
+        if self._discarded > _MAX_UNWANTED:
+            self.transport.pause_reading()
 
     def linger(self) -> None:
         """Write no more, and close when the peer has closed, or after a while."""

@@ -396,3 +396,30 @@ async def test_a_body_behind_many_requests_is_read_when_its_turn_comes(door: Doo
     await until(lambda: len(statuses(bytes(door.transport.written))) == 402)
 
     assert statuses(bytes(door.transport.written))[-2:] == [200, 200]
+
+
+@pytest.mark.parametrize("line", [_LINE, b"POST /v1/nothing HTTP/1.1\r\n"])
+async def test_the_last_answer_does_not_cut_off_the_body_that_is_still_sent(
+    door: Door, line: bytes
+) -> None:
+    head = line + _HOST + b"connection: close\r\ncontent-length: 9000000\r\n\r\n"
+    door.protocol.data_received(head + bytes(100_000))
+    await door.rest()
+    answered = (statuses(bytes(door.transport.written)), door.transport.has_ended)
+    open_, reads = not door.transport.is_closing(), door.transport.reads
+
+    for _ in range(80):
+        door.protocol.data_received(bytes(100_000))
+    door.protocol.eof_received()
+
+    assert answered in [([401], True), ([404], True)]
+    assert (open_, reads) == (True, True)
+    assert len(door.protocol.cycle.body) < 200_000
+    assert door.transport.is_closing()
+
+
+async def test_a_body_that_was_read_needs_no_waiting_for(door: Door) -> None:
+    answer = await door.send(_LINE + _HOST + b"connection: close\r\n" + _LENGTH + b"\r\n" + _BODY)
+
+    assert statuses(answer) == [401]
+    assert not door.transport.has_ended
