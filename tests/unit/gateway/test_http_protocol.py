@@ -1,6 +1,5 @@
 """What RFC 9110 and RFC 9112 say of heads, framing, upgrades and callers who close their half."""
 
-import asyncio
 import gzip
 import re
 
@@ -11,7 +10,6 @@ from gateway.api.problem_details import encode_problem
 from gateway.errors import InvalidRequest
 from tests.support.api import KEY
 from tests.support.doors import HALF_CLOSE, Door
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 _BODY = b'{"model":"sentiment","input":"known"}'
@@ -346,56 +344,6 @@ async def test_a_body_without_end_behind_its_answer_ends_the_connection(door: Do
 
     assert statuses(refused) == [401]
     assert door.transport.is_closing()
-
-
-async def test_of_requests_sent_at_once_few_are_parsed_before_others_are_answered(
-    door: Door,
-) -> None:
-    count = 600
-    tiny = b"GET /%d HTTP/1.1\r\nhost:\r\n\r\n"
-    door.protocol.data_received(b"".join(tiny % number for number in range(count)))
-    waiting, reads = [], []
-
-    while statuses(bytes(door.transport.written)) != [404] * count:
-        waiting.append(len(door.protocol.pipeline))
-        reads.append(door.transport.reads)
-        await asyncio.sleep(0)
-
-    assert max(waiting) < 200
-    assert not any(reads[: len(reads) // 2])
-    assert door.transport.reads
-    assert statuses(await door.send(_ASK))[-1:] == [200]
-
-
-@pytest.mark.parametrize("end", [b"NONSENSE\r\n\r\n", HALF_CLOSE])
-async def test_what_ends_many_requests_ends_them_when_all_are_answered(
-    door: Door, end: bytes
-) -> None:
-    count = 400
-    door.protocol.data_received(b"GET / HTTP/1.1\r\nhost:\r\n\r\n" * count)
-    while len(door.protocol.pipeline) > 12:  # noqa: ASYNC110 - no iteration may pass
-        await asyncio.sleep(0)
-    if end is HALF_CLOSE:
-        door.protocol.eof_received()
-    else:
-        door.protocol.data_received(end)
-
-    await until(lambda: door.transport.is_closing() or door.transport.has_ended)
-
-    last = [] if end is HALF_CLOSE else [400]
-    assert statuses(bytes(door.transport.written)) == [404] * count + last
-
-
-async def test_a_body_behind_many_requests_is_read_when_its_turn_comes(door: Door) -> None:
-    head = _LINE + _HOST + _KEY + b"content-length: 1000\r\n\r\n"
-    door.protocol.data_received(b"GET / HTTP/1.1\r\nhost:\r\n\r\n" * 400 + head + _BODY)
-
-    await until(lambda: len(statuses(bytes(door.transport.written))) == 400)
-    await until(lambda: door.transport.reads)
-    door.protocol.data_received(b" " * (1000 - len(_BODY)) + _ASK)
-    await until(lambda: len(statuses(bytes(door.transport.written))) == 402)
-
-    assert statuses(bytes(door.transport.written))[-2:] == [200, 200]
 
 
 @pytest.mark.parametrize("line", [_LINE, b"POST /v1/nothing HTTP/1.1\r\n"])
