@@ -74,7 +74,7 @@ class CorkedTransport(asyncio.Transport):
 
     @override
     def close(self) -> None:
-        if self.is_body_due and not self._has_ended:
+        if self.is_body_due and not self.is_closing():
             self.linger()
             return
         if self._parts:
