@@ -260,6 +260,8 @@ class Traffic:
                 b"\r\n\r\n" + plain + b"content-length: %d\r\n\r\n" % size + body,
                 plain + b"content-length: 0\r\n\r\n",
                 plain + b"content-length: 99999\r\nexpect: 100-continue\r\n\r\n",
+                plain + _CHUNKED + b"no chunk\r\n",
+                plain + b"expect: 100-continue\r\n" + _CHUNKED + b"5\r\nabcdefgh\r\n",
             ]
         )
 
@@ -316,6 +318,7 @@ class Traffic:
         )
 
 
+_CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 _BEARER = b"Bearer " + KEY.encode()
 _EXTRAS = [
     b"accept: */*",
