@@ -17,6 +17,9 @@ WHOLE = "sluicegate.whole"
 """Names the ASGI extension `Whole`."""
 
 CLOSE = b"connection: close\r\n"
+# For so long the peer may still send, and read the answer: closing at once would reset the
+# connection, and the answer would be lost with it.
+_LINGER = 1.0
 
 
 class Cork:
@@ -59,6 +62,9 @@ class CorkedTransport(asyncio.Transport):
         self._loop = loop
         self._cork = cork
         self._parts: list[bytes] = []
+        self._has_ended = False
+        self.is_body_due = False
+        """Whether the peer is sending a body: what comes of it is read for a while at the end."""
 
     @override
     def write(self, data: Any) -> None:
@@ -68,9 +74,18 @@ class CorkedTransport(asyncio.Transport):
 
     @override
     def close(self) -> None:
+        if self.is_body_due and not self.is_closing():
+            self.linger()
+            return
         if self._parts:
             self._cork.release()
         self._transport.close()
+
+    def linger(self) -> None:
+        """Write no more, and close when told to again, or after a while."""
+        self.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(_LINGER, self.close)
 
     @override
     def abort(self) -> None:
@@ -80,12 +95,17 @@ class CorkedTransport(asyncio.Transport):
     def write_eof(self) -> None:
         if self._parts:
             self._cork.release()
+        self._has_ended = True
         if not self._transport.is_closing():
             self._transport.write_eof()
 
     @override
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    @override
     def is_closing(self) -> bool:
-        return self._transport.is_closing()
+        return self._has_ended or self._transport.is_closing()
 
     @override
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -100,9 +120,13 @@ class CorkedTransport(asyncio.Transport):
         self._transport.resume_reading()
 
     def flush(self) -> None:
-        """Write what was gathered; for the cork."""
+        """Write what was gathered; for the cork.
+
+        A request that was given up may say something after the end: that is discarded, since a
+        transport that raises would keep the cork from writing what other connections have.
+        """
         parts, self._parts = self._parts, []
-        if parts and not self._transport.is_closing():
+        if parts and not self._has_ended and not self._transport.is_closing():
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
 
@@ -117,15 +141,27 @@ class CorkedProtocol(PatientProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(CorkedTransport(transport, self.loop, self._cork))
+        self._corked = CorkedTransport(transport, self.loop, self._cork)
+        super().connection_made(self._corked)
 
     @override
     def on_headers_complete(self) -> None:
         before = self.cycle
         super().on_headers_complete()
+        self._corked.is_body_due = True
         if self._draining.closes_connections:
             self._make_last(before)
         self.scope["extensions"] = {WHOLE: Whole(self.cycle)}  # type: ignore[dict-item]
+
+    @override
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._corked.is_body_due = self._is_in_body
+
+    @override
+    def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
+        self._corked.is_body_due = False
+        return super().eof_received()
 
     def _make_last(self, before: RequestResponseCycle | None) -> None:
         """Have the connection end with the answer to this request, not to one sent before it."""

@@ -4,6 +4,7 @@ uvicorn's protocol reads heads without end, takes what follows an upgrade that i
 no HTTP, answers malformed requests as text, and leaves callers who have closed their half.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import httptools
 import msgspec
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import GatewayError, InternalError, InvalidRequest, VersionNotSupported
@@ -27,7 +29,10 @@ from gateway.request_head import (
 _log = logging.getLogger(__name__)
 # What is read is parsed in pieces, so that the bounds are looked at often enough.
 _PIECE = 4 * 1024
-_PIECE_OF_BODY = 64 * 1024
+_PIECE_OF_BODY = 16 * 1024
+# With so many requests that wait for the answers to those before them no more is parsed: each takes
+# a hundred times the memory of its bytes. More is parsed when half of them are answered.
+_MAX_PIPELINED = 16
 # Of chunk extensions, trailers and lengths of chunks; and so much more for each byte of a body,
 # since chunks may be as small as that.
 _MAX_FRAMING = 16 * 1024
@@ -37,12 +42,22 @@ _MAX_UNWANTED = 16 * 1024 * 1024
 # For so long the peer may still send, and read the answer: closing at once would reset the
 # connection, and the answer would be lost with it.
 _LINGER = 1.0
-_LINGER_BYTES = 1024 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class _Refused(Exception):
     """Stops the parser; what for is known to the protocol."""
+
+
+class ReadFlow(FlowControl):
+    """Reads no more while a part of what was read is not parsed, whoever asks for more."""
+
+    is_held = False
+
+    @override
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
 
 
 class _AfterUpgrade:
@@ -80,6 +95,8 @@ class _AfterUpgrade:
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds on heads and framing; `new_id` names what it refuses."""
 
+    flow: ReadFlow
+
     def __init__(
         self,
         *args: Any,
@@ -100,21 +117,25 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether a piece of a body was read, behind which any number of heads may be."""
         self._overhead = 0
         """Bytes of the present head, or of the framing of the present body: a lower bound."""
+        self._unparsed = b""
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = ReadFlow(transport)
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or self.transport.is_closing():
             self._discard(len(data))
             return
         self._unset_keepalive_if_required()
-        if len(data) <= _PIECE:
+        is_short = len(data) <= _PIECE and not self._unparsed
+        if is_short and len(self.pipeline) < _MAX_PIPELINED:
             self._read(data)
-            return
-        left = memoryview(data)
-        while left and self._refusal is None:
-            size = _PIECE_OF_BODY if self._is_in_body else _PIECE
-            self._read(left[:size])
-            left = left[size:]
+        else:
+            self._unparsed += data
+            self._read_on()
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's may say to stay open
@@ -123,11 +144,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             return True
         self._is_at_eof = True
-        self._give_up_body()
-        if self._unanswered:
-            self.cycle.keep_alive = False
-        elif self._refusal is None:
-            self.transport.close()
+        if not self._unparsed:
+            self._end_at_eof()
         return True
 
     @override
@@ -181,7 +199,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._unanswered -= 1
         super().on_response_complete()
-        if not self._unanswered and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._unparsed and len(self.pipeline) <= _MAX_PIPELINED // 2:
+            self._read_on()
+        if not self._unanswered:
             if self._refusal is not None:
                 self._end_refused(self._refusal)
             elif self._is_at_eof:
@@ -195,6 +217,28 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
         else:
             self._end_refused(error)
+
+    def _read_on(self) -> None:
+        """Parse what was read, as long as few requests wait for the answers to others."""
+        left = memoryview(self._unparsed)
+        while left and self._refusal is None and len(self.pipeline) < _MAX_PIPELINED:
+            size = _PIECE_OF_BODY if self._is_in_body else _PIECE
+            self._read(left[:size])
+            left = left[size:]
+        self._unparsed = b"" if self._refusal is not None else bytes(left)
+        self.flow.is_held = bool(self._unparsed)
+        if self._unparsed:
+            self.flow.pause_reading()
+        elif self._is_at_eof:
+            self._end_at_eof()
+
+    def _end_at_eof(self) -> None:
+        """Close the connection, whose caller has closed its half, once all is answered."""
+        self._give_up_body()
+        if self._unanswered:
+            self.cycle.keep_alive = False
+        elif self._refusal is None:
+            self.transport.close()
 
     def _read(self, data: bytes | memoryview) -> None:
         events = self._events
@@ -219,7 +263,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._overhead += size
             if self._overhead > _MAX_UNWANTED:
-                self.transport.close()
+                self.transport.abort()
         elif self.cycle.more_body:
             self._overhead = max(0, self._overhead + size - kept * (1 + _FRAMING_OF_A_BYTE))
             if self._overhead > _MAX_FRAMING:
@@ -265,8 +309,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _discard(self, size: int) -> None:
         self._discarded += size
-        if self._discarded > _LINGER_BYTES:
-            self.flow.pause_reading()
+        if self._discarded > _MAX_UNWANTED:
+            self.transport.pause_reading()
 
     def linger(self) -> None:
         """Write no more, and close when the peer has closed, or after a while."""

@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 from typing_extensions import override
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.draining import Draining
 from gateway.errors import Overloaded, RequestTimeout
-from gateway.http_protocol import BoundedProtocol
+from gateway.http_protocol import BoundedProtocol, ReadFlow
 
 _SWEEP = 1.0
 # Connections beyond the bound that are told so at a time; others are closed without a word.
@@ -29,7 +28,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     head: float = 10.0
     """From the opening, or a request's first byte, to the end of its head."""
     idle: float = 75.0
-    """Between two requests of a connection."""
+    """Between two requests of a connection; or without a byte of an answer being taken."""
     connections: int = 4096
 
 
@@ -55,6 +54,8 @@ class PatientProtocol(BoundedProtocol):
         self._has_begun = False
         self._is_used = False
         self._answered_at = 0.0
+        self._unsent_bytes = 0
+        self._unsent_since = 0.0
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -86,6 +87,14 @@ class PatientProtocol(BoundedProtocol):
         self._answered_at = self.loop.time()
         super().on_response_complete()
 
+    def end_if_unread(self, now: float) -> None:
+        """End the connection if its peer takes nothing of what was written, closed or not."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since = unsent, now
+        elif unsent and now - self._unsent_since > self._patience.idle:
+            self.transport.abort()
+
     def end_if_late(self, now: float) -> None:
         """End the connection if it has waited for a request for too long."""
         if self._refusal is not None:
@@ -116,7 +125,7 @@ class PatientProtocol(BoundedProtocol):
 
     def _turn_away(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self.flow = FlowControl(transport)
+        self.flow = ReadFlow(transport)
         if len(self._turned_away) >= _MAX_TURNED_AWAY:
             transport.abort()
             return
@@ -144,4 +153,5 @@ async def end_late_connections(connections: Iterable[object]) -> None:
             now = clock()
             for connection in list(connections):
                 if isinstance(connection, PatientProtocol):
+                    connection.end_if_unread(now)
                     connection.end_if_late(now)

@@ -93,6 +93,8 @@ class Exchange:
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
     is_body_due = True
+    body_bytes = 0
+    """What a large body takes of the room for all of them."""
     traceparent = ""
     reading: Reading | None = None
     decision: Decision | None = None

@@ -4,19 +4,18 @@ What it does with a request is decided by `gateway.api.rules`, which the fast la
 """
 
 import asyncio
+from functools import partial
 
 from litestar.types import HTTPScope, Receive, Send
 
 from backends.protocol import Task
+from gateway.api.body_room import LARGE, BodyRoom
 from gateway.api.exchange import Exchange
 from gateway.api.http import ClientDisconnected, Reply, bounded, by_name, read_body, respond, whole
 from gateway.api.late_bodies import LateBodies
 from gateway.api.rules import InferenceRules
 from gateway.corked import Whole
 from gateway.telemetry.tracing import Span, Tracer
-
-# Larger bodies are read in a thread. A read of the fast lane is never as large.
-_LARGE = 256 * 1024
 
 
 class InferenceDoor:
@@ -26,6 +25,7 @@ class InferenceDoor:
         self._rules = rules
         self._tracer = tracer
         self._late_bodies = LateBodies()
+        self._room = BodyRoom()
 
     async def handle(
         self, task: Task, model: str, scope: HTTPScope, receive: Receive, send: Send
@@ -46,6 +46,8 @@ class InferenceDoor:
                 )
             except ClientDisconnected:
                 return
+            finally:
+                self._room.give_back(exchange)
             _describe(span, exchange)
         await _send(server, send, reply)
 
@@ -65,11 +67,13 @@ class InferenceDoor:
             limit = exchange.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                arriving = read_body(receive, limit=limit)
+                arrived = partial(self._room.take, exchange)
+                arriving = read_body(receive, limit=limit, arrived=arrived)
                 raw = await self._late_bodies.read(arriving, deadline=exchange.deadline)
             else:
                 bounded(raw, limit=limit)
-            if len(raw) > _LARGE:
+            # Large ones are read in a thread. A read of the fast lane is never as large.
+            if len(raw) > LARGE:
                 await self._rules.read_large(exchange, model, raw)
         except ClientDisconnected:
             raise

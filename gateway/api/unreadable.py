@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-_MAX_BYTES = 256 * 1024
+_MAX_BYTES = 128 * 1024
 _MAX_KEY = 40
 _MAX_PATH = 200
 _MAX_DIGITS = 20

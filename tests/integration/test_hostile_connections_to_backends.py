@@ -65,6 +65,13 @@ async def test_what_is_no_http_is_said_to_be_none(port: int) -> None:
         assert await connection.is_closed()
 
 
+async def test_a_length_with_many_zeros_before_it_is_a_length(port: int) -> None:
+    async with Connection(port) as connection:
+        await connection.send(_CALL + b"content-length: %b9\r\n\r\nno call: " % (b"0" * 5000))
+
+        assert (await connection.head())[0] == 400
+
+
 async def test_a_head_that_does_not_end_is_ended(port: int) -> None:
     async with Connection(port) as connection:
         await connection.send(_STATE)

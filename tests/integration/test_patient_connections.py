@@ -3,27 +3,30 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from gateway.patience import Patience
 from gateway.serving import listener_on, serve
+from tests.support.waiting import eventually
 from tests.support.worker import Connection
 
 pytestmark = pytest.mark.anyio
 _GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 _PATIENCE = Patience(head=0.3, idle=1.0, connections=3)
+_MORE_THAN_SOCKETS_HOLD = 32 * 1024 * 1024
 
 
 async def app(scope: Any, _receive: Any, send: Any) -> None:
-    """Answer `/slow` late, everything else at once."""
+    """Answer `/slow` late and `/large` at length, everything else at once."""
     if scope["path"] == "/slow":
         await _pass(2.5)
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
-    )
-    await send({"type": "http.response.body", "body": b"ok"})
+    body = bytes(_MORE_THAN_SOCKETS_HOLD) if scope["path"] == "/large" else b"ok"
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture
@@ -93,6 +96,22 @@ async def test_more_connections_than_allowed_are_told_to_come_back(port: int) ->
     assert (refused.status, refused.json()["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"] == "1"
     assert closed
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_callers_who_do_not_read_take_nobodys_place_for_long(port: int, times: int) -> None:
+    async def is_served() -> bool:
+        async with Connection(port) as another:
+            await another.send(_GET)
+            return (await another.response()).status == 200
+
+    large = _GET.replace(b"/", b"/large", 1)
+    async with AsyncExitStack() as stack:
+        for _ in range(_PATIENCE.connections):
+            connection = await stack.enter_async_context(Connection(port))
+            await connection.send(large * times)
+            assert (await connection.head())[0] == 200
+        await eventually(is_served, every=0.1)
 
 
 async def _trickle(connection: Connection) -> None:

@@ -37,10 +37,14 @@ class RecordedTransport(asyncio.Transport):
         self.writes = 0
         self.reads = True
         self.has_ended = False
+        self.unsent_bytes = 0
+        self.is_aborted = False
         self._closing = False
 
     @override
     def write(self, data: Any) -> None:
+        if self.has_ended:
+            raise RuntimeError("a transport takes nothing after its end")
         self.written += data
         self.writes += 1
 
@@ -54,7 +58,11 @@ class RecordedTransport(asyncio.Transport):
 
     @override
     def abort(self) -> None:
-        self._closing = True
+        self._closing = self.is_aborted = True
+
+    @override
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     @override
     def is_closing(self) -> bool:
@@ -252,6 +260,8 @@ class Traffic:
                 b"\r\n\r\n" + plain + b"content-length: %d\r\n\r\n" % size + body,
                 plain + b"content-length: 0\r\n\r\n",
                 plain + b"content-length: 99999\r\nexpect: 100-continue\r\n\r\n",
+                plain + _CHUNKED + b"no chunk\r\n",
+                plain + b"expect: 100-continue\r\n" + _CHUNKED + b"5\r\nabcdefgh\r\n",
             ]
         )
 
@@ -308,6 +318,7 @@ class Traffic:
         )
 
 
+_CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 _BEARER = b"Bearer " + KEY.encode()
 _EXTRAS = [
     b"accept: */*",

@@ -184,6 +184,18 @@ async def test_the_bound_on_a_head_is_64_kib(door: Door, size: int, status: int)
         assert statuses(await door.send(before + head + _BODY))[-1] == status
 
 
+@pytest.mark.parametrize(("size", "status"), [(65_536, 200), (65_537, 431)])
+async def test_the_bound_holds_for_a_head_behind_a_body_in_the_same_read(
+    door: Door, size: int, status: int
+) -> None:
+    start = _LINE + _HOST + _KEY + _LENGTH + b"x: "
+    head = start + b"y" * (size - len(start) - 4) + b"\r\n\r\n"
+
+    answer = await door.send(_ASK[:-10], _ASK[-10:] + head + _BODY)
+
+    assert statuses(answer) == [200, status]
+
+
 async def test_a_head_just_within_the_bound_is_answered(door: Door) -> None:
     asking = _LINE + _HOST + _KEY + _LENGTH + b"x: " + b"y" * 65_000 + b"\r\n\r\n" + _BODY
     parts = [asking[at : at + 4096] for at in range(0, len(asking), 4096)]
@@ -332,3 +344,30 @@ async def test_a_body_without_end_behind_its_answer_ends_the_connection(door: Do
 
     assert statuses(refused) == [401]
     assert door.transport.is_closing()
+
+
+@pytest.mark.parametrize("line", [_LINE, b"POST /v1/nothing HTTP/1.1\r\n"])
+async def test_the_last_answer_does_not_cut_off_the_body_that_is_still_sent(
+    door: Door, line: bytes
+) -> None:
+    head = line + _HOST + b"connection: close\r\ncontent-length: 9000000\r\n\r\n"
+    door.protocol.data_received(head + bytes(100_000))
+    await door.rest()
+    answered = (statuses(bytes(door.transport.written)), door.transport.has_ended)
+    open_, reads = not door.transport.is_closing(), door.transport.reads
+
+    for _ in range(80):
+        door.protocol.data_received(bytes(100_000))
+    door.protocol.eof_received()
+
+    assert answered in [([401], True), ([404], True)]
+    assert (open_, reads) == (True, True)
+    assert len(door.protocol.cycle.body) < 200_000
+    assert door.transport.is_closing()
+
+
+async def test_a_body_that_was_read_needs_no_waiting_for(door: Door) -> None:
+    answer = await door.send(_LINE + _HOST + b"connection: close\r\n" + _LENGTH + b"\r\n" + _BODY)
+
+    assert statuses(answer) == [401]
+    assert not door.transport.has_ended

@@ -1,5 +1,6 @@
 """The fast lane on one connection: at once, in order, and no faster than its peer reads."""
 
+import asyncio
 import re
 from typing import Any
 
@@ -298,3 +299,19 @@ async def test_hits_on_several_connections_are_one_event(door: Door) -> None:
     ids = re.findall(rb"req_[0-9a-f]+", bytes(transport.written + door.transport.written))
     known = [id_.encode() for e in door.api.events.events for id_ in ids_of(e)]
     assert sorted(ids) == sorted(known)
+
+
+async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(door: Door) -> None:
+    await door.send(ask("known"))
+    head = ask("known").partition(b"content-length")[0]
+    head += b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+    door.protocol.data_received(head + b"no chunk\r\n")
+    refused = door.transport
+    door.connect()
+
+    # In the iteration of the event loop in which the request asks for its body.
+    asyncio.get_running_loop().call_soon(door.protocol.data_received, ask("known"))
+    await door.rest()
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", refused.written) == [b"400"]
+    assert answers(door) == [b"hit; detail=memory"]

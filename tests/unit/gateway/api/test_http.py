@@ -44,13 +44,19 @@ async def test_a_caller_who_leaves_has_sent_no_body(parts: tuple[bytes, ...]) ->
         await read_body(arriving(*parts, leaves=True), limit=10)
 
 
-@pytest.mark.parametrize("value", [b"", b"0", b"10"])
+@pytest.mark.parametrize("value", [b"", b"0", b"10", b"0" * 5000, b"0" * 5000 + b"10"])
 def test_a_length_within_the_limit_is_let_through(value: bytes) -> None:
     check_length(value, limit=10)
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(b"11", PayloadTooLarge), (b"-1", InvalidRequest), (b"x", InvalidRequest)]
+    ("value", "kind"),
+    [
+        (b"11", PayloadTooLarge),
+        (b"0" * 5000 + b"11", PayloadTooLarge),
+        (b"-1", InvalidRequest),
+        (b"x", InvalidRequest),
+    ],
 )
 def test_a_length_over_the_limit_or_that_is_none_is_refused(
     value: bytes, kind: type[Exception]
