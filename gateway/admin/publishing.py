@@ -185,10 +185,9 @@ class Publisher:
             await self._publish(
                 active, sources, author="start", reason="start", folder_digest=folder_digest
             )
-        else:
+        elif (document := await _document_of(active)) is not None:
             # Also those that a process which ended in between, or an older one, did not keep.
-            prices = load_sources(active.sources).prices
-            await asyncio.to_thread(self._ledger.prices.publish, prices)
+            await asyncio.to_thread(self._ledger.prices.publish, document.prices)
 
     async def _active(self) -> Published | None:
         """Return what is published, also where the state Redis had lost it."""
@@ -207,8 +206,7 @@ class Publisher:
         Raises:
             ConfigurationError: one is neither served, nor named in what is active, nor planned.
         """
-        before = None if active is None else load_sources(active.sources)
-        known = await known_models(self._control, before)
+        known = await known_models(self._control, await _document_of(active))
         if known is not None:
             explain = partial(unknown, known=known)
             await asyncio.to_thread(check_models, sources, known, explain)
@@ -220,18 +218,20 @@ class Publisher:
             ConfigurationError: it would change what must not.
             DependencyUnavailable: the ledger is away, and the prices are not those in force.
         """
-        if not any(tree.parse(source).values for source in sources):
+        parsed = [await asyncio.to_thread(tree.parse, source) for source in sources]
+        if not any(one.values for one in parsed):
             raise ConfigurationError(
                 "the document is empty: it would remove every region, model, limit and price"
             )
         await self._check_prices(sources, active)
 
     async def _check_prices(self, sources: Sequence[Source], active: Published | None) -> None:
-        prices = load_sources(sources).prices
+        prices = (await asyncio.to_thread(load_sources, sources)).prices
         try:
             await asyncio.to_thread(self._ledger.prices.check, prices)
         except DependencyUnavailable:
-            if active is None or load_sources(active.sources).prices != prices:
+            former = await _document_of(active)
+            if former is None or former.prices != prices:
                 raise
 
     async def _publish(
@@ -244,7 +244,8 @@ class Publisher:
         folder_digest: str = "",
         origin: int = 0,
     ) -> Change:
-        document = load_sources(sources)
+        document = await asyncio.to_thread(load_sources, sources)
+        replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
         known = "" if active is None else active.folder_digest
         published = Published(
@@ -266,7 +267,7 @@ class Publisher:
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, "config.publish.failed")
             raise
-        former = () if active is None else load_sources(active.sources).prices
+        former = () if replaced is None else replaced.prices
         await asyncio.to_thread(self._remember, document, former)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
@@ -295,6 +296,20 @@ class Publisher:
             live=all(outcome == "ok" for outcome in workers.values()),
             workers=workers,
         )
+
+
+async def _document_of(active: Published | None) -> Document | None:
+    """Return what is active; `None` where nothing is, or another version wrote what this refuses.
+
+    Such a document is replaced like any other: who could not read it could not mend it either.
+    """
+    if active is None:
+        return None
+    try:
+        return await asyncio.to_thread(load_sources, active.sources)
+    except ConfigurationError as error:
+        _log.warning("the active document cannot be read", extra={"reason": explain(error)})
+        return None
 
 
 def _unchanged(folder: Path) -> str:
