@@ -4,7 +4,7 @@ import http.client
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import click
 import msgspec
@@ -75,6 +75,11 @@ class AdminClient:
 
     def _failure(self, what: str) -> Failure:
         return Failure(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
+
+
+def quoted(name: str) -> str:
+    """Return a name as a part of a path."""
+    return quote(name, safe="")
 
 
 def _problem(answer: Any) -> str:

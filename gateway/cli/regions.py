@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli.admin_client import AdminClient, admin_options
+from gateway.cli.admin_client import AdminClient, admin_options, quoted
 from gateway.cli.config import JSON
 
 _REGION = click.argument("region")
@@ -62,7 +62,7 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
 @JSON
 def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
     """Give a backend no more work; what it has is finished."""
-    _tell(client.ask("POST", f"/admin/regions/{region}/backends/{backend}/drain"), as_json=as_json)
+    _tell(client.ask("POST", f"{_path(region, backend)}/drain"), as_json=as_json)
 
 
 @regions.command()
@@ -72,9 +72,11 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 @JSON
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
     """Give a drained backend work again, little at first."""
-    _tell(
-        client.ask("POST", f"/admin/regions/{region}/backends/{backend}/restore"), as_json=as_json
-    )
+    _tell(client.ask("POST", f"{_path(region, backend)}/restore"), as_json=as_json)
+
+
+def _path(region: str, backend: str) -> str:
+    return f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}"
 
 
 def _state(view: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The command line, as far as it goes without a running gateway."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -196,3 +197,55 @@ def test_a_data_directory_gives_the_address_with_its_key(
 
 def test_an_unknown_worker_is_refused() -> None:
     assert run("worker", "cook").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "said"),
+    [
+        ("http://127.0.0.1:1", "secret-key-0123456789\n", "--admin-key"),
+        ("http://127.0.0.1:1", "secret-schlüssel-0123", "--admin-key"),
+        ("127.0.0.1:8081", KEY, "--admin-url"),
+        ("http://h:99999", KEY, "--admin-url"),
+        ("ftp://h:1", KEY, "--admin-url"),
+        ("http://[::1", KEY, "--admin-url"),
+    ],
+)
+def test_an_address_or_a_key_that_cannot_be_one_is_one_line_without_the_key(
+    url: str, key: str, said: str
+) -> None:
+    variables = {"SLUICEGATE_ADMIN_URL": url, "SLUICEGATE_ADMIN_KEY": key}
+
+    result = CliRunner().invoke(main, ["keys", "list"], env=variables)
+
+    assert result.exit_code == 2, result.exception
+    assert f"`{said}`" in result.output
+    assert "secret" not in result.output
+
+
+def test_names_are_parts_of_a_path_whatever_they_hold() -> None:
+    """Such as no name has: the listener refuses it, and no other path is asked."""
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        server.settimeout(60)
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    asked.append(connection.recv(4096).split(b" ")[1].decode())
+                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+
+        answering = threads.submit(answer)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        there = ("--admin-url", url, "--admin-key", KEY)
+        codes = [
+            run("keys", "revoke", "key_1?x/ключ", *there).exit_code,
+            run("regions", "drain", "eu", "../eu@10.0.0.1", *there).exit_code,
+        ]
+        answering.result(timeout=60)
+
+    assert codes == [4, 4]
+    assert asked == [
+        "/admin/keys/key_1%3Fx%2F%D0%BA%D0%BB%D1%8E%D1%87",
+        "/admin/regions/eu/backends/..%2Feu%4010.0.0.1/drain",
+    ]
