@@ -256,7 +256,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         id="list_shares",
         summary="What gateway regions may use of limits",
         tag="operations",
-        errors=(DependencyUnavailable,),
+        errors=(NotFound, DependencyUnavailable),
         about={"tenant": _TENANT},
     ),
     ("post", "/admin/regions/{region}/backends/{backend}/drain"): Operation(

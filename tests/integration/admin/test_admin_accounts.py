@@ -129,7 +129,11 @@ async def test_usage_and_invoices_are_json_or_csv(
 
 
 @pytest.mark.parametrize(
-    "query", ["usage?from=soon", "usage?group_by=colour", "invoices?tenant=a", "usage?format=xml"]
+    "query",
+    [
+        *("usage?from=soon", "usage?from=null", "usage?group_by=colour", "usage?group_by=null"),
+        *("invoices?tenant=a", "usage?format=xml", "audit?before=null", "audit?limit=null"),
+    ],
 )
 async def test_a_query_that_does_not_fit_is_refused(admin: httpx.AsyncClient, query: str) -> None:
     refused(await admin.get(f"/admin/{query}"), 400, "invalid_request")
