@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.cli.admin_client import AdminClient, admin_options, quoted
 from gateway.cli.config import JSON
+from gateway.supervisor.errors import ExitCode
 
 _REGION = click.argument("region")
 _BACKEND = click.argument("backend")
@@ -61,7 +62,10 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
 @admin_options
 @JSON
 def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Give a backend no more work; what it has is finished."""
+    """Give a backend no more work; what it has is finished.
+
+    Exit with 1 where not all workers know.
+    """
     _tell(client.ask("POST", f"{_path(region, backend)}/drain"), as_json=as_json)
 
 
@@ -71,7 +75,10 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 @admin_options
 @JSON
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Give a drained backend work again, little at first."""
+    """Give a drained backend work again, little at first.
+
+    Exit with 1 where not all workers know.
+    """
     _tell(client.ask("POST", f"{_path(region, backend)}/restore"), as_json=as_json)
 
 
@@ -86,11 +93,13 @@ def _state(view: dict[str, Any]) -> str:
 def _tell(answer: Any, *, as_json: bool) -> None:
     if as_json:
         _print_json(answer)
-        return
-    state = "is given no more work" if answer["drained"] else "is given work again"
-    click.echo(f"`{answer['backend']}` {state}")
-    for name, outcome in answer["workers"].items():
-        click.echo(f"{name}: {outcome}")
+    else:
+        state = "is given no more work" if answer["drained"] else "is given work again"
+        click.echo(f"`{answer['backend']}` {state}")
+        for name, outcome in answer["workers"].items():
+            click.echo(f"{name}: {outcome}")
+    if not answer["live"]:
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _print_json(value: object) -> None:

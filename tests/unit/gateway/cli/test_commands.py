@@ -82,6 +82,17 @@ def test_certificates_that_cannot_be_used_are_named(
     assert "a key needs its certificate" in check(key=key).stderr
 
 
+def test_a_cache_beyond_the_bound_on_memory_is_found_before_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLUICEGATE_MEMORY_LIMIT_BYTES", "300000000")
+
+    result = run("config", "check", str(CONFIG))
+
+    assert result.exit_code == 3
+    assert "cache.memory_bytes: a worker whose cache is full" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
