@@ -21,7 +21,6 @@ from gateway.errors import (
     DependencyUnavailable,
     ModelsBroken,
     NotFound,
-    PayloadTooLarge,
     PreconditionFailed,
 )
 from gateway.ledger.types import GroupBy
@@ -146,7 +145,7 @@ _CONFIGURATION: dict[tuple[str, str], Operation] = {
         summary="Publish a document in place of everything",
         tag="configuration",
         errors=(
-            *(PreconditionFailed, PayloadTooLarge, ConfigurationError),
+            *(PreconditionFailed, ConfigurationError),
             *(Conflict, DependencyUnavailable),
         ),
         body=(

@@ -129,7 +129,6 @@ def test_what_not_every_worker_follows_is_exit_code_1(listener: Settings) -> Non
             for command in (
                 ("config", "reload"),
                 ("regions", "drain", "eu", "eu-0", "--json"),
-                ("regions", "restore", "eu", "eu-0"),
             )
         ]
 
@@ -137,6 +136,16 @@ def test_what_not_every_worker_follows_is_exit_code_1(listener: Settings) -> Non
         assert result.exit_code == 1, result.output
         assert "a-worker" in result.output
         assert "pending" in result.output
+
+
+def test_the_listener_answers_head_as_get(listener: Settings) -> None:
+    url = f"http://127.0.0.1:{listener.admin_port}"
+
+    for path, headers in (("/health/ready", {}), ("/metrics", {"authorization": f"Bearer {KEY}"})):
+        read, head = httpx.get(url + path, headers=headers), httpx.head(url + path, headers=headers)
+
+        assert (read.status_code, head.status_code, head.content) == (200, 200, b"")
+        assert head.headers["content-type"] == read.headers["content-type"]
 
 
 def test_a_refusal_is_one_line_with_its_place_and_exit_code_4(listener: Settings) -> None:
