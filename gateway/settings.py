@@ -18,8 +18,9 @@ from gateway.errors import ConfigurationError
 from gateway.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
+_KEPT = ("events_keep", "usage_events_keep")
 _NOT_NEGATIVE = (
-    *("events_keep", "events_keep_bytes", "usage_events_keep"),
+    *(*_KEPT, "events_keep_bytes"),
     *("heartbeat_timeout", "shutdown_delay", "drain", "head_timeout", "keep_alive"),
     *("memory_limit_bytes", "backend_memory_limit_bytes", "max_connections"),
 )
@@ -172,7 +173,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 def _check(settings: Settings) -> None:
     for name in _NOT_NEGATIVE:
         value = getattr(settings, name)
-        is_for_ever = name == "events_keep" and value == math.inf
+        is_for_ever = name in _KEPT and value == math.inf
         if not (0 <= value < math.inf or is_for_ever):
             raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be a number, 0 or more")
     if settings.log_level.upper() not in _LEVELS:

@@ -21,7 +21,7 @@ from gateway.settings import Settings, load_settings
         ("KEEP_ALIVE", "inf"),
         ("MEMORY_LIMIT_BYTES", "-1"),
         ("MAX_CONNECTIONS", "-1"),
-        ("USAGE_EVENTS_KEEP", "inf"),
+        ("USAGE_EVENTS_KEEP", "-1"),
         ("EVENTS_KEEP", "nan"),
         ("ADMIN_KEY", "secret-0123456789\n"),
         ("ADMIN_KEY", "secret 0123456789"),
