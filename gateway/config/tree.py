@@ -93,7 +93,8 @@ def _check_depth(source: Source) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                line = int(event.start_mark.line) + 1
+                mark = event.start_mark
+                line = None if mark is None else mark.line + 1
                 raise ConfigurationError(_TOO_DEEP, file=source.name, line=line)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
