@@ -5,7 +5,6 @@ Every variable is `SLUICEGATE_` and the field's name in capitals.
 """
 
 import contextlib
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,19 +17,14 @@ from gateway.errors import ConfigurationError
 from gateway.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
-_KEPT = ("events_keep", "usage_events_keep")
-_NOT_NEGATIVE = (
-    *(*_KEPT, "events_keep_bytes"),
-    *("heartbeat_timeout", "shutdown_delay", "drain", "head_timeout", "keep_alive"),
-    *("memory_limit_bytes", "backend_memory_limit_bytes", "max_connections"),
-)
-_SENDABLE = re.compile(r"[!-~]*")
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_SENT = ("admin_key", "backend_token")
+_SENDABLE = re.compile(r"[!-~]*")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,30 +160,26 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the environment does not fit the settings: {error}") from error
-    _check(settings)
-    return settings
-
-
-def _check(settings: Settings) -> None:
-    for name in _NOT_NEGATIVE:
-        value = getattr(settings, name)
-        is_for_ever = name in _KEPT and value == math.inf
-        if not (0 <= value < math.inf or is_for_ever):
-            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be a number, 0 or more")
-    if settings.log_level.upper() not in _LEVELS:
-        known = "`, `".join(_LEVELS)
-        raise ConfigurationError(f"`{PREFIX}LOG_LEVEL` must be one of `{known}`")
-    for name in ("admin_key", "backend_token"):
-        if not _SENDABLE.fullmatch(getattr(settings, name)):  # which is not shown
-            raise ConfigurationError(
-                f"`{PREFIX}{name.upper()}` must be visible ASCII characters; is there a blank or a"
-                " line break in it?"
-            )
+    for name in _KEPT:
+        if not getattr(settings, name) >= 0:
+            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be 0 or more")
     if settings.region and not _REGION.fullmatch(settings.region):
         raise ConfigurationError(
             f"`{PREFIX}REGION` must be 1 to 32 letters, digits, `.`, `_` or `-`, the first a letter"
             " or digit"
         )
+    _check_sent(settings)
+    return settings
+
+
+def _check_sent(settings: Settings) -> None:
+    """Refuse what no header can carry, and do not show it."""
+    for name in _SENT:
+        if not _SENDABLE.fullmatch(getattr(settings, name)):
+            raise ConfigurationError(
+                f"`{PREFIX}{name.upper()}` must be visible ASCII characters; is there a blank or a"
+                " line break in it?"
+            )
 
 
 def _decode(kind: type, value: object) -> object:
