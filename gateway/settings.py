@@ -17,14 +17,13 @@ from gateway.errors import ConfigurationError
 from gateway.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
+_SENT = ("admin_key", "backend_token")
+_SENDABLE = re.compile(r"[!-~]*")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
-_Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-_SENT = ("admin_key", "backend_token")
-_SENDABLE = re.compile(r"[!-~]*")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ledger_url: str = ""
     """Empty: SQLite in `data_dir`."""
     host: str = "127.0.0.1"
-    port: _Port = 8080
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
     admin_host: str = "127.0.0.1"
-    admin_port: _Port = 8081
+    admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
     admin_key: str = ""
     region: str = ""
     """The gateway region this is in, where there are several; each has Redis of its own, and limits
@@ -156,6 +155,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         name = variable.removeprefix(PREFIX).lower()
         if name in names:
             values[name] = value
+    _check_sent(values)
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -168,24 +168,23 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
             f"`{PREFIX}REGION` must be 1 to 32 letters, digits, `.`, `_` or `-`, the first a letter"
             " or digit"
         )
-    _check_sent(settings)
     return settings
-
-
-def _check_sent(settings: Settings) -> None:
-    """Refuse what no header can carry, and do not show it."""
-    for name in _SENT:
-        if not _SENDABLE.fullmatch(getattr(settings, name)):
-            raise ConfigurationError(
-                f"`{PREFIX}{name.upper()}` must be visible ASCII characters; is there a blank or a"
-                " line break in it?"
-            )
 
 
 def _decode(kind: type, value: object) -> object:
     if kind is Path:
         return Path(str(value))
     raise NotImplementedError(kind)
+
+
+def _check_sent(values: Mapping[str, str]) -> None:
+    """Refuse what no header can carry, and do not show it."""
+    for name in _SENT:
+        if not _SENDABLE.fullmatch(values.get(name, "")):
+            raise ConfigurationError(
+                f"`{PREFIX}{name.upper()}` must be visible ASCII characters; is there a blank or a"
+                " line break in it?"
+            )
 
 
 def environment(settings: Settings) -> dict[str, str]:
