@@ -57,7 +57,7 @@ class BillingController(Controller):
             ledger.usage, tenant, start, end, groups, prices=document.prices
         )
         if format == "csv":
-            return Response(rendering.usage_csv(rows), media_type=_CSV)
+            return Response(rendering.usage_csv(rows, groups), media_type=_CSV)
         page = {
             "from": start,
             "to": end,

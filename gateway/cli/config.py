@@ -85,8 +85,8 @@ def _show(answer: dict[str, Any]) -> None:
     click.echo(f"generation {answer['generation']}, digest {answer['digest']}{same}")
     for name, outcome in answer["workers"].items():
         click.echo(f"{name}: {outcome}")
-    if answer["notice"]:
-        click.echo(answer["notice"], err=True)
+    if notice := answer.get("notice"):  # which a listener of an earlier version does not send
+        click.echo(notice, err=True)
 
 
 def print_json(value: object) -> None:

@@ -1,6 +1,8 @@
 """The command line, as far as it goes without a running gateway."""
 
+import contextlib
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -233,30 +235,50 @@ def test_an_address_or_a_key_that_cannot_be_one_is_one_line_without_the_key(
     assert "secret" not in result.output
 
 
-def test_names_are_parts_of_a_path_whatever_they_hold() -> None:
-    """Such as no name has: the listener refuses it, and no other path is asked."""
-    asked = []
+@contextlib.contextmanager
+def listener(*answers: bytes) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Something that answers each command once; the options that lead there, and what was asked."""
+    asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
         server.settimeout(60)
 
         def answer() -> None:
-            for _ in range(2):
+            for text in answers:
                 connection, _ = server.accept()
                 with connection:
                     asked.append(connection.recv(4096).split(b" ")[1].decode())
-                    connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+                    connection.sendall(b"HTTP/1.1 " + text)
 
         answering = threads.submit(answer)
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        there = ("--admin-url", url, "--admin-key", KEY)
+        yield ("--admin-url", url, "--admin-key", KEY), asked
+        answering.result(timeout=60)
+
+
+def test_names_are_parts_of_a_path_whatever_they_hold() -> None:
+    """Such as no name has: the listener refuses it, and no other path is asked."""
+    refusal = b"404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+
+    with listener(refusal, refusal) as (there, asked):
         codes = [
             run("keys", "revoke", "key_1?x/ключ", *there).exit_code,
             run("regions", "drain", "eu", "../eu@10.0.0.1", *there).exit_code,
         ]
-        answering.result(timeout=60)
 
     assert codes == [4, 4]
     assert asked == [
         "/admin/keys/key_1%3Fx%2F%D0%BA%D0%BB%D1%8E%D1%87",
         "/admin/regions/eu/backends/..%2Feu%4010.0.0.1/drain",
     ]
+
+
+def test_a_listener_of_the_version_before_is_understood() -> None:
+    """Its answers lack what was added since."""
+    taken = b"200 OK\r\nConnection: close\r\n\r\n"
+    reload = b'{"generation":1,"digest":"x","changed":true,"live":true,"workers":{"w":"ok"}}'
+
+    with listener(taken + reload, taken + b'{"live":true,"workers":{"w":"ok"}}') as (there, _):
+        results = [run("config", "reload", *there), run("models", "reload", *there)]
+
+    assert [result.exit_code for result in results] == [0, 0], [r.exception for r in results]
+    assert all("w: ok" in result.output for result in results)
