@@ -15,6 +15,8 @@ from gateway.ledger.types import Batch, LedgerStatistics, Recorded
 from gateway.types import RequestEvent
 
 _LARGEST: Final = 2**63 - 1
+_MOST: Final = 2**40
+"""What an event may count of anything: the sums of millions of such are numbers of SQL still."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -183,9 +185,10 @@ def _fits(event: RequestEvent) -> bool:
     used = event.usage
     each = [used.items, used.hit, used.collapsed, used.computed]
     each += [used.failed, used.rows, used.tokens]
-    numbers = [event.time, event.status, event.count - 1, min(each), max(each) * event.count]
+    numbers = [event.time, event.status, event.count - 1, min(each)]
     short = len(event.id) <= 128 and len(event.tenant) <= 64 and len(event.key) <= 64  # noqa: PLR2004
-    return short and min(numbers) >= 0 and max(numbers) <= _LARGEST
+    fits = min(numbers) >= 0 and max(numbers) <= _LARGEST
+    return short and fits and max(each) * event.count <= _MOST
 
 
 def _row(event: RequestEvent) -> dict[str, object]:
