@@ -17,6 +17,7 @@ from gateway.types import RequestEvent
 _LARGEST: Final = 2**63 - 1
 _MOST: Final = 2**40
 """What an event may count of anything: the sums of millions of such are numbers of SQL still."""
+_LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -63,9 +64,13 @@ class Recording:
         """Return, per log, up to which sequence number everything is committed."""
         wanted = list(log_ids)
         table = schema.high_water
+        marks: dict[str, int] = {}
         with self._store.reading() as connection:
-            rows = connection.execute(select(table).where(table.c.log_id.in_(wanted)))
-            marks = {row.log_id: row.sequence for row in rows}
+            # Databases bound how many values a statement has.
+            for start in range(0, len(wanted), _LOGS_AT_ONCE):
+                some = table.c.log_id.in_(wanted[start : start + _LOGS_AT_ONCE])
+                rows = connection.execute(select(table).where(some))
+                marks |= {row.log_id: row.sequence for row in rows}
         return {log_id: marks.get(log_id, 0) for log_id in wanted}
 
     def bury(self, log_id: str, reason: str, payload: bytes) -> None:

@@ -166,3 +166,11 @@ def test_usage_is_known_though_an_event_says_what_no_request_can_have_used(
 
     (row,) = ledger.usage("acme", to_datetime(START), to_datetime(START + 1_000_000))
     assert (recorded.counted, recorded.dead, row.units.hit) == (1, 2, 1)
+
+
+def test_the_marks_of_any_number_of_logs_are_known(ledger: Ledger) -> None:
+    ledger.record("w0-1", 1, [make_event(1)])
+
+    marks = ledger.high_water(["w0-1", *(f"w1-{number}" for number in range(70_000))])
+
+    assert (len(marks), marks["w0-1"], marks["w1-69999"]) == (70_001, 1, 0)
