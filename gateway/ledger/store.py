@@ -140,7 +140,9 @@ class Store:
     def _prepare(self) -> None:
         if self._ready.is_set():
             return
-        with self._preparing:
+        if not self._preparing.acquire(timeout=self._patience):
+            raise exc.TimeoutError("another thread makes or upgrades the tables")
+        try:
             if self._lite and self._url.database:
                 Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
             # Read first: where a disk is full, or a server takes no writes, keys are still read.
@@ -150,6 +152,8 @@ class Store:
                 with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                     self._create(connection)
             self._ready.set()
+        finally:
+            self._preparing.release()
 
     def _create(self, connection: Connection) -> None:
         if not self._lite:
@@ -189,7 +193,8 @@ def _translated() -> Iterator[None]:
         raise InvalidRequest(
             "a time, a number or a text is beyond what the ledger can hold"
         ) from error
-    except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
+    # The pool says the last when connections end as soon as they are made.
+    except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
         reason = getattr(error, "orig", None) or error
         raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
 
