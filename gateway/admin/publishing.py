@@ -92,7 +92,7 @@ class Publisher:
         while not stop.is_set():
             try:
                 await self._start()
-            except DependencyUnavailable:
+            except (DependencyUnavailable, Conflict):  # or another gateway was first
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:

@@ -17,6 +17,7 @@ _FREE: Final = PriceEntry()
 _FIELDS: Final = PriceEntry.__struct_fields__
 # No document can name such a model: it stands for every model without a price of its own.
 _UNNAMED: Final = ""
+_TURNS: Final = "prices"
 
 
 class PublishedPrices:
@@ -54,6 +55,8 @@ class PublishedPrices:
         """
         now, table = self._store.clock(), schema.published_prices
         with self._store.writing() as connection:
+            # Gateways that start at once publish the same.
+            self._store.take_turns(connection, _TURNS)
             kept = _kept(connection)
             _check(connection, kept, wanted, now)
             dates = {_date(entry) for entry in (*wanted, *former)}
@@ -85,7 +88,9 @@ def _check(
     late = [entry for entry in {*wanted} ^ {*kept} if starts_at(entry) <= now]
     if not late:
         return
-    model = _affected(connection, kept, wanted, since=min(map(starts_at, late)), until=now + 1)
+    # No event is of a time before the epoch, and SQL cannot hold all of those.
+    since = max(0, min(map(starts_at, late)))
+    model = _affected(connection, kept, wanted, since=since, until=now + 1)
     if model is not None:
         first = min(late, key=starts_at)
         raise ConfigurationError(

@@ -1,12 +1,17 @@
 """The operators' listener: no document changes what the past costs."""
 
+import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
+from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
+from gateway.runtime.control import Control
 from gateway.settings import Settings
 from tests.support.admin import refused
 from tests.support.events import make_event, make_usage
@@ -101,3 +106,27 @@ async def test_a_rollback_to_before_a_price_is_refused(admin: httpx.AsyncClient)
     problem = refused(await admin.post("/admin/config/rollback"), 422, "invalid_configuration")
 
     assert "`big` from 2026-03-01 on has begun and cannot be removed" in problem["detail"]
+
+
+async def test_gateways_that_start_at_once_all_go_on(
+    settings: Settings, redis: Redis, tmp_path: Path
+) -> None:
+    await redis.flushall()
+    with Ledger(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
+        publishers = [
+            Publisher(
+                control=Control(redis),
+                ledger=ledger,
+                settings=settings,
+                clock=lambda: 7.0,
+                patience=0.1,
+                chance=lambda: 1.5,
+            )
+            for _ in range(4)
+        ]
+
+        await asyncio.gather(*(publisher.start(asyncio.Event()) for publisher in publishers))
+
+    active = await Control(redis).active()
+    assert active is not None
+    assert active.generation == 1
