@@ -44,11 +44,18 @@ class PublishedPrices:
         with self._store.reading() as connection:
             _check(connection, _kept(connection), wanted, self._store.clock())
 
-    def publish(self, wanted: Sequence[PriceEntry], *, former: Sequence[PriceEntry] = ()) -> None:
+    def publish(
+        self,
+        wanted: Sequence[PriceEntry],
+        *,
+        former: Sequence[PriceEntry] = (),
+        agreed: int | None = None,
+    ) -> None:
         """Keep the prices of a document that is published in place of one with `former` prices.
 
         Of those to come that are not in `wanted`, the ones in `former` are dropped; others are of
-        another gateway region.
+        another gateway region. `agreed` is when the document was published, if that was before:
+        what was to come then may have begun, as where the ledger was restored from a backup.
 
         Raises:
             ConfigurationError: the past would cost something else; nothing changed.
@@ -58,7 +65,7 @@ class PublishedPrices:
             # Gateways that start at once publish the same.
             self._store.take_turns(connection, _TURNS)
             kept = _kept(connection)
-            _check(connection, kept, wanted, now)
+            _check(connection, kept, wanted, now, agreed=agreed)
             dates = {_date(entry) for entry in (*wanted, *former)}
             for old in set(kept) - set(wanted):
                 if _date(old) in dates:
@@ -79,13 +86,19 @@ class PublishedPrices:
 
 
 def _check(
-    connection: Connection, kept: Sequence[PriceEntry], wanted: Sequence[PriceEntry], now: int
+    connection: Connection,
+    kept: Sequence[PriceEntry],
+    wanted: Sequence[PriceEntry],
+    now: int,
+    *,
+    agreed: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` where `wanted` changes what the past costs."""
+    """Raise `ConfigurationError` where `wanted`, `agreed` then, changes what the past costs."""
     if not kept:  # the first document, or the first one that is kept here
         return
     _check_begun(kept, wanted, now)
-    late = [entry for entry in {*wanted} ^ {*kept} if starts_at(entry) <= now]
+    past = now if agreed is None else min(agreed, now)
+    late = [entry for entry in {*wanted} ^ {*kept} if starts_at(entry) <= past]
     if not late:
         return
     # No event is of a time before the epoch, and SQL cannot hold all of those.

@@ -162,6 +162,26 @@ def test_gateways_that_start_at_once_publish_the_same_prices(database: str, cloc
         assert ledger.prices.entries() == sorted_by_date(PRICES)
 
 
+def test_what_a_restored_ledger_lacks_is_kept_though_it_has_begun(
+    ledger: Ledger, clock: Clock
+) -> None:
+    """As it was published before it began, usage that came back meanwhile is of that price."""
+    agreed, clock.now = clock.now, to_nanoseconds(datetime(2026, 12, 2, tzinfo=UTC))
+    lost = PriceEntry(model="big", since="2026-12-01", hit=7)
+    ledger.record("w0-2", 1, [make_event(3, time=clock.now, model="big")])
+    with pytest.raises(ConfigurationError):
+        ledger.prices.publish((*PRICES, lost))
+
+    ledger.prices.publish((*PRICES, lost), agreed=agreed)
+
+    until = datetime(2026, 12, 3, tzinfo=UTC)
+    (row,) = ledger.usage("acme", datetime(2026, 12, 1, tzinfo=UTC), until)
+    assert row.cost == 7
+    for wanted in (PRICES, (*PRICES, replace(lost, hit=8))):
+        with pytest.raises(ConfigurationError, match="has begun"):
+            ledger.prices.publish(wanted, agreed=agreed)
+
+
 def test_a_price_may_begin_before_the_years_that_sql_can_hold(database: str, clock: Clock) -> None:
     always = PriceEntry(model="*", since="0001-01-01", hit=1)
     with Ledger(database, clock=clock) as ledger:
