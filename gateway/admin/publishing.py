@@ -32,6 +32,7 @@ from gateway.settings import Settings
 _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
+_SECOND = 1_000_000_000
 _TRIES = 3
 
 
@@ -82,6 +83,11 @@ class Publisher:
         self._recovery = recovery
         self._patience = patience
         self._chance = chance
+        self._keeping = asyncio.Lock()
+        self._unkept: Published | None = None
+        """The document whose prices the ledger could not be told of yet."""
+        self._former: tuple[PriceEntry, ...] = ()
+        """Prices of documents that were replaced since the ledger was last told."""
 
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
@@ -92,7 +98,7 @@ class Publisher:
         while not stop.is_set():
             try:
                 await self._start()
-            except DependencyUnavailable:
+            except (DependencyUnavailable, Conflict):  # or another gateway was first
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
@@ -100,6 +106,15 @@ class Publisher:
                 return
             else:
                 return
+
+    async def follow(self, stop: asyncio.Event) -> None:
+        """Keep, until `stop`, prices that the ledger could not take when they were published."""
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _RETRY)
+            async with self._keeping:
+                if self._unkept is not None:
+                    await self._keep_prices(self._unkept)
 
     async def reload(self, *, author: str) -> Change:
         """Publish the configuration folder.
@@ -185,9 +200,10 @@ class Publisher:
             await self._publish(
                 active, sources, author="start", reason="start", folder_digest=folder_digest
             )
-        elif (document := await _document_of(active)) is not None:
-            # Also those that a process which ended in between, or an older one, did not keep.
-            await asyncio.to_thread(self._ledger.prices.publish, document.prices)
+        elif await _document_of(active) is not None:
+            # Also those that a process which ended in between, or an older one, did not keep, and
+            # those that a ledger lacks that was restored.
+            await asyncio.to_thread(self._publish_prices, active)
 
     async def _active(self) -> Published | None:
         """Return what is published, also where the state Redis had lost it."""
@@ -267,18 +283,30 @@ class Publisher:
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, "config.publish.failed")
             raise
-        former = () if replaced is None else replaced.prices
-        await asyncio.to_thread(self._remember, document, former)
+        async with self._keeping:
+            if replaced is not None:
+                self._former += replaced.prices
+            await self._keep_prices(published)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
-    def _remember(self, document: Document, former: Sequence[PriceEntry]) -> None:
-        """Keep the prices in the ledger; the document is live already."""
+    async def _keep_prices(self, published: Published) -> None:
+        """Keep the prices of what was published in the ledger, now or later."""
         try:
-            self._ledger.prices.publish(document.prices, former=former)
+            await asyncio.to_thread(self._publish_prices, published, former=self._former)
+        except DependencyUnavailable as error:
+            if self._unkept is None:
+                _log.warning("prices are not in the ledger yet", extra={"reason": error.detail})
+            self._unkept = published
+            return
         except GatewayError as error:
-            _log.warning("prices are not in the ledger", extra={"reason": error.detail})
+            _log.error("prices are not in the ledger", extra={"reason": error.detail})
+        self._unkept, self._former = None, ()
+
+    def _publish_prices(self, published: Published, *, former: Sequence[PriceEntry] = ()) -> None:
+        prices, agreed = load_sources(published.sources).prices, int(published.time * _SECOND)
+        self._ledger.prices.publish(prices, former=former, agreed=agreed)
 
     def _audit(self, published: Published, action: str) -> None:
         detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}

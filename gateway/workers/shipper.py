@@ -231,7 +231,10 @@ class Shipper:
         self._retention.expire([KeptLog(t.reader, t.mark) for t in tails.values()])
         for log_id, mark in marks.items():
             tail = tails[log_id]
-            if tail.reader.ended and tail.reader.sequence <= mark and tail.reader.is_empty:
+            reader = tail.reader
+            # One that was never written to holds nothing that a restored ledger could lack.
+            is_empty = reader.sequence == 0 or reader.is_empty
+            if reader.ended and reader.sequence <= mark and is_empty:
                 await self._remove(tail)
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
 

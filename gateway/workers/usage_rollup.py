@@ -8,11 +8,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.errors import DependencyUnavailable
+from gateway.errors import GatewayError
 from gateway.workers.patience import Backoff, pause
 
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
+_LONGEST: Final = 1e9
+"""Seconds after which nothing is added up: longer than there have been events."""
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +55,7 @@ class UsageRollup:
         report: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
         self._store = store
-        self._keep = int(keep * _SECOND)
+        self._keep = int(min(keep, _LONGEST) * _SECOND)
         self._every = every
         self._rest = rest
         self._clock = clock
@@ -71,9 +73,13 @@ class UsageRollup:
         before = self._clock() - self._keep
         try:
             rows = await asyncio.to_thread(self._store.add_up, before=before, limit=_ROWS)
-        except DependencyUnavailable as error:
+        except GatewayError as error:
             if not self._backoff.failures:
                 _log.warning("usage is not added up yet", extra={"reason": error.detail})
+            return self._backoff.failed()
+        except Exception:  # noqa: BLE001 - what cannot be added up must not end the billing beside it
+            if not self._backoff.failures:
+                _log.exception("usage cannot be added up")
             return self._backoff.failed()
         self._backoff.succeeded()
         self._rows += rows

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from redis.typing import EncodableT, FieldT
 from gateway.errors import DependencyUnavailable
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
+from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
 from tests.support.events import make_event
@@ -334,3 +336,13 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
 
     assert alone.statistics().lost == 0
     assert pipeline.ledger.statistics().lost == 0
+
+
+async def test_a_log_that_nothing_was_written_to_is_not_kept(pipeline: Pipeline) -> None:
+    """A worker that cannot start leaves one each time that it is started again."""
+    with EventLog(pipeline.events, name="w0"):
+        pass
+    kept = partial(SegmentRetention, keep=86_400.0, keep_bytes=1 << 40)
+
+    async with running(pipeline.shipper(retention=kept).run):
+        await until(lambda: pipeline.logs() == 0, what="the log is gone")

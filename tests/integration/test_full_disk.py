@@ -115,6 +115,24 @@ async def test_a_ledger_on_a_full_disk_is_read_and_billed_to_when_there_is_room(
     assert tenants == ["acme"]
 
 
+def test_a_ledger_that_nobody_had_open_is_read_on_a_full_disk(disk: SmallDisk) -> None:
+    """SQLite makes the file of its shared memory anew, as the last one who had it deleted it."""
+    url = f"sqlite:///{disk.path / 'ledger.db'}"
+    with Ledger(url) as ledger:
+        ledger.accounts.create_tenant("acme")
+    disk.fill()
+
+    with Ledger(url) as first, Ledger(url) as second:
+        found = [[tenant.id for tenant in each.accounts.tenants()] for each in (first, second)]
+        disk.empty()
+        second.accounts.create_tenant("globex")
+    disk.fill()
+    with Ledger(url) as again:
+        found.append([tenant.id for tenant in again.accounts.tenants()])
+
+    assert found == [["acme"], ["acme"], ["acme", "globex"]]
+
+
 async def test_kept_segments_make_room_for_new_ones(disk: SmallDisk, valkey: str) -> None:
     """What is written now comes before what a restored ledger might want."""
     kept = partial(SegmentRetention, keep=86_400.0, keep_bytes=1 << 40)

@@ -169,3 +169,32 @@ def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
         old.start()
 
         assert old.usage(since, until) == before
+
+
+def test_an_event_of_long_ago_has_no_transaction_look_at_every_hour_since(
+    ledger: Ledger, database: str
+) -> None:
+    """Such a transaction would keep others out, and where time ends it, be begun for ever."""
+    hours = 250
+    begin, end = to_nanoseconds(BEGIN), BEGIN + timedelta(hours=hours)
+    ledger.record_batches([batch([make_event(n, time=begin + n * HOUR) for n in range(hours)])])
+    assert add_up(ledger, before=end) == hours
+    ledger.record_batches([batch([make_event(hours, time=0)], first=hours + 1)])
+    assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 1
+
+    seen_until = []
+    while not seen_until or seen_until[-1] < to_nanoseconds(end):
+        assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 0
+        seen_until.append(looked_at(database))
+
+    assert len(seen_until) > 2
+    assert seen_until == sorted(set(seen_until))
+
+
+def looked_at(database: str) -> int:
+    engine = sqlalchemy.create_engine(database)
+    try:
+        with engine.begin() as connection:
+            return connection.scalar(select(schema.usage_rollups.c.until)) or 0
+    finally:
+        engine.dispose()
