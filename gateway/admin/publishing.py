@@ -86,6 +86,8 @@ class Publisher:
         self._keeping = asyncio.Lock()
         self._unkept: Published | None = None
         """The document whose prices the ledger could not be told of yet."""
+        self._unanswered: Published | None = None
+        """The document of which it is not known whether it was published."""
         self._former: tuple[PriceEntry, ...] = ()
         """Prices of documents that were replaced since the ledger was last told."""
 
@@ -113,8 +115,18 @@ class Publisher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _RETRY)
             async with self._keeping:
+                await self._find_out()
                 if self._unkept is not None:
                     await self._keep_prices(self._unkept)
+
+    async def _find_out(self) -> None:
+        """Keep the prices of a document if it turns out to be published."""
+        if self._unanswered is not None:
+            with contextlib.suppress(DependencyUnavailable):
+                active = await self._control.active()
+                if active == self._unanswered:
+                    self._unkept = active
+                self._unanswered = None
 
     async def reload(self, *, author: str) -> Change:
         """Publish the configuration folder.
@@ -276,20 +288,28 @@ class Publisher:
         )
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(self._audit, published, "config.publish")
-        try:
-            if not await self._control.publish(published):
-                raise Conflict("another document was published meanwhile; look at it and try again")
-        except GatewayError:
-            with contextlib.suppress(GatewayError):
-                await asyncio.to_thread(self._audit, published, "config.publish.failed")
-            raise
         async with self._keeping:
             if replaced is not None:
                 self._former += replaced.prices
+            await self._change(published)
             await self._keep_prices(published)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
         return await self._waited(published, changed=True)
+
+    async def _change(self, published: Published) -> None:
+        """Make `published` active."""
+        outcome = "failed"
+        try:
+            if await self._control.publish(published):
+                return
+            raise Conflict("another document was published meanwhile; look at it and try again")
+        except GatewayError as error:
+            if isinstance(error, DependencyUnavailable):  # it may have been, and the answer lost
+                outcome, self._unanswered = "unanswered", published
+            with contextlib.suppress(GatewayError):
+                await asyncio.to_thread(self._audit, published, f"config.publish.{outcome}")
+            raise
 
     async def _keep_prices(self, published: Published) -> None:
         """Keep the prices of what was published in the ledger, now or later."""

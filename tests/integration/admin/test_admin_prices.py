@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from gateway.admin.publishing import Publisher
+from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
 from gateway.runtime.control import Control, Published
@@ -153,6 +154,39 @@ async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
         kept = [entry.hit for entry in ledger.prices.entries()]
 
     assert (during, kept) == ([], [200])
+
+
+class Unanswering(Control):
+    """Publishes, and loses the answer."""
+
+    @override
+    async def publish(self, published: Published) -> bool:
+        await super().publish(published)
+        raise DependencyUnavailable("the state Redis cannot be reached")
+
+
+async def test_prices_of_a_document_whose_publishing_got_no_answer_are_kept(
+    settings: Settings, redis: Redis, tmp_path: Path
+) -> None:
+    await redis.flushall()
+    stop = asyncio.Event()
+    with Ledger(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
+        publisher = Publisher(
+            control=Unanswering(redis), ledger=ledger, settings=settings, clock=lambda: 7.0
+        )
+        following = asyncio.create_task(publisher.follow(stop))
+
+        with pytest.raises(DependencyUnavailable):
+            await publisher.put(MODELS + PRICES, if_match="", author="a")
+
+        await until(lambda: ledger.prices.entries() != [], within=60, what="they are kept")
+        stop.set()
+        await following
+        kept = [entry.hit for entry in ledger.prices.entries()]
+        actions = [entry.action for entry in ledger.audit.entries()]
+
+    assert kept == [200]
+    assert actions == ["config.publish.unanswered", "config.publish"]
 
 
 async def test_gateways_that_start_at_once_all_go_on(
