@@ -18,7 +18,6 @@ from gateway.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
 _SENT = ("admin_key", "backend_token")
-_SENDABLE = re.compile(r"[!-~]*")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -180,10 +179,11 @@ def _decode(kind: type, value: object) -> object:
 def _check_sent(values: Mapping[str, str]) -> None:
     """Refuse what no header can carry, and do not show it."""
     for name in _SENT:
-        if not _SENDABLE.fullmatch(values.get(name, "")):
+        value = values.get(name, "")
+        if value != value.strip() or not value.isprintable():
             raise ConfigurationError(
-                f"`{PREFIX}{name.upper()}` must be visible ASCII characters; is there a blank or a"
-                " line break in it?"
+                f"`{PREFIX}{name.upper()}` cannot be sent in a header: is there a line break in it,"
+                " or a blank at one of its ends?"
             )
 
 

@@ -38,12 +38,12 @@ def has_valid_checksum(key: str) -> bool:
 
 def is_well_formed(key: str) -> bool:
     """Say whether `key` may be a key at all: 16 to 200 visible ASCII characters."""
-    return SHORTEST <= len(key) <= LONGEST and is_sendable(key)
+    return SHORTEST <= len(key) <= LONGEST and all("!" <= character <= "~" for character in key)
 
 
 def is_sendable(key: str) -> bool:
-    """Say whether a header can carry `key` as it is: visible ASCII characters."""
-    return all("!" <= character <= "~" for character in key)
+    """Say whether a header can carry `key`: without control characters, and blanks at its ends."""
+    return key == key.strip() and key.isprintable()
 
 
 def _checksum(body: str) -> str:

@@ -57,7 +57,8 @@ class AdminClient:
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=patience)
-        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        bearer = f"Bearer {self._key}".encode()  # else letters beyond Latin 1 could not be sent
+        headers = {"Authorization": bearer, "Content-Type": b"application/json"}
         target = parts.path.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         try:
             connection.request(

@@ -59,8 +59,8 @@ def _check_key(key: str) -> None:
     # Not shown: what is refused may be a key and a line break.
     if key and not is_sendable(key):
         raise click.UsageError(
-            "`--admin-key` (SLUICEGATE_ADMIN_KEY) must be visible ASCII characters; is there a"
-            " blank or a line break in it?"
+            "`--admin-key` (SLUICEGATE_ADMIN_KEY) cannot be sent: is there a line break in it, or a"
+            " blank at one of its ends?"
         )
 
 

@@ -15,6 +15,7 @@ from gateway.operator_access import access_to, hold_access
 from tests.support.certificates import Authority
 
 KEY = "kept-by-up-0123456789"
+_FOREIGN = "ein-schlüssel-ключ"
 CONFIG = Path(__file__).parents[4] / "config"
 
 
@@ -216,7 +217,7 @@ def test_an_unknown_worker_is_refused() -> None:
     ("url", "key", "said"),
     [
         ("http://127.0.0.1:1", "secret-key-0123456789\n", "--admin-key"),
-        ("http://127.0.0.1:1", "secret-schlüssel-0123", "--admin-key"),
+        ("http://127.0.0.1:1", " secret-key-0123456789", "--admin-key"),
         ("127.0.0.1:8081", KEY, "--admin-url"),
         ("http://h:99999", KEY, "--admin-url"),
         ("ftp://h:1", KEY, "--admin-url"),
@@ -246,12 +247,14 @@ def listener(*answers: bytes) -> Iterator[tuple[tuple[str, ...], list[str]]]:
             for text in answers:
                 connection, _ = server.accept()
                 with connection:
-                    asked.append(connection.recv(4096).split(b" ")[1].decode())
+                    head = connection.recv(4096)
+                    assert f"Authorization: Bearer {_FOREIGN}\r\n".encode() in head
+                    asked.append(head.split(b" ")[1].decode())
                     connection.sendall(b"HTTP/1.1 " + text)
 
         answering = threads.submit(answer)
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        yield ("--admin-url", url, "--admin-key", KEY), asked
+        yield ("--admin-url", url, "--admin-key", _FOREIGN), asked
         answering.result(timeout=60)
 
 

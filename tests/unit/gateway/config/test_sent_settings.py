@@ -12,8 +12,9 @@ from gateway.settings import Settings, load_settings
         ("PORT", "99999"),
         ("ADMIN_PORT", "-1"),
         ("ADMIN_KEY", "secret-0123456789\n"),
-        ("ADMIN_KEY", "secret 0123456789"),
-        ("ADMIN_KEY", "secret-schlüssel"),
+        ("ADMIN_KEY", " secret-0123456789"),
+        ("ADMIN_KEY", "secret-0123456789\udcff"),
+        ("ADMIN_KEY", "secret-0123456789\x7f"),
         ("BACKEND_TOKEN", "secret-0123456789\r\nx-more: 1"),
     ],
 )
@@ -27,3 +28,11 @@ def test_what_cannot_be_listened_on_or_sent_is_refused_and_not_shown(name: str, 
 
 def test_an_empty_environment_is_that_of_the_defaults() -> None:
     assert load_settings({}) == Settings()
+
+
+def test_what_can_be_sent_is_taken() -> None:
+    keys = {"SLUICEGATE_ADMIN_KEY": "schlüssel, ключ", "SLUICEGATE_BACKEND_TOKEN": "a"}
+
+    settings = load_settings(keys)
+
+    assert (settings.admin_key, settings.backend_token) == ("schlüssel, ключ", "a")
