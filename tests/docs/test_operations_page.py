@@ -16,7 +16,7 @@ from gateway.supervisor.errors import ExitCode
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.restarts import RestartCounts
 from gateway.telemetry.restarts_collector import RestartsCollector
-from tests.docs.tables import ROOT, first_cells, page, rows
+from tests.docs.tables import ROOT, page, rows
 
 PAGE = page("docs/operations.md")
 _ENCODER = EncoderStatistics(name="minilm", queue=QueueStatistics(), rows=CacheStatistics())
