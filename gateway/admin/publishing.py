@@ -226,7 +226,7 @@ class Publisher:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         await asyncio.to_thread(check_memory, sources, self._settings.memory_limit_bytes)
-        return digest(await asyncio.to_thread(load_sources, sources))
+        return await asyncio.to_thread(lambda: digest(load_sources(sources)))
 
     async def _check_models(self, sources: Sequence[Source], active: Published | None) -> None:
         """Check the models that `sources` name; a start and a rollback go by what was accepted.
@@ -272,14 +272,14 @@ class Publisher:
         folder_digest: str = "",
         origin: int = 0,
     ) -> Change:
-        document = await asyncio.to_thread(load_sources, sources)
+        published_digest = await asyncio.to_thread(lambda: digest(load_sources(sources)))
         replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
         known = "" if active is None else active.folder_digest
         published = Published(
             generation=generation,
             origin=origin or generation,
-            digest=digest(document),
+            digest=published_digest,
             sources=tuple(sources),
             author=author,
             reason=reason,
