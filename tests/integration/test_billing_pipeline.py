@@ -368,3 +368,23 @@ async def test_a_billing_worker_says_why_the_ledger_is_not_for_it(
 
     reasons = [record.__dict__.get("reason", "") for record in caplog.records]
     assert any("has schema 99" in reason and "update it" in reason for reason in reasons)
+
+
+async def test_a_log_that_cannot_be_read_holds_up_no_other(
+    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that another user made. It is shipped when it can be read."""
+    with EventLog(tmp_path, name="w1") as other:
+        fill(other, 100, 10)
+    bad = pipeline.events / "w1-bad"
+    (bad / "00000000.log").mkdir(parents=True)
+    with EventLog(pipeline.events, name="w0") as log:
+        fill(log, 0, 10)
+        async with running(pipeline.shipper().run, pipeline.billing().run):
+            await until(lambda: pipeline.billed() == 10)
+            (bad / "00000000.log").rmdir()
+            (tmp_path / other.id / "00000000.log").rename(bad / "00000000.log")
+            await until(lambda: pipeline.billed() == 20)
+
+    said = [record for record in caplog.records if record.message == "a log cannot be read yet"]
+    assert len(said) == 1
