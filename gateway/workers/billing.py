@@ -109,7 +109,8 @@ class Billing:
         try:
             taken = await asyncio.to_thread(self._intake.take, entries)
         except DependencyUnavailable:
-            self._group.again()
+            # A ledger that is slow may end what takes long, and would each time.
+            self._group.again_in_parts()
             raise
         self._count(taken)
         await self._group.acknowledge(entries)

@@ -182,7 +182,7 @@ def test_an_event_of_long_ago_has_no_transaction_look_at_every_hour_since(
     ledger.record_batches([batch([make_event(hours, time=0)], first=hours + 1)])
     assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 1
 
-    seen_until = []
+    seen_until: list[int] = []
     while not seen_until or seen_until[-1] < to_nanoseconds(end):
         assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 0
         seen_until.append(looked_at(database))
