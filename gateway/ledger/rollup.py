@@ -64,6 +64,8 @@ class Rollup:
     def _start(self, connection: Connection) -> int | None:
         """Return the first hour that may hold events that are not added up."""
         query = select(_until.c.until).where(_until.c.subject == _SUBJECT)
+        # Locked, as a late event that sets it back meanwhile must not be forgotten.
+        query = query.with_for_update()
         known = connection.scalar(query)
         return _hour_with_events(connection, 0 if known is None else int(known))
 

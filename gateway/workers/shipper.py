@@ -107,6 +107,7 @@ class Shipper:
         self._report = report
         self._tails: dict[str, _Tail] = {}
         self._unreadable: set[str] = set()
+        self._troubled: set[str] = set()
         self._backoff = Backoff()
         self._check_at = 0.0
         self._counts = dict.fromkeys(("events", "blocks", "rewinds", "lost", "dropped"), 0)
@@ -171,6 +172,10 @@ class Shipper:
             except UnreadableLog as error:
                 self._unreadable.add(path.name)
                 _log.error("a log is left alone", extra={"reason": str(error)})
+            except OSError as error:  # such as another user's; it may be readable later
+                if path.name not in self._troubled:
+                    self._troubled.add(path.name)
+                    _log.error("a log cannot be read yet", extra={"reason": str(error)})
 
     async def _ship(self, tail: _Tail) -> bool:
         """Ship the next block; return whether there may be more at once."""

@@ -16,17 +16,18 @@ NOW = 10**18
 
 
 class Store:
-    """Has `rows` to add up; fails while there is `trouble`."""
+    """Has `rows` to add up; fails while there is `trouble`, and beyond `most` at a time."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, most: int = 1000) -> None:
         self.rows = rows
+        self.most = most
         self.before: list[int] = []
         self.trouble: GatewayError | None = None
 
     def add_up(self, *, before: int, limit: int) -> int:
         """Take up to `limit`."""
-        if self.trouble:
-            raise self.trouble
+        if self.trouble or limit > self.most:
+            raise self.trouble or DependencyUnavailable("it took too long")
         self.before.append(before)
         taken = min(limit, self.rows)
         self.rows -= taken
@@ -86,3 +87,13 @@ async def test_events_may_be_kept_for_ever(tmp_path: Path, keep: float) -> None:
         await rollup.turn()
 
         assert (rollup.statistics().rows, rollup.statistics().failures) == (0, 0)
+
+
+async def test_what_takes_too_long_is_added_up_in_parts() -> None:
+    store = Store(300, most=100)
+    rollup = UsageRollup(store, keep=0.0)
+
+    for _ in range(30):
+        await rollup.turn()
+
+    assert rollup.statistics().rows == 300
