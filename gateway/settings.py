@@ -17,6 +17,7 @@ from gateway.errors import ConfigurationError
 from gateway.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
+_SENT = ("admin_key", "backend_token")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -45,9 +46,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ledger_url: str = ""
     """Empty: SQLite in `data_dir`."""
     host: str = "127.0.0.1"
-    port: int = 8080
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
     admin_host: str = "127.0.0.1"
-    admin_port: int = 8081
+    admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
     admin_key: str = ""
     region: str = ""
     """The gateway region this is in, where there are several; each has Redis of its own, and limits
@@ -160,6 +161,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         name = variable.removeprefix(PREFIX).lower()
         if name in names:
             values[name] = value
+    _check_sent(values)
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -192,6 +194,17 @@ def _decode(kind: type, value: object) -> object:
     if kind is Path:
         return Path(str(value))
     raise NotImplementedError(kind)
+
+
+def _check_sent(values: Mapping[str, str]) -> None:
+    """Refuse what no header can carry, and do not show it."""
+    for name in _SENT:
+        value = values.get(name, "")
+        if value != value.strip() or not value.isprintable():
+            raise ConfigurationError(
+                f"`{PREFIX}{name.upper()}` cannot be sent in a header: is there a line break in it,"
+                " or a blank at one of its ends?"
+            )
 
 
 def environment(settings: Settings) -> dict[str, str]:

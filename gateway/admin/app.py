@@ -36,6 +36,7 @@ from gateway.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    PayloadTooLarge,
 )
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import bearer
@@ -163,6 +164,8 @@ def _known(error: Exception, request_id: str) -> GatewayError:
             return NotFound("there is no such route")
         if error.status_code == MethodNotAllowed.status:
             return MethodNotAllowed("the route answers other methods")
+        if error.status_code == PayloadTooLarge.status:
+            return PayloadTooLarge("the body is larger than this route takes")
         return InvalidRequest(f"the request does not fit the route: {_reason(error)}")
     _log.error("unexpected failure", exc_info=error, extra={"request_id": request_id})
     return InternalError("this is our fault; the log has more under the `request_id`")

@@ -2,10 +2,10 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Response, get
+from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
@@ -57,7 +57,7 @@ class BillingController(Controller):
             ledger.usage, tenant, start, end, groups, prices=document.prices
         )
         if format == "csv":
-            return Response(rendering.usage_csv(rows), media_type=_CSV)
+            return Response(rendering.usage_csv(rows, groups), media_type=_CSV)
         page = {
             "from": start,
             "to": end,
@@ -84,11 +84,15 @@ class BillingController(Controller):
     @get("/audit")
     async def audit(
         self,
+        request: Request[Any, Any, Any],
         ledger: NamedDependency[Ledger],
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
         before: FromQuery[int | None] = None,
     ) -> AuditPage:
         """Return who changed what, when."""
+        if before is None and "before" in request.query_params:
+            # Litestar reads `null` as if nothing was given.
+            raise InvalidRequest("`before` must be the number of an entry")
         entries = await asyncio.to_thread(ledger.audit.entries, limit=limit, before=before)
         return AuditPage(entries=entries)
 

@@ -24,7 +24,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def backends_seen(control: Control) -> dict[str, BackendView]:
-    """Return each backend as some live worker sees it; one that hears from it has the say.
+    """Return each backend as some live worker sees it, by `put_together`.
 
     Raises:
         DependencyUnavailable: the state Redis cannot be reached.
@@ -33,11 +33,19 @@ async def backends_seen(control: Control) -> dict[str, BackendView]:
 
 
 def put_together(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
-    """Return the backends of workers' reports (JSON), by id."""
+    """Return the backends of workers' reports (JSON), by id.
+
+    Who hears from a backend has the say, and of those, who tells what it serves: workers of the
+    version before do not.
+    """
     found: dict[str, BackendView] = {}
     for worker in sorted(reports):
         for view in msgspec.json.decode(reports[worker], type=_Report).fleet:
             known = found.get(view.backend)
-            if known is None or (known.health != "ready" and view.health == "ready"):
+            if known is None or _weight(view) > _weight(known):
                 found[view.backend] = view
     return found
+
+
+def _weight(view: BackendView) -> tuple[bool, bool]:
+    return view.health == "ready", bool(view.models or view.problems)

@@ -21,7 +21,6 @@ from gateway.errors import (
     DependencyUnavailable,
     ModelsBroken,
     NotFound,
-    PayloadTooLarge,
     PreconditionFailed,
 )
 from gateway.ledger.types import GroupBy
@@ -146,7 +145,7 @@ _CONFIGURATION: dict[tuple[str, str], Operation] = {
         summary="Publish a document in place of everything",
         tag="configuration",
         errors=(
-            *(PreconditionFailed, PayloadTooLarge, ConfigurationError),
+            *(PreconditionFailed, ConfigurationError),
             *(Conflict, DependencyUnavailable),
         ),
         body=(
@@ -256,7 +255,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         id="list_shares",
         summary="What gateway regions may use of limits",
         tag="operations",
-        errors=(DependencyUnavailable,),
+        errors=(NotFound, DependencyUnavailable),
         about={"tenant": _TENANT},
     ),
     ("post", "/admin/regions/{region}/backends/{backend}/drain"): Operation(

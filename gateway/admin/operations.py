@@ -1,6 +1,7 @@
 """The routes of what runs: caches, regions, metrics and health."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -159,6 +160,8 @@ class OperationsController(Controller):
         self, ledger: NamedDependency[Ledger], tenant: FromQuery[str | None] = None
     ) -> RegionShares:
         """Return the gateway regions, and what each may use of limits (of one tenant, or all)."""
+        if tenant is not None:
+            await asyncio.to_thread(ledger.accounts.tenant, tenant)
         regions = await asyncio.to_thread(ledger.shares.regions)
         rows = await asyncio.to_thread(ledger.shares.shares, tenant)
         return RegionShares(regions=regions, shares=rows)
@@ -181,7 +184,8 @@ class OperationsController(Controller):
         await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
         version = await control.drain(backend)
-        await recovery.reconcile()
+        with contextlib.suppress(GatewayError):  # who follows it tries again
+            await recovery.reconcile()
         return await _drained(control, backend, version, drained=True)
 
     @post("/regions/{region:str}/backends/{backend:str}/restore", status_code=200)
@@ -199,7 +203,8 @@ class OperationsController(Controller):
         await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
         version = await control.restore(backend)
-        await recovery.reconcile()
+        with contextlib.suppress(GatewayError):  # who follows it tries again
+            await recovery.reconcile()
         return await _drained(control, backend, version, drained=False)
 
 
@@ -328,7 +333,7 @@ async def _redis_figures(redis: Pipe) -> Json | None:
         said, keys = await redis.execute([("INFO",), ("DBSIZE",)])
     except OSError:
         return None
-    if not isinstance(said, bytes):
+    if not isinstance(said, bytes) or not isinstance(keys, int):
         return None
     lines = dict(line.partition(":")[::2] for line in said.decode().splitlines())
     return {name: int(lines[name]) for name in _REDIS_FIGURES if name in lines} | {"keys": keys}

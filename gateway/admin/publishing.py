@@ -32,6 +32,7 @@ from gateway.settings import Settings
 _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
+_SECOND = 1_000_000_000
 _TRIES = 3
 
 
@@ -82,6 +83,13 @@ class Publisher:
         self._recovery = recovery
         self._patience = patience
         self._chance = chance
+        self._keeping = asyncio.Lock()
+        self._unkept: Published | None = None
+        """The document whose prices the ledger could not be told of yet."""
+        self._unanswered: Published | None = None
+        """The document of which it is not known whether it was published."""
+        self._former: tuple[PriceEntry, ...] = ()
+        """Prices of documents that were replaced since the ledger was last told."""
 
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
@@ -92,7 +100,7 @@ class Publisher:
         while not stop.is_set():
             try:
                 await self._start()
-            except DependencyUnavailable:
+            except (DependencyUnavailable, Conflict):  # or another gateway was first
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
@@ -100,6 +108,25 @@ class Publisher:
                 return
             else:
                 return
+
+    async def follow(self, stop: asyncio.Event) -> None:
+        """Keep, until `stop`, prices that the ledger could not take when they were published."""
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _RETRY)
+            async with self._keeping:
+                await self._find_out()
+                if self._unkept is not None:
+                    await self._keep_prices(self._unkept)
+
+    async def _find_out(self) -> None:
+        """Keep the prices of a document if it turns out to be published."""
+        if self._unanswered is not None:
+            with contextlib.suppress(DependencyUnavailable):
+                active = await self._control.active()
+                if active == self._unanswered:
+                    self._unkept = active
+                self._unanswered = None
 
     async def reload(self, *, author: str) -> Change:
         """Publish the configuration folder.
@@ -185,10 +212,10 @@ class Publisher:
             await self._publish(
                 active, sources, author="start", reason="start", folder_digest=folder_digest
             )
-        else:
-            # Also those that a process which ended in between, or an older one, did not keep.
-            prices = load_sources(active.sources).prices
-            await asyncio.to_thread(self._ledger.prices.publish, prices)
+        elif await _document_of(active) is not None:
+            # Also those that a process which ended in between, or an older one, did not keep, and
+            # those that a ledger lacks that was restored.
+            await asyncio.to_thread(self._publish_prices, active)
 
     async def _active(self) -> Published | None:
         """Return what is published, also where the state Redis had lost it."""
@@ -199,7 +226,7 @@ class Publisher:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         await asyncio.to_thread(check_memory, sources, self._settings.memory_limit_bytes)
-        return digest(await asyncio.to_thread(load_sources, sources))
+        return await asyncio.to_thread(lambda: digest(load_sources(sources)))
 
     async def _check_models(self, sources: Sequence[Source], active: Published | None) -> None:
         """Check the models that `sources` name; a start and a rollback go by what was accepted.
@@ -207,8 +234,7 @@ class Publisher:
         Raises:
             ConfigurationError: one is neither served, nor named in what is active, nor planned.
         """
-        before = None if active is None else load_sources(active.sources)
-        known = await known_models(self._control, before)
+        known = await known_models(self._control, await _document_of(active))
         if known is not None:
             explain = partial(unknown, known=known)
             await asyncio.to_thread(check_models, sources, known, explain)
@@ -220,18 +246,20 @@ class Publisher:
             ConfigurationError: it would change what must not.
             DependencyUnavailable: the ledger is away, and the prices are not those in force.
         """
-        if not any(tree.parse(source).values for source in sources):
+        parsed = [await asyncio.to_thread(tree.parse, source) for source in sources]
+        if not any(one.values for one in parsed):
             raise ConfigurationError(
                 "the document is empty: it would remove every region, model, limit and price"
             )
         await self._check_prices(sources, active)
 
     async def _check_prices(self, sources: Sequence[Source], active: Published | None) -> None:
-        prices = load_sources(sources).prices
+        prices = (await asyncio.to_thread(load_sources, sources)).prices
         try:
             await asyncio.to_thread(self._ledger.prices.check, prices)
         except DependencyUnavailable:
-            if active is None or load_sources(active.sources).prices != prices:
+            former = await _document_of(active)
+            if former is None or former.prices != prices:
                 raise
 
     async def _publish(
@@ -244,13 +272,14 @@ class Publisher:
         folder_digest: str = "",
         origin: int = 0,
     ) -> Change:
-        document = load_sources(sources)
+        published_digest = await asyncio.to_thread(lambda: digest(load_sources(sources)))
+        replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
         known = "" if active is None else active.folder_digest
         published = Published(
             generation=generation,
             origin=origin or generation,
-            digest=digest(document),
+            digest=published_digest,
             sources=tuple(sources),
             author=author,
             reason=reason,
@@ -259,25 +288,45 @@ class Publisher:
         )
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(self._audit, published, "config.publish")
-        try:
-            if not await self._control.publish(published):
-                raise Conflict("another document was published meanwhile; look at it and try again")
-        except GatewayError:
-            with contextlib.suppress(GatewayError):
-                await asyncio.to_thread(self._audit, published, "config.publish.failed")
-            raise
-        former = () if active is None else load_sources(active.sources).prices
-        await asyncio.to_thread(self._remember, document, former)
+        async with self._keeping:
+            if replaced is not None:
+                self._former += replaced.prices
+            await self._change(published)
+            await self._keep_prices(published)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
         return await self._waited(published, changed=True)
 
-    def _remember(self, document: Document, former: Sequence[PriceEntry]) -> None:
-        """Keep the prices in the ledger; the document is live already."""
+    async def _change(self, published: Published) -> None:
+        """Make `published` active."""
+        outcome = "failed"
         try:
-            self._ledger.prices.publish(document.prices, former=former)
+            if await self._control.publish(published):
+                return
+            raise Conflict("another document was published meanwhile; look at it and try again")
         except GatewayError as error:
-            _log.warning("prices are not in the ledger", extra={"reason": error.detail})
+            if isinstance(error, DependencyUnavailable):  # it may have been, and the answer lost
+                outcome, self._unanswered = "unanswered", published
+            with contextlib.suppress(GatewayError):
+                await asyncio.to_thread(self._audit, published, f"config.publish.{outcome}")
+            raise
+
+    async def _keep_prices(self, published: Published) -> None:
+        """Keep the prices of what was published in the ledger, now or later."""
+        try:
+            await asyncio.to_thread(self._publish_prices, published, former=self._former)
+        except DependencyUnavailable as error:
+            if self._unkept is None:
+                _log.warning("prices are not in the ledger yet", extra={"reason": error.detail})
+            self._unkept = published
+            return
+        except GatewayError as error:
+            _log.error("prices are not in the ledger", extra={"reason": error.detail})
+        self._unkept, self._former = None, ()
+
+    def _publish_prices(self, published: Published, *, former: Sequence[PriceEntry] = ()) -> None:
+        prices, agreed = load_sources(published.sources).prices, int(published.time * _SECOND)
+        self._ledger.prices.publish(prices, former=former, agreed=agreed)
 
     def _audit(self, published: Published, action: str) -> None:
         detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}
@@ -295,6 +344,20 @@ class Publisher:
             live=all(outcome == "ok" for outcome in workers.values()),
             workers=workers,
         )
+
+
+async def _document_of(active: Published | None) -> Document | None:
+    """Return what is active; `None` where nothing is, or another version wrote what this refuses.
+
+    Such a document is replaced like any other: who could not read it could not mend it either.
+    """
+    if active is None:
+        return None
+    try:
+        return await asyncio.to_thread(load_sources, active.sources)
+    except ConfigurationError as error:
+        _log.warning("the active document cannot be read", extra={"reason": explain(error)})
+        return None
 
 
 def _unchanged(folder: Path) -> str:

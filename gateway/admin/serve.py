@@ -7,6 +7,7 @@ from functools import partial
 
 from gateway.admin.app import build_admin, new_id
 from gateway.admin.publishing import Publisher
+from gateway.api.shortcut import HeadAsGet
 from gateway.cache.redis_pipes import open_pipe
 from gateway.corked import CorkedProtocol
 from gateway.draining import Draining
@@ -68,10 +69,11 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
+            tasks.create_task(publisher.follow(stop))
             tasks.create_task(recovery.follow(stop))
             protocol = partial(CorkedProtocol, new_id=new_id)
             await serve(
-                app,
+                HeadAsGet(app),
                 listener,
                 drain=settings.drain,
                 stop=stop,

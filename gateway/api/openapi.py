@@ -32,7 +32,7 @@ from gateway.api.openapi_parts import (
 )
 from gateway.api.openapi_schemas import BOUNDS, Schemas
 from gateway.api.problem_details import Problem
-from gateway.errors import AuthenticationFailed
+from gateway.errors import AuthenticationFailed, PayloadTooLarge
 
 SECURITY = "key"
 Name = tuple[str, str]
@@ -190,6 +190,8 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
         content = {one.media: _media(one, schemas) for one in route.bodies}
         found["requestBody"] = {"required": operation.is_body_required, "content": content}
     errors = [*ON_EVERY_ROUTE, *operation.errors]
+    if route.bodies:
+        errors.append(PayloadTooLarge)
     if operation.is_public:
         found["security"] = []
     else:

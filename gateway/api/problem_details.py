@@ -13,6 +13,7 @@ from gateway.errors import (
     MethodNotAllowed,
     RequestTimeout,
 )
+from gateway.rate_limit.headers import LONGEST_WAIT
 
 MEDIA_TYPE: Final = b"application/problem+json"
 Headers = list[tuple[bytes, bytes]]
@@ -68,7 +69,7 @@ def problem_headers(error: GatewayError) -> Headers:
     """Return the headers that go with `error`: when to come back, how to authenticate."""
     headers: Headers = []
     if error.retry_after is not None:
-        seconds = max(0.0, error.retry_after)
+        seconds = min(max(0.0, error.retry_after), LONGEST_WAIT)
         headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
         headers.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
     if isinstance(error, AuthenticationFailed):

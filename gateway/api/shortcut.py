@@ -10,12 +10,11 @@ from gateway.api.inference import InferenceDoor
 class Shortcut:
     """Hands requests to an inference route to its door, all others to `app`.
 
-    Paths that differ in any way, and routes that name a model, take the long way. There, `HEAD` is
-    answered as `GET` would be, whose body the server leaves out.
+    Paths that differ in any way, and routes that name a model, take the long way.
     """
 
     def __init__(self, app: ASGIApp, door: InferenceDoor) -> None:
-        self._app = app
+        self._app = HeadAsGet(app)
         self._door = door
         self._tasks = {f"/v1/{task}": task for task in Task if task is not Task.INFER}
 
@@ -24,9 +23,20 @@ class Shortcut:
         if scope["type"] == ScopeType.HTTP and (task := self._tasks.get(scope["path"])) is not None:
             await self._door.handle(task, "", scope, receive, send)
         else:
-            if scope["type"] == ScopeType.HTTP and scope["method"] == "HEAD":
-                scope = _as_get(scope)
             await self._app(scope, receive, send)
+
+
+class HeadAsGet:
+    """Hands requests to `app`, `HEAD` as `GET`: the server leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == ScopeType.HTTP and scope["method"] == "HEAD":
+            scope = _as_get(scope)
+        await self._app(scope, receive, send)
 
 
 def _as_get(scope: HTTPScope) -> HTTPScope:

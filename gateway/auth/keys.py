@@ -41,6 +41,11 @@ def is_well_formed(key: str) -> bool:
     return SHORTEST <= len(key) <= LONGEST and all("!" <= character <= "~" for character in key)
 
 
+def is_sendable(key: str) -> bool:
+    """Say whether a header can carry `key`: without control characters, and blanks at its ends."""
+    return key == key.strip() and key.isprintable()
+
+
 def _checksum(body: str) -> str:
     value = zlib.crc32(body.encode())
     digits = []

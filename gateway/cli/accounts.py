@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from gateway.cli.admin_client import AdminClient, admin_options
+from gateway.cli.admin_client import AdminClient, admin_options, quoted
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _GROUPS = ("tenant", "day", "model", "key", "task", "region")
@@ -64,7 +64,7 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
 @JSON
 def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
     """Revoke a key for ever; workers refuse it within a second."""
-    answer = client.ask("DELETE", f"/admin/keys/{key_id}")
+    answer = client.ask("DELETE", f"/admin/keys/{quoted(key_id)}")
     if as_json:
         _print_json(answer)
     else:

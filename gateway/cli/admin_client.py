@@ -4,7 +4,7 @@ import http.client
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import click
 import msgspec
@@ -57,7 +57,8 @@ class AdminClient:
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=patience)
-        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        bearer = f"Bearer {self._key}".encode()  # else letters beyond Latin 1 could not be sent
+        headers = {"Authorization": bearer, "Content-Type": b"application/json"}
         target = parts.path.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         try:
             connection.request(
@@ -75,6 +76,11 @@ class AdminClient:
 
     def _failure(self, what: str) -> Failure:
         return Failure(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
+
+
+def quoted(name: str) -> str:
+    """Return a name as a part of a path."""
+    return quote(name, safe="")
 
 
 def _problem(answer: Any) -> str:

@@ -1,6 +1,7 @@
 """`sluicegate config`: the configuration document."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -8,7 +9,8 @@ import yaml
 
 from gateway.cli.admin_client import AdminClient, admin_options
 from gateway.cli.failures import Failure
-from gateway.config.load import digest, explain, load_folder
+from gateway.config.load import check_memory, digest, explain, load_folder
+from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
@@ -28,11 +30,12 @@ def config() -> None:
 def check(folder: Path, *, as_json: bool) -> None:
     """Check a folder of *.yaml files without a running gateway; an error names file and line.
 
-    The certificates that the environment names are checked, too.
+    The certificates and the bound on memory that the environment names are checked, too.
     """
     try:
-        document = load_folder(folder)
-        check_tls(load_settings())
+        document, settings = load_folder(folder), load_settings()
+        check_memory(read_folder(folder), settings.memory_limit_bytes)
+        check_tls(settings)
     except ConfigurationError as error:
         if not as_json:
             raise Failure(explain(error), ExitCode.CONFIGURATION) from error
@@ -64,17 +67,26 @@ def show(*, client: AdminClient, as_json: bool) -> None:
 @admin_options
 @JSON
 def reload(*, client: AdminClient, as_json: bool) -> None:
-    """Make the gateway read its configuration folder again; a broken document changes nothing."""
+    """Make the gateway read its configuration folder again; a broken document changes nothing.
+
+    Exit with 1 where not all workers follow it.
+    """
     answer = client.ask("POST", "/admin/config/reload")
     if as_json:
         print_json(answer)
-        return
+    else:
+        _show(answer)
+    if not answer["live"]:
+        raise SystemExit(ExitCode.FAILED)
+
+
+def _show(answer: dict[str, Any]) -> None:
     same = "" if answer["changed"] else "; nothing changed"
     click.echo(f"generation {answer['generation']}, digest {answer['digest']}{same}")
     for name, outcome in answer["workers"].items():
         click.echo(f"{name}: {outcome}")
-    if answer["notice"]:
-        click.echo(answer["notice"], err=True)
+    if notice := answer.get("notice"):  # which a listener of an earlier version does not send
+        click.echo(notice, err=True)
 
 
 def print_json(value: object) -> None:

@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from gateway.auth.keys import is_sendable
 from gateway.operator_access import OperatorAccess, read_access, read_key
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -20,8 +21,10 @@ def choose_listener(url: str, key: str, data_dir: Path, *, insists: bool) -> tup
     more closely than the rest, so both must be.
 
     Raises:
-        click.UsageError: they are of different instances, or of none.
+        click.UsageError: they are of different instances, or of none, or cannot be one.
     """
+    _check_url(url)
+    _check_key(key)
     if url and key and not insists:
         return url, key
     access = _access(data_dir)
@@ -38,6 +41,27 @@ def choose_listener(url: str, key: str, data_dir: Path, *, insists: bool) -> tup
             f"it is not sent there; {_OTHERWISE}"
         )
     return access.url, key or _kept_key(data_dir, access)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if url and not is_address:
+        raise click.UsageError(
+            "`--admin-url` (SLUICEGATE_ADMIN_URL) must be an address such as http://127.0.0.1:8081"
+        )
+
+
+def _check_key(key: str) -> None:
+    # Not shown: what is refused may be a key and a line break.
+    if key and not is_sendable(key):
+        raise click.UsageError(
+            "`--admin-key` (SLUICEGATE_ADMIN_KEY) cannot be sent: is there a line break in it, or a"
+            " blank at one of its ends?"
+        )
 
 
 def _access(data_dir: Path) -> OperatorAccess | None:

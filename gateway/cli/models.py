@@ -41,7 +41,8 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     else:
         for name, outcome in answer["workers"].items():
             click.echo(f"{name}: {outcome}")
-        for name, backend in answer["backends"].items():
+        # A listener of an earlier version sends none.
+        for name, backend in answer.get("backends", {}).items():
             _show(f"{backend['region']}/{name}", backend)
     if not answer["live"]:
         raise SystemExit(ExitCode.FAILED)

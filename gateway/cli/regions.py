@@ -5,8 +5,9 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli.admin_client import AdminClient, admin_options
+from gateway.cli.admin_client import AdminClient, admin_options, quoted
 from gateway.cli.config import JSON
+from gateway.supervisor.errors import ExitCode
 
 _REGION = click.argument("region")
 _BACKEND = click.argument("backend")
@@ -61,8 +62,11 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
 @admin_options
 @JSON
 def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Give a backend no more work; what it has is finished."""
-    _tell(client.ask("POST", f"/admin/regions/{region}/backends/{backend}/drain"), as_json=as_json)
+    """Give a backend no more work; what it has is finished.
+
+    Exit with 1 where not all workers know.
+    """
+    _tell(client.ask("POST", f"{_path(region, backend)}/drain"), as_json=as_json)
 
 
 @regions.command()
@@ -71,10 +75,15 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 @admin_options
 @JSON
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Give a drained backend work again, little at first."""
-    _tell(
-        client.ask("POST", f"/admin/regions/{region}/backends/{backend}/restore"), as_json=as_json
-    )
+    """Give a drained backend work again, little at first.
+
+    Exit with 1 where not all workers know.
+    """
+    _tell(client.ask("POST", f"{_path(region, backend)}/restore"), as_json=as_json)
+
+
+def _path(region: str, backend: str) -> str:
+    return f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}"
 
 
 def _state(view: dict[str, Any]) -> str:
@@ -84,11 +93,13 @@ def _state(view: dict[str, Any]) -> str:
 def _tell(answer: Any, *, as_json: bool) -> None:
     if as_json:
         _print_json(answer)
-        return
-    state = "is given no more work" if answer["drained"] else "is given work again"
-    click.echo(f"`{answer['backend']}` {state}")
-    for name, outcome in answer["workers"].items():
-        click.echo(f"{name}: {outcome}")
+    else:
+        state = "is given no more work" if answer["drained"] else "is given work again"
+        click.echo(f"`{answer['backend']}` {state}")
+        for name, outcome in answer["workers"].items():
+            click.echo(f"{name}: {outcome}")
+    if not answer["live"]:
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _print_json(value: object) -> None:

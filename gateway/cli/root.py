@@ -12,9 +12,9 @@ from gateway.cli.regions import regions
 from gateway.cli.serving import gateway, up
 
 _EPILOG = (
-    "Exit codes: 0 done; 1 something failed or did not start; 2 wrong usage, or a port or data"
-    " directory is in use; 3 the configuration, the environment or a key is not valid; 4 the admin"
-    " listener cannot be reached or refused."
+    "Exit codes: 0 done; 1 something failed or did not start, or not every worker follows a change;"
+    " 2 wrong usage, or a port or data directory is in use; 3 the configuration, the environment or"
+    " a key is not valid; 4 the admin listener cannot be reached or refused."
 )
 
 

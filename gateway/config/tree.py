@@ -13,10 +13,13 @@ Path = tuple[str | int, ...]
 """Where a value is in the document: keys and list positions from the top."""
 
 MAX_NODES = 200_000
+MAX_DEPTH = 100
+"""Lists and mappings in each other; a document needs less than ten."""
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}"
     for name in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 )
+_TOO_DEEP = f"the document is nested more than {MAX_DEPTH} deep"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 
@@ -61,6 +64,7 @@ def parse(source: Source) -> Tree:
         ConfigurationError: the text is no YAML, or uses what a document may not.
     """
     try:
+        _check_depth(source)
         node = yaml.compose(source.text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise _syntax_error(source, error) from error
@@ -77,6 +81,25 @@ def parse(source: Source) -> Tree:
     return Tree(values=values, places=builder.places)
 
 
+def _check_depth(source: Source) -> None:
+    """Refuse a text that is nested too deep: the composer, in C, overflows its stack and crashes.
+
+    Raises:
+        ConfigurationError: it is.
+        yaml.YAMLError: it is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(source.text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                mark = event.start_mark
+                line = None if mark is None else mark.line + 1
+                raise ConfigurationError(_TOO_DEEP, file=source.name, line=line)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
 class _Builder:
     """Turns nodes into values; refuses duplicate keys, foreign tags and texts that explode."""
 
@@ -91,6 +114,8 @@ class _Builder:
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise self._error(node, path, "the document is too large once its aliases are expanded")
+        if len(path) > MAX_DEPTH:
+            raise self._error(node, (), _TOO_DEEP)
         if node.tag not in _PLAIN_TAGS:
             raise self._error(node, path, f"the tag `{node.tag}` is not allowed here")
         self.places.setdefault(path, Place(self._file, _line(node)))

@@ -87,6 +87,8 @@ class LogReader:
 
     def read(self, limit: int) -> Run | None:
         """Return the next records, at most `limit`; the same again until they are accepted."""
+        if self.ended:  # as most are that are only kept
+            return None
         # Asked first: what is read once the writer is known to be gone is all there will be.
         gone = self._writer_gone()
         while True:

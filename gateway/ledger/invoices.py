@@ -1,6 +1,7 @@
 """An invoice: a tenant's month, a line per model and price, each rounded once. Pure."""
 
 import calendar
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -11,6 +12,8 @@ from gateway.ledger.pricing import amount, round_amount
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Units
 from gateway.ledger.usage import Priced
+
+_MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +57,11 @@ def month_bounds(month: str) -> tuple[int, int]:
     Raises:
         InvalidRequest: it is no month.
     """
-    try:
-        start = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
-    except ValueError as error:
-        raise InvalidRequest(f"`{month[:20]}` is not a month such as `2026-09`") from error
+    # Of one spelling: an invoice for `2026-9` would be another.
+    if not _MONTH.fullmatch(month):
+        raise InvalidRequest(f"`{month[:20]}` is not a month such as `2026-09`")
+    year, number = map(int, month.split("-"))
+    start = datetime(year, number, 1, tzinfo=UTC)
     days = calendar.monthrange(start.year, start.month)[1]
     since = to_nanoseconds(start)
     return since, since + days * 86_400 * 1_000_000_000

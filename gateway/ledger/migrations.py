@@ -37,7 +37,8 @@ MIGRATIONS: Final = (
         compatible_from=2,
         statements=("ALTER TABLE usage_events ADD COLUMN requests BIGINT NOT NULL DEFAULT 1",),
     ),
-    # Adds `schema_migrations`, `published_prices` and `usage_rollups`.
+    # Adds `schema_migrations`, `published_prices`, `published_documents`, `drained_backends` and
+    # `usage_rollups`.
     Migration(version=3, compatible_from=2),
 )
 VERSION: Final = MIGRATIONS[-1].version

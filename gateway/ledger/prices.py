@@ -17,6 +17,7 @@ _FREE: Final = PriceEntry()
 _FIELDS: Final = PriceEntry.__struct_fields__
 # No document can name such a model: it stands for every model without a price of its own.
 _UNNAMED: Final = ""
+_TURNS: Final = "prices"
 
 
 class PublishedPrices:
@@ -43,19 +44,28 @@ class PublishedPrices:
         with self._store.reading() as connection:
             _check(connection, _kept(connection), wanted, self._store.clock())
 
-    def publish(self, wanted: Sequence[PriceEntry], *, former: Sequence[PriceEntry] = ()) -> None:
+    def publish(
+        self,
+        wanted: Sequence[PriceEntry],
+        *,
+        former: Sequence[PriceEntry] = (),
+        agreed: int | None = None,
+    ) -> None:
         """Keep the prices of a document that is published in place of one with `former` prices.
 
         Of those to come that are not in `wanted`, the ones in `former` are dropped; others are of
-        another gateway region.
+        another gateway region. `agreed` is when the document was published, if that was before:
+        what was to come then may have begun, as where the ledger was restored from a backup.
 
         Raises:
             ConfigurationError: the past would cost something else; nothing changed.
         """
         now, table = self._store.clock(), schema.published_prices
         with self._store.writing() as connection:
+            # Gateways that start at once publish the same.
+            self._store.take_turns(connection, _TURNS)
             kept = _kept(connection)
-            _check(connection, kept, wanted, now)
+            _check(connection, kept, wanted, now, agreed=agreed)
             dates = {_date(entry) for entry in (*wanted, *former)}
             for old in set(kept) - set(wanted):
                 if _date(old) in dates:
@@ -76,16 +86,24 @@ class PublishedPrices:
 
 
 def _check(
-    connection: Connection, kept: Sequence[PriceEntry], wanted: Sequence[PriceEntry], now: int
+    connection: Connection,
+    kept: Sequence[PriceEntry],
+    wanted: Sequence[PriceEntry],
+    now: int,
+    *,
+    agreed: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` where `wanted` changes what the past costs."""
+    """Raise `ConfigurationError` where `wanted`, `agreed` then, changes what the past costs."""
     if not kept:  # the first document, or the first one that is kept here
         return
     _check_begun(kept, wanted, now)
-    late = [entry for entry in {*wanted} ^ {*kept} if starts_at(entry) <= now]
+    past = now if agreed is None else min(agreed, now)
+    late = [entry for entry in {*wanted} ^ {*kept} if starts_at(entry) <= past]
     if not late:
         return
-    model = _affected(connection, kept, wanted, since=min(map(starts_at, late)), until=now + 1)
+    # No event is of a time before the epoch, and SQL cannot hold all of those.
+    since = max(0, min(map(starts_at, late)))
+    model = _affected(connection, kept, wanted, since=since, until=now + 1)
     if model is not None:
         first = min(late, key=starts_at)
         raise ConfigurationError(

@@ -15,7 +15,9 @@ from gateway.ledger.types import Units
 NANO: Final = 1_000_000_000
 ANY_MODEL: Final = "*"
 # ISO 4217: the currencies whose smallest unit is not a hundredth.
-_DIGITS: Final = {"JPY": 0, "KRW": 0, "CLP": 0, "ISK": 0, "BHD": 3, "KWD": 3, "TND": 3}
+_WHOLE: Final = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
+_THOUSANDTHS: Final = "BHD IQD JOD KWD LYD OMR TND"
+_DIGITS: Final = dict.fromkeys(_WHOLE.split(), 0) | dict.fromkeys(_THOUSANDTHS.split(), 3)
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):

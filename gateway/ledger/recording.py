@@ -15,6 +15,9 @@ from gateway.ledger.types import Batch, LedgerStatistics, Recorded
 from gateway.types import RequestEvent
 
 _LARGEST: Final = 2**63 - 1
+_MOST: Final = 2**40
+"""What an event may count of anything: the sums of millions of such are numbers of SQL still."""
+_LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -61,9 +64,13 @@ class Recording:
         """Return, per log, up to which sequence number everything is committed."""
         wanted = list(log_ids)
         table = schema.high_water
+        marks: dict[str, int] = {}
         with self._store.reading() as connection:
-            rows = connection.execute(select(table).where(table.c.log_id.in_(wanted)))
-            marks = {row.log_id: row.sequence for row in rows}
+            # Databases bound how many values a statement has.
+            for start in range(0, len(wanted), _LOGS_AT_ONCE):
+                some = table.c.log_id.in_(wanted[start : start + _LOGS_AT_ONCE])
+                rows = connection.execute(select(table).where(some))
+                marks |= {row.log_id: row.sequence for row in rows}
         return {log_id: marks.get(log_id, 0) for log_id in wanted}
 
     def bury(self, log_id: str, reason: str, payload: bytes) -> None:
@@ -183,9 +190,10 @@ def _fits(event: RequestEvent) -> bool:
     used = event.usage
     each = [used.items, used.hit, used.collapsed, used.computed]
     each += [used.failed, used.rows, used.tokens]
-    numbers = [event.time, event.status, event.count - 1, min(each), max(each) * event.count]
+    numbers = [event.time, event.status, event.count - 1, min(each)]
     short = len(event.id) <= 128 and len(event.tenant) <= 64 and len(event.key) <= 64  # noqa: PLR2004
-    return short and min(numbers) >= 0 and max(numbers) <= _LARGEST
+    fits = min(numbers) >= 0 and max(numbers) <= _LARGEST
+    return short and fits and max(each) * event.count <= _MOST
 
 
 def _row(event: RequestEvent) -> dict[str, object]:

@@ -78,9 +78,9 @@ def usage_object(row: UsageRow) -> dict[str, object]:
     return groups | units | {"cost": exact(row.cost), "currency": row.currency}
 
 
-def usage_csv(rows: Sequence[UsageRow]) -> str:
-    """Return usage as CSV with a header; a column per group that is in use."""
-    groups = [g for g in _GROUPS if any(getattr(row, g) is not None for row in rows)]
+def usage_csv(rows: Sequence[UsageRow], group_by: Sequence[str]) -> str:
+    """Return usage as CSV with a header; a column for each of `group_by`, be there rows or none."""
+    groups = [g for g in _GROUPS if g in group_by]
     lines = [
         [
             *(getattr(row, g) or "" for g in groups),

@@ -18,6 +18,8 @@ HOUR: Final = 3_600 * 1_000_000_000
 _SUBJECT: Final = "usage"
 _TURNS: Final = "usage.rollup"
 _PREFIX: Final = "rollup-"
+_HOURS: Final = 100
+"""Hours that one transaction looks at: an event that comes late has years of them looked at."""
 _ALIKE: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code")
 _SUMMED: Final = (
     *("items", "hit", "collapsed", "computed", "failed", "rows", "tokens"),
@@ -37,14 +39,16 @@ class Rollup:
         """Add up at most `limit` events of hours that end at or before `before` (nanoseconds).
 
         Returns:
-            How many rows that were; 0 is that none is left.
+            How many rows that were; 0 is that none was found, in some of the hours at least.
         """
         end = before - before % HOUR
         with self._store.writing(in_bulk=True) as connection:
             self._store.take_turns(connection, _TURNS)
             start = self._start(connection)
             rows: list[RowMapping] = []
-            while start is not None and start + HOUR <= end:
+            for _ in range(_HOURS):
+                if start is None or start + HOUR > end:
+                    break
                 rows = _rows_of_hour(connection, start, limit)
                 if rows:
                     break
@@ -60,6 +64,8 @@ class Rollup:
     def _start(self, connection: Connection) -> int | None:
         """Return the first hour that may hold events that are not added up."""
         query = select(_until.c.until).where(_until.c.subject == _SUBJECT)
+        # Locked, as a late event that sets it back meanwhile must not be forgotten.
+        query = query.with_for_update()
         known = connection.scalar(query)
         return _hour_with_events(connection, 0 if known is None else int(known))
 

@@ -17,6 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
 from gateway.ledger.postgresql import lift_limits, make_engine
+from gateway.ledger.reserve import FileReserve, NoReserve, Reserve
 from gateway.ledger.write_priority import FileWritePriority, NoPriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
@@ -24,6 +25,7 @@ _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
 # Of SQLite's codes, what is common to those that say more.
 _PRIMARY: Final = 0xFF
+_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 # The number, of PostgreSQL's advisory locks, that whoever makes or upgrades the tables holds.
 _CREATION: Final = int.from_bytes(b"sg:ledge")
 
@@ -38,14 +40,17 @@ class Store:
     def __init__(self, url: str, *, clock: Callable[[], int], patience: float = 10.0) -> None:
         self._url = make_url(url)
         self._lite = self._url.get_backend_name() == "sqlite"
+        self._patience = patience
         self._ready = threading.Event()
         self._preparing = threading.Lock()
-        self._engine = (
-            self._lite_engine(patience) if self._lite else make_engine(self._url, patience=patience)
-        )
         self._priority: WritePriority = NoPriority()
+        self._reserve: Reserve = NoReserve()
         if self._lite and self._url.database:
             self._priority = FileWritePriority(Path(f"{self._url.database}-ahead"))
+            self._reserve = FileReserve(Path(f"{self._url.database}-reserve"))
+        self._engine = (
+            self._lite_engine() if self._lite else make_engine(self._url, patience=patience)
+        )
         self.clock = clock
 
     @contextlib.contextmanager
@@ -78,6 +83,7 @@ class Store:
             turn = contextlib.nullcontext() if in_bulk else self._priority.ahead()
             with turn, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                 yield connection
+            self._reserve.keep()  # there is room, perhaps again
 
     def insert_new(
         self, connection: Connection, table: sqlalchemy.Table, rows: list[dict[str, Any]]
@@ -121,18 +127,22 @@ class Store:
         """Close the connections."""
         self._engine.dispose()
 
-    def _lite_engine(self, patience: float) -> Engine:
+    def _lite_engine(self) -> Engine:
+        patience = self._patience
         engine = sqlalchemy.create_engine(
             self._url, connect_args={"timeout": patience}, pool_timeout=patience
         )
-        event.listen(engine, "connect", partial(_connected, patience=patience))
+        connected = partial(_connected, patience=patience, reserve=self._reserve)
+        event.listen(engine, "connect", connected)
         event.listen(engine, "begin", _begun)
         return engine
 
     def _prepare(self) -> None:
         if self._ready.is_set():
             return
-        with self._preparing:
+        if not self._preparing.acquire(timeout=self._patience):
+            raise exc.TimeoutError("another thread makes or upgrades the tables")
+        try:
             if self._lite and self._url.database:
                 Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
             # Read first: where a disk is full, or a server takes no writes, keys are still read.
@@ -142,6 +152,8 @@ class Store:
                 with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                     self._create(connection)
             self._ready.set()
+        finally:
+            self._preparing.release()
 
     def _create(self, connection: Connection) -> None:
         if not self._lite:
@@ -181,7 +193,8 @@ def _translated() -> Iterator[None]:
         raise InvalidRequest(
             "a time, a number or a text is beyond what the ledger can hold"
         ) from error
-    except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
+    # The pool says the last when connections end as soon as they are made.
+    except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
         reason = getattr(error, "orig", None) or error
         raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
 
@@ -189,33 +202,40 @@ def _translated() -> Iterator[None]:
 def _unavailable(reason: BaseException) -> str:
     """Say why the ledger cannot be used, in words of this program's own."""
     code = getattr(reason, "sqlite_errorcode", 0) & _PRIMARY
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+    if code in _NO_ROOM:
         return f"the ledger's file cannot be used ({reason}): is there space on its disk?"
     return f"the ledger cannot be reached: {type(reason).__name__}"
 
 
-def _connected(connection: sqlite3.Connection, _: object, *, patience: float) -> None:
+def _connected(
+    connection: sqlite3.Connection, _: object, *, patience: float, reserve: Reserve
+) -> None:
     """Let several processes use a database at once, and let a commit mean the disk has it."""
     # The driver's own transactions begin too late to read and write under one lock.
     connection.isolation_level = None
     cursor = connection.cursor()
-    _write_ahead(cursor, until=time.monotonic() + patience)
+    _write_ahead(cursor, until=time.monotonic() + patience, reserve=reserve)
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+    reserve.keep()
 
 
-def _write_ahead(cursor: sqlite3.Cursor, *, until: float) -> None:
+def _write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: Reserve) -> None:
     """Turn the write-ahead log on; of processes that make a database at once, all but one wait.
 
-    SQLite does not wait by itself here: it answers at once that the database is locked.
+    SQLite does not wait by itself here: it answers at once that the database is locked. On a full
+    disk it is tried once more, with the room that is kept for this.
     """
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
+            code = error.sqlite_errorcode & _PRIMARY
+            if code in _NO_ROOM and reserve.give_up():
+                continue
             # Not where the disk is full: that is said at once.
-            busy = error.sqlite_errorcode & _PRIMARY in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            busy = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if not busy or time.monotonic() >= until:
                 raise
             time.sleep(_RETRY)

@@ -92,7 +92,10 @@ class Billing:
                 await self._take(entries)
         except (RedisError, OSError, DependencyUnavailable) as error:
             if not self._backoff.failures:
-                _log.warning("events wait to be billed", extra={"reason": type(error).__name__})
+                reason = type(error).__name__
+                if isinstance(error, DependencyUnavailable):
+                    reason = error.detail
+                _log.warning("events wait to be billed", extra={"reason": reason})
             await pause(stop, self._backoff.failed())
             # A stop ends the wait at once, and must not make this loop spin.
             await asyncio.sleep(0.05 if stop.is_set() else 0)
@@ -106,7 +109,8 @@ class Billing:
         try:
             taken = await asyncio.to_thread(self._intake.take, entries)
         except DependencyUnavailable:
-            self._group.again()
+            # A ledger that is slow may end what takes long, and would each time.
+            self._group.again_in_parts()
             raise
         self._count(taken)
         await self._group.acknowledge(entries)

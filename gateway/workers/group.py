@@ -11,6 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from gateway.events.block import STREAM
 from gateway.settings import Settings
+from gateway.workers.patience import BatchSize
 
 
 class Entry(NamedTuple):
@@ -46,7 +47,7 @@ class GroupReader:
         self._redis = redis
         self._group = group
         self._consumer = consumer
-        self._count = count
+        self._count = BatchSize(count)
         self._claim_after = claim_after
         self._clock = clock
         self._claim_at = 0.0
@@ -83,10 +84,16 @@ class GroupReader:
         except RedisError:
             self.again()
             raise
+        self._count.succeeded()
 
     def again(self) -> None:
         """Give what was not acknowledged once more, first of all."""
         self._own = b"0"
+
+    def again_in_parts(self) -> None:
+        """Give it once more, and fewer entries at a time until that goes well."""
+        self._count.failed()
+        self.again()
 
     async def _read(self, wait: float) -> list[Entry]:
         is_due = self._clock() >= self._claim_at
@@ -107,7 +114,7 @@ class GroupReader:
 
     async def _ask(self, start: bytes, block: int | None) -> list[Entry]:
         reply: Any = await self._redis.xreadgroup(
-            self._group, self._consumer, {STREAM: start}, count=self._count, block=block
+            self._group, self._consumer, {STREAM: start}, count=self._count.now, block=block
         )
         return _entries(reply)
 
@@ -117,7 +124,7 @@ class GroupReader:
             self._group,
             self._consumer,
             min_idle_time=int(self._claim_after * 1000),
-            count=self._count,
+            count=self._count.now,
         )
         return await self._present([Entry(i, f or {}) for i, f in reply[1]])
 

@@ -1,4 +1,4 @@
-"""Waiting that a stop ends at once, and longer waits while something stays broken."""
+"""Waiting that a stop ends at once; longer waits and smaller batches while something is broken."""
 
 import asyncio
 import random
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 _FIRST: Final = 0.05
+_IN_A_ROW: Final = 20
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:
@@ -42,3 +43,26 @@ class Backoff:
         """Forget the failures; return whether there were any."""
         failed, self.failures = self.failures > 0, 0
         return failed
+
+
+class BatchSize:
+    """How much is taken at a time: half after each failure, twice after twenty successes in a row.
+
+    What is slow may end a large batch each time, and would never take it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = self.now = most
+        self._successes = 0
+
+    def failed(self) -> None:
+        """Count a failure."""
+        self.now = max(1, self.now // 2)
+        self._successes = 0
+
+    def succeeded(self) -> None:
+        """Count a success."""
+        self._successes += 1
+        if self._successes >= _IN_A_ROW:
+            self.now = min(self._most, 2 * self.now)
+            self._successes = 0

@@ -1,5 +1,7 @@
 """A file of lines that is renamed when it is large; the oldest of its kind is deleted."""
 
+import contextlib
+import io
 from pathlib import Path
 
 
@@ -12,16 +14,20 @@ class RotatingFile:
         self._keep = keep
 
     def append(self, lines: bytes) -> None:
-        """Append whole `lines`; opened each time, so that the file may be moved or deleted."""
+        """Append all of `lines`, or none; opened each time, as the file may be moved or deleted.
+
+        Raises:
+            OSError: they cannot be written.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
+        with self._path.open("ab", buffering=0) as file:
             size = file.tell()
             if not size or size + len(lines) <= self._max_bytes:
-                file.write(lines)
+                _write(file, lines)
                 return
         self._rotate()
-        with self._path.open("ab") as file:
-            file.write(lines)
+        with self._path.open("ab", buffering=0) as file:
+            _write(file, lines)
 
     def _rotate(self) -> None:
         for number in range(self._keep, 1, -1):
@@ -32,3 +38,15 @@ class RotatingFile:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
+
+
+def _write(file: io.FileIO, lines: bytes) -> None:
+    """Write `lines`; a part of them that a full disk took is taken away again."""
+    size, left = file.tell(), memoryview(lines)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+        raise

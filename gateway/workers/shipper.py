@@ -107,6 +107,7 @@ class Shipper:
         self._report = report
         self._tails: dict[str, _Tail] = {}
         self._unreadable: set[str] = set()
+        self._troubled: set[str] = set()
         self._backoff = Backoff()
         self._check_at = 0.0
         self._counts = dict.fromkeys(("events", "blocks", "rewinds", "lost", "dropped"), 0)
@@ -171,6 +172,10 @@ class Shipper:
             except UnreadableLog as error:
                 self._unreadable.add(path.name)
                 _log.error("a log is left alone", extra={"reason": str(error)})
+            except OSError as error:  # such as another user's; it may be readable later
+                if path.name not in self._troubled:
+                    self._troubled.add(path.name)
+                    _log.error("a log cannot be read yet", extra={"reason": str(error)})
 
     async def _ship(self, tail: _Tail) -> bool:
         """Ship the next block; return whether there may be more at once."""
@@ -231,7 +236,10 @@ class Shipper:
         self._retention.expire([KeptLog(t.reader, t.mark) for t in tails.values()])
         for log_id, mark in marks.items():
             tail = tails[log_id]
-            if tail.reader.ended and tail.reader.sequence <= mark and tail.reader.is_empty:
+            reader = tail.reader
+            # One that was never written to holds nothing that a restored ledger could lack.
+            is_empty = reader.sequence == 0 or reader.is_empty
+            if reader.ended and reader.sequence <= mark and is_empty:
                 await self._remove(tail)
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
 

@@ -8,11 +8,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.errors import DependencyUnavailable
-from gateway.workers.patience import Backoff, pause
+from gateway.errors import GatewayError
+from gateway.workers.patience import Backoff, BatchSize, pause
 
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
+_LONGEST: Final = 1e9
+"""Seconds after which nothing is added up: longer than there have been events."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,8 +40,8 @@ class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class UsageRollup:
     """Looks each `every` seconds for events older than `keep` seconds.
 
-    A transaction takes a thousand rows at most, and rests `rest` seconds before the next, so that
-    billing and accounts are not kept waiting.
+    A transaction takes a thousand rows at most, fewer where it failed, and rests `rest` seconds
+    before the next, so that billing and accounts are not kept waiting.
     """
 
     def __init__(
@@ -53,13 +55,14 @@ class UsageRollup:
         report: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
         self._store = store
-        self._keep = int(keep * _SECOND)
+        self._keep = int(min(keep, _LONGEST) * _SECOND)
         self._every = every
         self._rest = rest
         self._clock = clock
         self._report = report
         self._backoff = Backoff(longest=every)
         self._rows = 0
+        self._limit = BatchSize(_ROWS)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Add up until `stop`."""
@@ -70,12 +73,19 @@ class UsageRollup:
         """Add up some rows; return the seconds to wait before the next turn."""
         before = self._clock() - self._keep
         try:
-            rows = await asyncio.to_thread(self._store.add_up, before=before, limit=_ROWS)
-        except DependencyUnavailable as error:
+            limit = self._limit.now
+            rows = await asyncio.to_thread(self._store.add_up, before=before, limit=limit)
+        except GatewayError as error:
             if not self._backoff.failures:
                 _log.warning("usage is not added up yet", extra={"reason": error.detail})
+            self._limit.failed()
+            return self._backoff.failed()
+        except Exception:  # noqa: BLE001 - what cannot be added up must not end the billing beside it
+            if not self._backoff.failures:
+                _log.exception("usage cannot be added up")
             return self._backoff.failed()
         self._backoff.succeeded()
+        self._limit.succeeded()
         self._rows += rows
         figures = msgspec.structs.asdict(self.statistics())
         self._report({name: float(value) for name, value in figures.items()})

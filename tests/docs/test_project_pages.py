@@ -15,6 +15,14 @@ PAGES = sorted(
 SECTIONS = ["Security", "Removed", "Deprecated", "Added", "Changed", "Fixed"]
 LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 
+ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
+
+
+def sections(path: Path) -> set[str]:
+    """Return the headings of a page as a link names them."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
 
 def make_targets() -> set[str]:
     printed = subprocess.run(
@@ -53,6 +61,19 @@ def test_every_link_to_a_file_leads_somewhere(name: str) -> None:
     targets = [match.group(1) for match in LINK.finditer(page(name))]
 
     missing = [target for target in targets if not ((ROOT / name).parent / target).exists()]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_to_a_section_leads_to_one(name: str) -> None:
+    places = [(match.group(1) or name, match.group(2)) for match in ANCHOR.finditer(page(name))]
+
+    missing = [
+        f"{target}#{section}"
+        for target, section in places
+        if section not in sections((ROOT / name).parent / target if target != name else ROOT / name)
+    ]
 
     assert missing == []
 

@@ -4,9 +4,12 @@ import asyncio
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,12 @@ from redis.typing import EncodableT, FieldT
 from gateway.errors import DependencyUnavailable
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
+from gateway.ledger.ledger import Ledger
+from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
 from tests.support.events import make_event
+from tests.support.ledgers import ledger_url
 from tests.support.pipeline import Pipeline, open_pipeline, running
 from tests.support.valkey import Valkey
 from tests.support.waiting import until
@@ -334,3 +340,51 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
 
     assert alone.statistics().lost == 0
     assert pipeline.ledger.statistics().lost == 0
+
+
+async def test_a_log_that_nothing_was_written_to_is_not_kept(pipeline: Pipeline) -> None:
+    """A worker that cannot start leaves one each time that it is started again."""
+    with EventLog(pipeline.events, name="w0"):
+        pass
+    kept = partial(SegmentRetention, keep=86_400.0, keep_bytes=1 << 40)
+
+    async with running(pipeline.shipper(retention=kept).run):
+        await until(lambda: pipeline.logs() == 0, what="the log is gone")
+
+
+async def test_a_billing_worker_says_why_the_ledger_is_not_for_it(
+    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Ledger(ledger_url(tmp_path)) as ledger:
+        ledger.accounts.tenants()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as later:
+        later.execute("INSERT INTO schema_migrations VALUES (99, 99, 1)")
+        later.commit()
+    with EventLog(pipeline.events, name="w0") as log:
+        log.publish(make_event(1))
+        billing = pipeline.billing()
+        async with running(pipeline.shipper().run, billing.run):
+            await until(lambda: billing.statistics().failures > 0, what="it cannot bill")
+
+    reasons = [record.__dict__.get("reason", "") for record in caplog.records]
+    assert any("has schema 99" in reason and "update it" in reason for reason in reasons)
+
+
+async def test_a_log_that_cannot_be_read_holds_up_no_other(
+    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that another user made. It is shipped when it can be read."""
+    with EventLog(tmp_path, name="w1") as other:
+        fill(other, 100, 10)
+    bad = pipeline.events / "w1-bad"
+    (bad / "00000000.log").mkdir(parents=True)
+    with EventLog(pipeline.events, name="w0") as log:
+        fill(log, 0, 10)
+        async with running(pipeline.shipper().run, pipeline.billing().run):
+            await until(lambda: pipeline.billed() == 10)
+            (bad / "00000000.log").rmdir()
+            (tmp_path / other.id / "00000000.log").rename(bad / "00000000.log")
+            await until(lambda: pipeline.billed() == 20)
+
+    said = [record for record in caplog.records if record.message == "a log cannot be read yet"]
+    assert len(said) == 1

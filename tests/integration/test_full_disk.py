@@ -17,6 +17,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment
 from gateway.types import RequestEvent
 from gateway.workers.retention import SegmentRetention
+from gateway.workers.rotating_file import RotatingFile
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
 from tests.support.small_disk import SmallDisk, mounted
@@ -113,6 +114,37 @@ async def test_a_ledger_on_a_full_disk_is_read_and_billed_to_when_there_is_room(
                 await until(lambda: pipeline.billed() == 200, within=30, what="all are billed")
 
     assert tenants == ["acme"]
+
+
+def test_a_ledger_that_nobody_had_open_is_read_on_a_full_disk(disk: SmallDisk) -> None:
+    """SQLite makes the file of its shared memory anew, as the last one who had it deleted it."""
+    url = f"sqlite:///{disk.path / 'ledger.db'}"
+    with Ledger(url) as ledger:
+        ledger.accounts.create_tenant("acme")
+    disk.fill()
+
+    with Ledger(url) as first, Ledger(url) as second:
+        found = [[tenant.id for tenant in each.accounts.tenants()] for each in (first, second)]
+        disk.empty()
+        second.accounts.create_tenant("globex")
+    disk.fill()
+    with Ledger(url) as again:
+        found.append([tenant.id for tenant in again.accounts.tenants()])
+
+    assert found == [["acme"], ["acme"], ["acme", "globex"]]
+
+
+def test_a_line_of_the_request_log_is_whole_or_dropped(disk: SmallDisk) -> None:
+    file = RotatingFile(disk.path / "requests.log", max_bytes=1 << 20, keep=1)
+    file.append(b"first\n")
+    disk.fill(leave=16_384)
+
+    with pytest.raises(OSError, match="No space left"):
+        file.append(b"dropped\n" * 8192)
+    disk.empty()
+    file.append(b"last\n")
+
+    assert (disk.path / "requests.log").read_bytes() == b"first\nlast\n"
 
 
 async def test_kept_segments_make_room_for_new_ones(disk: SmallDisk, valkey: str) -> None:

@@ -20,7 +20,7 @@ from tests.support.delaying_proxy import DelayingProxy
 from tests.support.postgresql import PostgreSQL
 from tests.support.stub_backend import StubBackend
 from tests.support.system import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 from tests.support.worker import KEY, Response, RunningWorker, classify, post, running_worker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
@@ -66,6 +66,68 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
             line.held = 0.0
             found = await asyncio.to_thread(ledger.accounts.tenants)
             assert [tenant.id for tenant in found] == ["acme"]
+
+
+class EndingProxy:
+    """Passes bytes on to a Unix socket, and ends a connection that is asked whether it lives."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.ended = self.open = 0
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        self.open += 1
+        from_server, to_server = await asyncio.open_unix_connection(self._path)
+        back = asyncio.create_task(self._pass_back(from_server, writer))
+        while (chunk := await reader.read(65_536)) and b"SELECT 1" not in chunk:
+            to_server.write(chunk)
+        self.ended += 1
+        to_server.close()
+        await back
+        writer.close()
+        await asyncio.gather(to_server.wait_closed(), writer.wait_closed(), return_exceptions=True)
+        self.open -= 1
+
+    async def _pass_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(65_536):
+            writer.write(chunk)
+
+
+async def test_connections_that_end_as_soon_as_they_are_made_are_a_ledger_that_is_away(
+    postgresql: PostgreSQL,
+) -> None:
+    proxy = EndingProxy(postgresql.socket())
+    async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres"
+        with Ledger(url) as ledger, pytest.raises(DependencyUnavailable):
+            await asyncio.to_thread(ledger.accounts.tenants)
+        await until(lambda: proxy.open == 0)
+
+    assert proxy.ended >= 2
+
+
+async def test_who_waits_for_another_to_connect_waits_no_longer_than_for_a_statement() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        port = silent.getsockname()[1]
+        url = f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres?connect_timeout={_NEVER:.0f}"
+        with Ledger(url, patience=0.2) as ledger:
+            first = asyncio.create_task(asyncio.to_thread(ledger.accounts.tenants))
+            connection, _ = await loop.sock_accept(silent)
+            others = [asyncio.to_thread(ledger.accounts.tenants) for _ in range(3)]
+            outcomes = asyncio.gather(*others, return_exceptions=True)
+            done, _ = await asyncio.wait([outcomes], timeout=30)
+            silent.close()
+            connection.close()
+            with pytest.raises(DependencyUnavailable):
+                await first
+            await outcomes
+
+    assert done
+    assert {type(outcome) for outcome in outcomes.result()} == {DependencyUnavailable}
 
 
 async def test_the_kernel_ends_connections_to_a_server_that_is_cut_off(

@@ -2,13 +2,18 @@
 
 import asyncio
 import os
+import re
+import subprocess
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
+from gateway.errors import DependencyUnavailable
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
@@ -17,6 +22,7 @@ from gateway.workers.stream import BILLING
 from tests.support.backups import back_up
 from tests.support.events import make_event
 from tests.support.pipeline import Pipeline, running
+from tests.support.postgresql import PostgreSQL, programs
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -175,3 +181,47 @@ async def test_kept_segments_give_way_the_oldest_first(
     assert left[-1] == f"{newest:08d}.log"
     assert "00000000.log" not in left
     assert left == [f"{n:08d}.log" for n in range(newest + 1 - len(left), newest + 1)]
+
+
+@pytest.mark.system
+def test_a_gateway_that_goes_on_knows_its_keys_while_its_ledger_is_restored(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    """With PostgreSQL only billing is stopped; restored as the documentation says."""
+    database, folder = postgresql.database(), programs()
+    assert folder is not None
+    url = make_url(database)
+    server = ("--host", str(url.query["host"]), "--username", str(url.username))
+    schema = str(url.query["options"]).rpartition("=")[2]
+    dump = tmp_path / "ledger.dump"
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    (documented,) = re.findall(r"pg_restore --username sluicegate ([^<`]*) --dbname", page)
+    with Ledger(database) as ledger:
+        ledger.accounts.create_tenant("acme")
+        ledger.accounts.create_key("acme", key_hash="a hash")
+        ledger.record("w0-1", 1000, [make_event(number) for number in range(1000)])
+        subprocess.run(
+            [
+                *(folder / "pg_dump", *server, "--schema", schema, "--format", "custom"),
+                *("--file", dump, str(url.database)),
+            ],
+            check=True,
+        )
+        stop, seen = threading.Event(), set()
+
+        def follow() -> None:
+            while not stop.is_set():
+                try:
+                    seen.add(tuple(ledger.accounts.load_principals()))
+                except DependencyUnavailable:  # what is known stays
+                    continue
+
+        following = threading.Thread(target=follow)
+        following.start()
+        for _ in range(5):
+            restore = (folder / "pg_restore", *server, *documented.split())
+            subprocess.run([*restore, "--dbname", str(url.database), dump], check=True)
+        stop.set()
+        following.join()
+
+    assert seen == {("a hash",)}

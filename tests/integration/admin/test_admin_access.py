@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.redis_connection import connect
 from gateway.runtime.control import Control
@@ -117,6 +118,7 @@ async def test_shares_of_limits_are_shown(admin: httpx.AsyncClient, ledger: Ledg
         ledger.shares.report(report, lease=30.0, longest=60.0)
 
     every = (await admin.get("/admin/regions/shares")).json()
+    ledger.accounts.create_tenant("acme")
     of_one = (await admin.get("/admin/regions/shares", params={"tenant": "acme"})).json()
 
     (region,) = every["regions"]
@@ -168,6 +170,34 @@ async def test_a_backend_is_drained_and_restored_by_its_place(
     assert shown["drained"]
     assert (restored.status_code, restored.json()["drained"]) == (200, False)
     refused(elsewhere, 404, "not_found")
+
+
+@pytest.mark.parametrize("change", ["drain", "restore"])
+async def test_a_change_that_was_made_is_not_refused_where_the_ledger_has_left_meanwhile(
+    admin: httpx.AsyncClient,
+    worker: RuntimeStore,
+    settings: Settings,
+    redis: Redis,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    """What the ledger lacks of it is kept by who compares both each second."""
+    backend = '{id: eu-0, url: "http://h:1"}'
+    (settings.config / "r.yaml").write_text(
+        f"regions: [{{name: eu, pools: [{{backends: [{backend}]}}]}}]"
+    )
+    await admin.post("/admin/config/reload")
+
+    def away(*_: object) -> None:
+        raise DependencyUnavailable("the ledger cannot be reached")
+
+    monkeypatch.setattr(ledger.published, "keep_drained", away)
+
+    answer = await admin.post(f"/admin/regions/eu/backends/eu-0/{change}")
+
+    assert (answer.status_code, answer.json()["live"]) == (200, True)
+    assert await Control(redis).drained() == ({"eu-0"} if change == "drain" else set())
 
 
 async def test_backends_of_a_name_are_shown_and_drained_one_by_one_or_all_together(

@@ -90,6 +90,15 @@ async def test_what_is_not_json_is_refused(admin: httpx.AsyncClient) -> None:
     refused(await admin.post("/admin/tenants", content=b"{"), 400, "invalid_request")
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/admin/tenants"), ("PUT", "/admin/config")])
+async def test_a_body_that_is_far_too_large_is_said_to_be(
+    admin: httpx.AsyncClient, method: str, path: str
+) -> None:
+    answer = await admin.request(method, path, content=b'"' + b"x" * (11 * 1024 * 1024) + b'"')
+
+    refused(answer, 413, "payload_too_large")
+
+
 def bill(ledger: Ledger) -> None:
     """Put one request of 2026-09-10 into the ledger."""
     ledger.accounts.create_tenant("acme")
@@ -129,7 +138,11 @@ async def test_usage_and_invoices_are_json_or_csv(
 
 
 @pytest.mark.parametrize(
-    "query", ["usage?from=soon", "usage?group_by=colour", "invoices?tenant=a", "usage?format=xml"]
+    "query",
+    [
+        *("usage?from=soon", "usage?from=null", "usage?group_by=colour", "usage?group_by=null"),
+        *("invoices?tenant=a", "usage?format=xml", "audit?before=null", "audit?limit=null"),
+    ],
 )
 async def test_a_query_that_does_not_fit_is_refused(admin: httpx.AsyncClient, query: str) -> None:
     refused(await admin.get(f"/admin/{query}"), 400, "invalid_request")

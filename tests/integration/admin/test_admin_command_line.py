@@ -1,6 +1,7 @@
 """The command line against a running operators' listener."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -14,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from gateway.admin.serve import serve_admin
 from gateway.cli import main
+from gateway.redis_connection import connect
+from gateway.runtime.control import Control
 from gateway.settings import Settings
 from tests.support.admin import KEY
 from tests.support.waiting import wait_until
@@ -43,6 +46,29 @@ def _answers(url: str) -> bool:
         return httpx.get(url).status_code == 200
     except httpx.TransportError:
         return False
+
+
+@contextlib.contextmanager
+def living(settings: Settings, name: str) -> Iterator[None]:
+    """A worker that gives signs of life and does nothing else."""
+    begun, stop = threading.Event(), threading.Event()
+
+    async def live() -> None:
+        redis = connect(settings.state_url, timeout=60.0)
+        while not stop.is_set():
+            await Control(redis).heartbeat(name, b"{}")
+            begun.set()
+            await asyncio.to_thread(stop.wait, 0.5)
+        await redis.aclose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()))
+    thread.start()
+    try:
+        assert begun.wait(60)
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def run(settings: Settings, *arguments: str) -> Result:
@@ -89,6 +115,37 @@ def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> N
     assert "by DNS from backends.us:8100" in listed.output
     assert msgspec.json.decode(restored.stdout)["drained"] is False
     assert (unknown.exit_code, "no backend `eu-9`" in unknown.output) == (4, True)
+
+
+def test_what_not_every_worker_follows_is_exit_code_1(listener: Settings) -> None:
+    """A worker lives that takes nothing, as one that hangs or refuses the document."""
+    (listener.config / "r.yaml").write_text(
+        'regions: [{name: eu, pools: [{backends: [{id: eu-0, url: "http://h:1"}]}]}]'
+    )
+
+    with living(listener, "a-worker"):
+        results = [
+            run(listener, *command)
+            for command in (
+                ("config", "reload"),
+                ("regions", "drain", "eu", "eu-0", "--json"),
+            )
+        ]
+
+    for result in results:
+        assert result.exit_code == 1, result.output
+        assert "a-worker" in result.output
+        assert "pending" in result.output
+
+
+def test_the_listener_answers_head_as_get(listener: Settings) -> None:
+    url = f"http://127.0.0.1:{listener.admin_port}"
+
+    for path, headers in (("/health/ready", {}), ("/metrics", {"authorization": f"Bearer {KEY}"})):
+        read, head = httpx.get(url + path, headers=headers), httpx.head(url + path, headers=headers)
+
+        assert (read.status_code, head.status_code, head.content) == (200, 200, b"")
+        assert head.headers["content-type"] == read.headers["content-type"]
 
 
 def test_a_refusal_is_one_line_with_its_place_and_exit_code_4(listener: Settings) -> None:

@@ -2,7 +2,10 @@
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
+from gateway.config.sources import Source
+from gateway.runtime.control import Control, Published
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from tests.support.admin import refused
@@ -106,3 +109,30 @@ async def test_a_cache_that_would_break_the_bound_on_memory_is_refused(
     assert (problem["line"], problem["field"]) == (2, "cache.memory_bytes")
     assert "SLUICEGATE_MEMORY_LIMIT_BYTES" in problem["detail"]
     assert worker.current.generation == 1
+
+
+@pytest.mark.parametrize("change", ["put", "reload", "rollback"])
+async def test_a_document_that_this_version_cannot_read_is_replaced(
+    admin: httpx.AsyncClient, redis: Redis, worker: RuntimeStore, change: str
+) -> None:
+    """Another version published it: with a field of its own, or within other bounds."""
+    first = (await admin.post("/admin/config/reload")).json()["generation"]
+    text = "models: {m: {of_a_later_version: 1}}"
+    other = Published(
+        generation=first + 1,
+        origin=first + 1,
+        digest="0" * 16,
+        sources=(Source(name="document.yaml", text=text),),
+        author="admin",
+        reason="put",
+        time=0.0,
+    )
+    assert await Control(redis).publish(other)
+
+    if change == "put":
+        answer = await admin.put("/admin/config", content="models: {m: {cache_ttl: 7}}")
+    else:
+        answer = await admin.post(f"/admin/config/{change}")
+
+    assert (answer.status_code, answer.json()["generation"]) == (200, first + 2), answer.text
+    assert worker.current.generation == first + 2

@@ -119,6 +119,7 @@ async def test_while_no_backend_has_been_heard_of_names_are_taken_as_they_are(
         ("PUT", "/admin/tenants/nobody/limits", [RULE]),
         ("POST", "/admin/cache/purge", {"tenant": "nobody"}),
         ("GET", "/admin/usage?tenant=nobody", None),
+        ("GET", "/admin/regions/shares?tenant=nobody", None),
     ],
 )
 async def test_a_tenant_that_there_is_not_is_refused_by_name(
@@ -127,6 +128,14 @@ async def test_a_tenant_that_there_is_not_is_refused_by_name(
     problem = refused(await admin.request(method, path, json=body), 404, "not_found")
 
     assert "`nobody`" in problem["detail"]
+
+
+@pytest.mark.parametrize("path", ["keys", "usage", "regions/shares"])
+async def test_null_is_a_name_like_any_other(admin: httpx.AsyncClient, path: str) -> None:
+    """It does not stand for all tenants."""
+    problem = refused(await admin.get(f"/admin/{path}?tenant=null"), 404, "not_found")
+
+    assert "`null`" in problem["detail"]
 
 
 async def test_a_key_that_would_have_expired_is_refused(

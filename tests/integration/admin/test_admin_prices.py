@@ -1,15 +1,25 @@
 """The operators' listener: no document changes what the past costs."""
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
+from redis.asyncio import Redis
+from typing_extensions import override
 
+from gateway.admin.publishing import Publisher
+from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
+from gateway.runtime.control import Control, Published
 from gateway.settings import Settings
 from tests.support.admin import refused
 from tests.support.events import make_event, make_usage
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -101,3 +111,103 @@ async def test_a_rollback_to_before_a_price_is_refused(admin: httpx.AsyncClient)
     problem = refused(await admin.post("/admin/config/rollback"), 422, "invalid_configuration")
 
     assert "`big` from 2026-03-01 on has begun and cannot be removed" in problem["detail"]
+
+
+class BusyLedger(Control):
+    """Publishes; from then on somebody else writes to the ledger, and lets nobody else."""
+
+    def __init__(self, redis: Redis, writer: sqlite3.Connection) -> None:
+        super().__init__(redis)
+        self._writer = writer
+
+    @override
+    async def publish(self, published: Published) -> bool:
+        done = await super().publish(published)
+        self._writer.execute("BEGIN IMMEDIATE")
+        return done
+
+
+async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
+    settings: Settings, redis: Redis, tmp_path: Path
+) -> None:
+    await redis.flushall()
+    ledger_file = tmp_path / "another.db"
+    stop = asyncio.Event()
+    with Ledger(f"sqlite:///{ledger_file}", patience=0.1) as ledger:
+        assert ledger.prices.entries() == []
+        with closing(sqlite3.connect(ledger_file, isolation_level=None)) as writer:
+            publisher = Publisher(
+                control=BusyLedger(redis, writer),
+                ledger=ledger,
+                settings=settings,
+                clock=lambda: 7.0,
+                patience=0.1,
+            )
+            following = asyncio.create_task(publisher.follow(stop))
+            await publisher.put(MODELS + PRICES, if_match="", author="a")
+            during = ledger.prices.entries()
+            writer.execute("ROLLBACK")
+
+            await until(lambda: ledger.prices.entries() != [], within=30, what="they are kept")
+            stop.set()
+            await following
+        kept = [entry.hit for entry in ledger.prices.entries()]
+
+    assert (during, kept) == ([], [200])
+
+
+class Unanswering(Control):
+    """Publishes, and loses the answer."""
+
+    @override
+    async def publish(self, published: Published) -> bool:
+        await super().publish(published)
+        raise DependencyUnavailable("the state Redis cannot be reached")
+
+
+async def test_prices_of_a_document_whose_publishing_got_no_answer_are_kept(
+    settings: Settings, redis: Redis, tmp_path: Path
+) -> None:
+    await redis.flushall()
+    stop = asyncio.Event()
+    with Ledger(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
+        publisher = Publisher(
+            control=Unanswering(redis), ledger=ledger, settings=settings, clock=lambda: 7.0
+        )
+        following = asyncio.create_task(publisher.follow(stop))
+
+        with pytest.raises(DependencyUnavailable):
+            await publisher.put(MODELS + PRICES, if_match="", author="a")
+
+        await until(lambda: ledger.prices.entries() != [], within=60, what="they are kept")
+        stop.set()
+        await following
+        kept = [entry.hit for entry in ledger.prices.entries()]
+        actions = [entry.action for entry in ledger.audit.entries()]
+
+    assert kept == [200]
+    assert actions == ["config.publish.unanswered", "config.publish"]
+
+
+async def test_gateways_that_start_at_once_all_go_on(
+    settings: Settings, redis: Redis, tmp_path: Path
+) -> None:
+    await redis.flushall()
+    with Ledger(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
+        publishers = [
+            Publisher(
+                control=Control(redis),
+                ledger=ledger,
+                settings=settings,
+                clock=lambda: 7.0,
+                patience=0.1,
+                chance=lambda: 1.5,
+            )
+            for _ in range(4)
+        ]
+
+        await asyncio.gather(*(publisher.start(asyncio.Event()) for publisher in publishers))
+
+    active = await Control(redis).active()
+    assert active is not None
+    assert active.generation == 1

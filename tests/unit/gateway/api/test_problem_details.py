@@ -1,5 +1,7 @@
 """What a caller is told of an error."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -44,9 +46,18 @@ def test_the_problem_of_a_document_says_where() -> None:
 
 @pytest.mark.parametrize(
     ("after", "seconds", "milliseconds"),
-    [(0.0, b"1", b"0"), (0.2, b"1", b"200"), (1.5, b"2", b"1500"), (-3.0, b"1", b"0")],
+    [
+        (0.0, b"1", b"0"),
+        (0.2, b"1", b"200"),
+        (1.5, b"2", b"1500"),
+        (-3.0, b"1", b"0"),
+        (600.0, b"120", b"120000"),
+        (math.inf, b"120", b"120000"),
+    ],
 )
-def test_when_to_come_back_is_rounded_up(after: float, seconds: bytes, milliseconds: bytes) -> None:
+def test_when_to_come_back_is_rounded_up_and_120_seconds_at_most(
+    after: float, seconds: bytes, milliseconds: bytes
+) -> None:
     headers = dict(problem_headers(Overloaded("Busy.", retry_after=after)))
 
     assert headers == {b"retry-after": seconds, b"retry-after-ms": milliseconds}

@@ -1,6 +1,9 @@
 """The command line, as far as it goes without a running gateway."""
 
+import contextlib
 import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,6 +15,7 @@ from gateway.operator_access import access_to, hold_access
 from tests.support.certificates import Authority
 
 KEY = "kept-by-up-0123456789"
+_FOREIGN = "ein-schlüssel-ключ"
 CONFIG = Path(__file__).parents[4] / "config"
 
 
@@ -79,6 +83,17 @@ def test_certificates_that_cannot_be_used_are_named(
     assert f"{chain}: it does not belong to the key in `{strange}`" in mismatched.stderr
     assert "it holds no certificates in PEM" in check(ca=key).stderr
     assert "a key needs its certificate" in check(key=key).stderr
+
+
+def test_a_cache_beyond_the_bound_on_memory_is_found_before_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLUICEGATE_MEMORY_LIMIT_BYTES", "300000000")
+
+    result = run("config", "check", str(CONFIG))
+
+    assert result.exit_code == 3
+    assert "cache.memory_bytes: a worker whose cache is full" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -196,3 +211,77 @@ def test_a_data_directory_gives_the_address_with_its_key(
 
 def test_an_unknown_worker_is_refused() -> None:
     assert run("worker", "cook").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "said"),
+    [
+        ("http://127.0.0.1:1", "secret-key-0123456789\n", "--admin-key"),
+        ("http://127.0.0.1:1", " secret-key-0123456789", "--admin-key"),
+        ("127.0.0.1:8081", KEY, "--admin-url"),
+        ("http://h:99999", KEY, "--admin-url"),
+        ("ftp://h:1", KEY, "--admin-url"),
+        ("http://[::1", KEY, "--admin-url"),
+    ],
+)
+def test_an_address_or_a_key_that_cannot_be_one_is_one_line_without_the_key(
+    url: str, key: str, said: str
+) -> None:
+    variables = {"SLUICEGATE_ADMIN_URL": url, "SLUICEGATE_ADMIN_KEY": key}
+
+    result = CliRunner().invoke(main, ["keys", "list"], env=variables)
+
+    assert result.exit_code == 2, result.exception
+    assert f"`{said}`" in result.output
+    assert "secret" not in result.output
+
+
+@contextlib.contextmanager
+def listener(*answers: bytes) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Something that answers each command once; the options that lead there, and what was asked."""
+    asked: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        server.settimeout(60)
+
+        def answer() -> None:
+            for text in answers:
+                connection, _ = server.accept()
+                with connection:
+                    head = connection.recv(4096)
+                    assert f"Authorization: Bearer {_FOREIGN}\r\n".encode() in head
+                    asked.append(head.split(b" ")[1].decode())
+                    connection.sendall(b"HTTP/1.1 " + text)
+
+        answering = threads.submit(answer)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield ("--admin-url", url, "--admin-key", _FOREIGN), asked
+        answering.result(timeout=60)
+
+
+def test_names_are_parts_of_a_path_whatever_they_hold() -> None:
+    """Such as no name has: the listener refuses it, and no other path is asked."""
+    refusal = b"404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
+
+    with listener(refusal, refusal) as (there, asked):
+        codes = [
+            run("keys", "revoke", "key_1?x/ключ", *there).exit_code,
+            run("regions", "drain", "eu", "../eu@10.0.0.1", *there).exit_code,
+        ]
+
+    assert codes == [4, 4]
+    assert asked == [
+        "/admin/keys/key_1%3Fx%2F%D0%BA%D0%BB%D1%8E%D1%87",
+        "/admin/regions/eu/backends/..%2Feu%4010.0.0.1/drain",
+    ]
+
+
+def test_a_listener_of_the_version_before_is_understood() -> None:
+    """Its answers lack what was added since."""
+    taken = b"200 OK\r\nConnection: close\r\n\r\n"
+    reload = b'{"generation":1,"digest":"x","changed":true,"live":true,"workers":{"w":"ok"}}'
+
+    with listener(taken + reload, taken + b'{"live":true,"workers":{"w":"ok"}}') as (there, _):
+        results = [run("config", "reload", *there), run("models", "reload", *there)]
+
+    assert [result.exit_code for result in results] == [0, 0], [r.exception for r in results]
+    assert all("w: ok" in result.output for result in results)

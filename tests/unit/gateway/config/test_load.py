@@ -1,5 +1,7 @@
 """Reading a configuration document: what is refused, and what the refusal says."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,39 @@ def test_a_text_that_explodes_through_aliases_is_refused() -> None:
     levels = "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9))
 
     assert "too large once its aliases are expanded" in refusal("a0: &a0 [x]\n" + levels)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models: " + "[" * 101 + "]" * 101,
+        "models:\n" + "".join(" " * depth + "a:\n" for depth in range(1, 102)),
+        "models:\n- &a0 [x]\n" + "".join(f"- &a{n} [*a{n - 1}]\n" for n in range(1, 900)),
+    ],
+)
+def test_a_text_that_is_nested_too_deep_is_refused(text: str) -> None:
+    assert "the document is nested more than 100 deep" in refusal(text)
+
+
+def test_a_text_that_is_nested_without_end_does_not_end_the_process() -> None:
+    """The composer of YAML recurses in C: it is tried in a process of its own."""
+    script = """
+from gateway.config.load import explain, load_text
+from gateway.errors import ConfigurationError
+try:
+    load_text("models: " + "[" * 200_000, name="g.yaml")
+except ConfigurationError as error:
+    print(explain(error))
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (
+        0,
+        "g.yaml:1: the document is nested more than 100 deep\n",
+    )
 
 
 def test_files_of_a_folder_make_one_document(tmp_path: Path) -> None:

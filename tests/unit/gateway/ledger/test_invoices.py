@@ -4,8 +4,10 @@ import csv
 import io
 
 import msgspec
+import pytest
 
 from gateway.config.document import PriceEntry
+from gateway.errors import InvalidRequest
 from gateway.ledger.invoices import make_invoice, month_bounds
 from gateway.ledger.pricing import Price, starts_at
 from gateway.ledger.rendering import invoice_csv, invoice_json, usage_csv, usage_json
@@ -88,10 +90,20 @@ def test_usage_shows_the_groups_it_has() -> None:
     assert shown["day"] == "2026-09-01"
     assert "tenant" not in shown
     assert shown["cost"] == "0.000000005"
-    assert usage_csv(rows).startswith("day,model,requests,items,")
+    groups = ("model", "day")
+    assert usage_csv(rows, groups).startswith("day,model,requests,items,")
+    assert usage_csv([], groups).startswith("day,model,requests,items,")
 
 
 def test_a_month_is_as_long_as_its_days() -> None:
     for month, days in (("2026-02", 28), ("2028-02", 29), ("2026-12", 31)):
         since, until = month_bounds(month)
         assert until - since == days * 86_400 * 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-9", "2026-13", "26-09", "2026-09-01", "2026 -9", "0000-01", ""]
+)
+def test_a_month_has_one_spelling(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a month such as"):
+        month_bounds(text)

@@ -6,7 +6,14 @@ import pytest
 
 from gateway.config.document import PriceEntry
 from gateway.errors import ConfigurationError
-from gateway.ledger.pricing import PriceList, amount, decimal, round_amount, starts_at
+from gateway.ledger.pricing import (
+    PriceList,
+    amount,
+    decimal,
+    digits,
+    round_amount,
+    starts_at,
+)
 from gateway.ledger.store import to_datetime, to_nanoseconds
 from gateway.ledger.types import Units
 
@@ -113,3 +120,12 @@ def test_times_survive_the_ledger_to_the_microsecond() -> None:
     moment = datetime(2026, 9, 1, 12, 30, 15, 999_999, tzinfo=UTC)
 
     assert to_datetime(to_nanoseconds(moment)) == moment
+
+
+@pytest.mark.parametrize(
+    ("currency", "rounded"), [("EUR", "1.50"), ("VND", "2"), ("XAF", "2"), ("OMR", "1.500")]
+)
+def test_amounts_have_the_decimal_places_of_their_currency(currency: str, rounded: str) -> None:
+    amounts = round_amount(1_500_000_000, currency)
+
+    assert decimal(amounts, digits(currency)) == rounded

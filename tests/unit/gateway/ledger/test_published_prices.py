@@ -1,6 +1,8 @@
 """What the past costs never changes: prices that have begun are kept as they were published."""
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import msgspec
@@ -142,3 +144,51 @@ def test_what_was_published_when_is_in_the_history(ledger: Ledger, clock: Clock)
 
 def sorted_by_date(prices: Sequence[PriceEntry]) -> list[PriceEntry]:
     return sorted(prices, key=lambda price: (price.since, price.model))
+
+
+def test_gateways_that_start_at_once_publish_the_same_prices(database: str, clock: Clock) -> None:
+    count = 8
+    barrier = threading.Barrier(count)
+
+    def publish(ledger: Ledger) -> None:
+        ledger.prices.entries()
+        barrier.wait()
+        ledger.prices.publish(PRICES)
+
+    with Ledger(database, clock=clock) as ledger, ThreadPoolExecutor(count) as threads:
+        for each in [threads.submit(publish, ledger) for _ in range(count)]:
+            each.result()
+
+        assert ledger.prices.entries() == sorted_by_date(PRICES)
+
+
+def test_what_a_restored_ledger_lacks_is_kept_though_it_has_begun(
+    ledger: Ledger, clock: Clock
+) -> None:
+    """As it was published before it began, usage that came back meanwhile is of that price."""
+    agreed, clock.now = clock.now, to_nanoseconds(datetime(2026, 12, 2, tzinfo=UTC))
+    lost = PriceEntry(model="big", since="2026-12-01", hit=7)
+    ledger.record("w0-2", 1, [make_event(3, time=clock.now, model="big")])
+    with pytest.raises(ConfigurationError):
+        ledger.prices.publish((*PRICES, lost))
+
+    ledger.prices.publish((*PRICES, lost), agreed=agreed)
+
+    until = datetime(2026, 12, 3, tzinfo=UTC)
+    (row,) = ledger.usage("acme", datetime(2026, 12, 1, tzinfo=UTC), until)
+    assert row.cost == 7
+    for wanted in (PRICES, (*PRICES, replace(lost, hit=8))):
+        with pytest.raises(ConfigurationError, match="has begun"):
+            ledger.prices.publish(wanted, agreed=agreed)
+
+
+def test_a_price_may_begin_before_the_years_that_sql_can_hold(database: str, clock: Clock) -> None:
+    always = PriceEntry(model="*", since="0001-01-01", hit=1)
+    with Ledger(database, clock=clock) as ledger:
+        ledger.prices.publish((COMING,))
+        ledger.prices.publish((COMING, always))
+
+        ledger.record("w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
+        with pytest.raises(ConfigurationError, match="has begun"):
+            ledger.prices.publish((COMING, replace(always, hit=2)))
+        assert cost(ledger) == 1

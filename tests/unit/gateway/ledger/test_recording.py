@@ -154,3 +154,23 @@ def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> 
     with Ledger(f"sqlite:///{path}") as ledger:
         ledger.record("w0-1", 1, [make_run("req_00000000ff", count=2)])
         assert ledger.statistics().events == 3
+
+
+def test_usage_is_known_though_an_event_says_what_no_request_can_have_used(
+    ledger: Ledger,
+) -> None:
+    absurd = msgspec.structs.replace(make_usage(hit=1), tokens=2**62)
+    events = [make_event(1, usage=absurd), make_event(2, usage=absurd), make_event(3)]
+
+    recorded = ledger.record("w0-1", 3, events)
+
+    (row,) = ledger.usage("acme", to_datetime(START), to_datetime(START + 1_000_000))
+    assert (recorded.counted, recorded.dead, row.units.hit) == (1, 2, 1)
+
+
+def test_the_marks_of_any_number_of_logs_are_known(ledger: Ledger) -> None:
+    ledger.record("w0-1", 1, [make_event(1)])
+
+    marks = ledger.high_water(["w0-1", *(f"w1-{number}" for number in range(70_000))])
+
+    assert (len(marks), marks["w0-1"], marks["w1-69999"]) == (70_001, 1, 0)

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -20,6 +21,8 @@ from gateway.types import RequestEvent
 from tests.support.events import make_event, make_usage
 from tests.support.ledger_schema_2 import ProgramOfSchema2
 from tests.support.ledgers import Clock
+from tests.support.postgresql import PostgreSQL
+from tests.support.waiting import wait_until
 
 BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
 END = BEGIN + timedelta(hours=8)
@@ -169,3 +172,57 @@ def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
         old.start()
 
         assert old.usage(since, until) == before
+
+
+def test_an_event_of_long_ago_has_no_transaction_look_at_every_hour_since(
+    ledger: Ledger, database: str
+) -> None:
+    """Such a transaction would keep others out, and where time ends it, be begun for ever."""
+    hours = 250
+    begin, end = to_nanoseconds(BEGIN), BEGIN + timedelta(hours=hours)
+    ledger.record_batches([batch([make_event(n, time=begin + n * HOUR) for n in range(hours)])])
+    assert add_up(ledger, before=end) == hours
+    ledger.record_batches([batch([make_event(hours, time=0)], first=hours + 1)])
+    assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 1
+
+    seen_until: list[int] = []
+    while not seen_until or seen_until[-1] < to_nanoseconds(end):
+        assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 0
+        seen_until.append(looked_at(database))
+
+    assert len(seen_until) > 2
+    assert seen_until == sorted(set(seen_until))
+
+
+def looked_at(database: str) -> int:
+    engine = sqlalchemy.create_engine(database)
+    try:
+        with engine.begin() as connection:
+            return connection.scalar(select(schema.usage_rollups.c.until)) or 0
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.system
+def test_an_event_that_comes_late_during_a_step_is_added_up_by_a_later_one(
+    postgresql: PostgreSQL,
+) -> None:
+    database, end = postgresql.database(), to_nanoseconds(END)
+    engine = sqlalchemy.create_engine(database)
+    waiting = sqlalchemy.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with Ledger(database, clock=Clock()) as ledger, ThreadPoolExecutor(1) as thread:
+        ledger.record_batches([batch(events())])
+        add_up(ledger)
+        with engine.begin() as late:
+            # As billing does that has not committed yet.
+            late.execute(schema.usage_rollups.update().values(until=to_nanoseconds(BEGIN)))
+            table = schema.usage_events
+            copied = [c if c.name != "id" else sqlalchemy.literal("late") for c in table.columns]
+            names = [c.name for c in table.columns]
+            late.execute(table.insert().from_select(names, select(*copied).limit(1)))
+            step = thread.submit(ledger.rollup.add_up, before=end, limit=50)
+            with engine.connect() as other:
+                wait_until(lambda: other.scalar(waiting) > 0, what="the step waits")
+
+        assert step.result() + add_up(ledger) == 1
+    engine.dispose()

@@ -1,28 +1,33 @@
 """Usage is added up in small steps, and again after the ledger was away."""
 
 import asyncio
+import math
+from pathlib import Path
 
 import pytest
 
-from gateway.errors import DependencyUnavailable
+from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest
 from gateway.workers.usage_rollup import UsageRollup
+from tests.support.events import make_event
+from tests.support.ledgers import open_ledger
 
 pytestmark = pytest.mark.anyio
 NOW = 10**18
 
 
 class Store:
-    """Has `rows` to add up; fails while there is `trouble`."""
+    """Has `rows` to add up; fails while there is `trouble`, and beyond `most` at a time."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, most: int = 1000) -> None:
         self.rows = rows
+        self.most = most
         self.before: list[int] = []
-        self.trouble = False
+        self.trouble: GatewayError | None = None
 
     def add_up(self, *, before: int, limit: int) -> int:
         """Take up to `limit`."""
-        if self.trouble:
-            raise DependencyUnavailable("the ledger cannot be reached")
+        if self.trouble or limit > self.most:
+            raise self.trouble or DependencyUnavailable("it took too long")
         self.before.append(before)
         taken = min(limit, self.rows)
         self.rows -= taken
@@ -40,13 +45,22 @@ async def test_it_goes_on_soon_while_there_is_more() -> None:
     assert rollup.statistics().rows == 1500
 
 
-async def test_it_tries_again_after_the_ledger_was_away() -> None:
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        DependencyUnavailable("the ledger cannot be reached"),
+        InvalidRequest("a sum is beyond what the ledger can hold"),
+    ],
+)
+async def test_it_tries_again_after_what_ends_neither_it_nor_billing(
+    trouble: GatewayError,
+) -> None:
     store = Store(1)
     rollup = UsageRollup(store, keep=0.0, every=30.0)
-    store.trouble = True
+    store.trouble = trouble
     during = await rollup.turn()
     failures = rollup.statistics().failures
-    store.trouble = False
+    store.trouble = None
 
     await rollup.turn()
 
@@ -62,3 +76,24 @@ async def test_it_ends_when_it_is_told_to() -> None:
 
     async with asyncio.timeout(10):
         await running
+
+
+@pytest.mark.parametrize("keep", [math.inf, 1e300, 1e11])
+async def test_events_may_be_kept_for_ever(tmp_path: Path, keep: float) -> None:
+    with open_ledger(tmp_path) as ledger:
+        ledger.record("w0-1", 1, [make_event(1)])
+        rollup = UsageRollup(ledger.rollup, keep=keep)
+
+        await rollup.turn()
+
+        assert (rollup.statistics().rows, rollup.statistics().failures) == (0, 0)
+
+
+async def test_what_takes_too_long_is_added_up_in_parts() -> None:
+    store = Store(300, most=100)
+    rollup = UsageRollup(store, keep=0.0)
+
+    for _ in range(30):
+        await rollup.turn()
+
+    assert rollup.statistics().rows == 300

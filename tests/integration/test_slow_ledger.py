@@ -1,0 +1,50 @@
+"""A ledger that ends what takes long is billed to in smaller parts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from gateway.errors import DependencyUnavailable
+from gateway.events.log import EventLog
+from gateway.workers.billing import Billing
+from gateway.workers.group import Entry, GroupReader
+from gateway.workers.intake import Intake, Taken
+from gateway.workers.stream import BILLING
+from tests.support.events import make_event
+from tests.support.pipeline import open_pipeline, running
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+class SlowLedger(Intake):
+    """Ends what has more than one block, as a database does that is slow."""
+
+    refused = 0
+
+    @override
+    def take(self, entries: Sequence[Entry]) -> Taken:
+        if len(entries) > 1:
+            self.refused += 1
+            raise DependencyUnavailable("a statement took too long")
+        return super().take(entries)
+
+
+async def test_what_takes_a_slow_ledger_too_long_is_billed_in_parts(
+    tmp_path: Path, valkey: str
+) -> None:
+    async with open_pipeline(tmp_path, valkey) as pipeline:
+        intake = SlowLedger(pipeline.ledger)
+        group = GroupReader(pipeline.redis, group=BILLING, consumer="one", count=8)
+        shipper = pipeline.shipper(block_events=10)
+        with EventLog(pipeline.events, name="w0") as log:
+            for number in range(200):
+                log.publish(make_event(number))
+            async with running(shipper.run):
+                await until(lambda: shipper.statistics().unconsumed == 20, what="all blocks wait")
+                async with running(Billing(group=group, intake=intake, wait=0.02).run):
+                    await until(lambda: pipeline.billed() == 200)
+
+    assert intake.refused > 0
