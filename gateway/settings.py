@@ -99,7 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     is restored from a backup gets them again."""
     events_keep_bytes: int = 4 << 30
     """What those may take at most."""
-    usage_events_keep: _Duration = 3 * 86_400.0
+    usage_events_keep: float = 3 * 86_400.0
     """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
     alike are added up to one row."""
     tcp_keepalive_idle: _Seconds = 5

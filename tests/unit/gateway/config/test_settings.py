@@ -22,7 +22,7 @@ from gateway.settings import load_settings
         ("head_timeout", "nan"),
         ("keep_alive", "inf"),
         ("max_connections", "0"),
-        ("usage_events_keep", "inf"),
+        ("usage_events_keep", "nan"),
         ("tcp_user_timeout", "inf"),
         ("log_level", "verbose"),
     ],
@@ -33,7 +33,13 @@ def test_a_value_that_means_nothing_is_refused_by_name(name: str, value: str) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("heartbeat_timeout", "0"), ("heartbeat_timeout", "2"), ("drain", "0")]
+    ("name", "value"),
+    [
+        ("heartbeat_timeout", "0"),
+        ("heartbeat_timeout", "2"),
+        ("drain", "0"),
+        ("usage_events_keep", "inf"),
+    ],
 )
 def test_a_number_at_its_bound_is_taken(name: str, value: str) -> None:
     settings = load_settings({f"SLUICEGATE_{name.upper()}": value})
