@@ -73,7 +73,7 @@ class CallWork:
     def end(self, index: int, *, brought: float, is_done: bool, late_rows: int | None) -> None:
         """Give back what an item did not use, and learn from what it brought.
 
-        `late_rows` had run for it when its time was over; `None` where it was not.
+        `late_rows` had run for it, or still waited, when its time was over; `None`: it was not.
         """
         promise = self._promises[index]
         if promise is None:
