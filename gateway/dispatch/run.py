@@ -187,7 +187,7 @@ class Run:
 
     async def _call(self, attempt: Attempt, patience: float) -> Report:
         work, info, items = self._work, self._work.model.info, attempt.items
-        left = self._deadline - self._loop.time()
+        left = self._means.fleet.time_left_at(attempt.endpoint, self._deadline - self._loop.time())
         tracer = self._means.tracer
         with tracer.on_call(
             attempt.endpoint, items=len(items), traceparent=self._traceparent

@@ -222,6 +222,14 @@ class Fleet:
         soonest = min(member.finish_time(now, slow_start) for member in members)
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
+    def time_left_at(self, endpoint: Endpoint, left: float) -> float:
+        """Return what of `left` seconds a backend may take: call and answer travel, too.
+
+        That is half of them at least: a probe that took long says little of calls.
+        """
+        member = self._member(endpoint)
+        return left if member is None else max(left - member.round_trip, left / 2)
+
     def started(self, endpoint: Endpoint, items: int) -> None:
         """Note that a call of so many items is in flight; `ended` must follow."""
         member = self._member(endpoint)
