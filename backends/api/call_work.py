@@ -20,6 +20,11 @@ class CallWork:
         self._is_whole = call.atomic or len(call.items) == 1
         self._promises: list[Promise | None] = [None] * len(call.items)
 
+    @property
+    def batches(self) -> int:
+        """How many batches the model that the call is for has run since its start."""
+        return self._batcher.batches
+
     def admit(self) -> None:
         """Promise the items of one request what they bring; refuse what nobody would be let in of.
 

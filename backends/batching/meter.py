@@ -24,7 +24,7 @@ class Meter:
         self._lanes = lanes
         self._clock = clock
         self._lock = threading.Lock()
-        self._batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
+        self.batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
         self._busy = self._work = self._wasted = 0.0
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
@@ -51,7 +51,7 @@ class Meter:
         `work` is what it was predicted to take, and what of that was padding.
         """
         with self._lock:
-            self._batches += 1
+            self.batches += 1
             self._rows += rows
             self._tokens += tokens
             self._padded += padded_tokens
@@ -129,7 +129,7 @@ class Meter:
                 queued_rows=queued_rows,
                 queued_tokens=queued_tokens,
                 runs_in_flight=self._runs,
-                batches=self._batches,
+                batches=self.batches,
                 rows=self._rows,
                 tokens=self._tokens,
                 padded_tokens=self._padded,

@@ -115,6 +115,19 @@ async def test_a_request_of_several_items_travels_alone_and_its_end_is_heard() -
     assert sorted(len(call.items) for call in stub.calls) == [1, 2]
 
 
+async def test_reports_before_any_outcome_end_nothing() -> None:
+    async def waits(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send(Report())
+        await reply.send(Report())
+        await answer(stub, call, reply)
+
+    async with StubBackend(behaviour=waits) as stub, HttpBackendClient() as client:
+        askers = [Asker(client, endpoint_of(stub), call_of(text)) for text in "ab"]
+        await asyncio.gather(*(asker.task for asker in askers))
+
+    assert [asker.echoes() for asker in askers] == [["a"], ["b"]]
+
+
 async def test_whoever_has_all_of_his_does_not_wait_for_the_others() -> None:
     gate = asyncio.Event()
 
