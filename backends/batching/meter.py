@@ -93,12 +93,19 @@ class Meter:
             self._releases[release] += 1
             self._predicted = 0.95 * self._predicted + predicted
             self._took = 0.95 * self._took + took
-            if self._last_end is not None and now > self._last_end:
-                passed = now - self._last_end
-                fade = max(0.0, 1.0 - passed / _PACE_MEMORY)
-                self._paced = self._paced * fade + work
-                self._pacing = self._pacing * fade + passed
+            if self._last_end is not None:
+                self._pass(work, now - self._last_end)
+            else:
+                # Nothing waited before it. A pace that was slow once would be kept for ever by what
+                # is refused for it: then hardly anything ever waits.
+                self._pass(work * self._lanes, took)
             self._last_end = now if more else None
+
+    def _pass(self, work: float, passed: float) -> None:
+        if passed > 0.0:
+            fade = max(0.0, 1.0 - passed / _PACE_MEMORY)
+            self._paced = self._paced * fade + work
+            self._pacing = self._pacing * fade + passed
 
     def count_failed(self, rows: int) -> None:
         """Count rows that could not be computed."""
