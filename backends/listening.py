@@ -1,11 +1,13 @@
 """Closes a listening socket without losing a connection that waits in it."""
 
 import asyncio
+import contextlib
 import ctypes
 import select
 import socket
 import struct
 import sys
+from pathlib import Path
 
 # From <asm-generic/socket.h>; the module `socket` has no name for it.
 _SO_ATTACH_FILTER = 26
@@ -18,27 +20,46 @@ _DROP_SYN = struct.pack(
     *(0x06, 0, 0, 0),  # drop
     *(0x06, 0, 0, 0xFFFFFFFF),  # pass
 )
-# A handshake that had begun ends within a round trip; one that takes longer is begun anew.
-_HANDSHAKE = 0.1
+# For the SYN that had passed the filter and is seen nowhere yet.
+_ARRIVAL = 0.1
 _LOOK = 0.01
 _EMPTY_WITHIN = 2.0
+_CONNECTIONS = ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6")
+_HANDSHAKE = b"03"
 
 
-async def empty_queue(listener: socket.socket) -> None:
+async def empty_queue(listener: socket.socket, *, within: float = _EMPTY_WITHIN) -> None:
     """Let no new connection begin, and wait until the server has accepted those that did.
 
-    Who comes now sends his SYN again a second later, and is refused by then. Without this a
-    connection that is made between the last `accept` and `close` would be reset.
+    Callers far away, who have not ended their handshake, are waited for too, `within` seconds at
+    most: they believe to be connected half a round trip before the kernel does. Who comes now sends
+    his SYN again a second later, and is refused by then. Without this a connection that is made
+    between the last `accept` and `close` would be reset, as it may be where the system takes no
+    such filter.
     """
     if sys.platform == "linux":
         program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
         pointer = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
     poller = select.poll()
     poller.register(listener, select.POLLIN)
     loop = asyncio.get_running_loop()
     started = loop.time()
-    while (passed := loop.time() - started) < _EMPTY_WITHIN:
-        if passed >= _HANDSHAKE and not poller.poll(0):
+    port = listener.getsockname()[1]
+    while (passed := loop.time() - started) < within:
+        # In this order: what ends its handshake goes into the queue.
+        if passed >= _ARRIVAL and not _has_handshake(port) and not poller.poll(0):
             return
         await asyncio.sleep(_LOOK)
+
+
+def _has_handshake(port: int) -> bool:
+    """Return whether a handshake with `port` has begun, as far as the kernel tells."""
+    for path in _CONNECTIONS:
+        with contextlib.suppress(OSError), Path(path).open("rb") as table:
+            for line in table:
+                _, local, _, state, *_ = line.split(maxsplit=4)
+                if state == _HANDSHAKE and int(local.rpartition(b":")[2], 16) == port:
+                    return True
+    return False

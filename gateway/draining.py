@@ -6,6 +6,13 @@ import threading
 from collections.abc import Callable
 
 
+class Stop(asyncio.Event):
+    """Set when the process is to end; `is_patient` says whether others must hear of it first."""
+
+    is_patient = True
+    """False after SIGINT: somebody waits at a terminal, and nobody balances in front of that."""
+
+
 class Draining:
     """Whether the process is leaving; its listener, its connections and its readiness look here.
 

@@ -1,12 +1,14 @@
 """Listening sockets: whether connections wait in one, and how one is closed without losing any."""
 
 import asyncio
+import contextlib
 import ctypes
 import select
 import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Self
 
 # From <asm-generic/socket.h>; the module `socket` has no name for it.
@@ -20,10 +22,12 @@ _DROP_SYN = struct.pack(
     *(0x06, 0, 0, 0),  # drop
     *(0x06, 0, 0, 0xFFFFFFFF),  # pass
 )
-# A handshake that had begun ends within a round trip; one that takes longer is begun anew.
-_HANDSHAKE = 0.1
+# For the SYN that had passed the filter and is seen nowhere yet.
+_ARRIVAL = 0.1
 _LOOK = 0.01
 _EMPTY_WITHIN = 2.0
+_CONNECTIONS = ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6")
+_HANDSHAKE = b"03"
 
 # A connection that still waits so long after it was seen at another worker's socket is accepted:
 # twice this is what one waits at most for a worker that was killed.
@@ -38,25 +42,31 @@ def refuse_new(listener: socket.socket) -> None:
 
     Those that have begun end, and are still accepted. A caller who comes now sends his SYN again a
     second later, and is refused by then, or taken by a successor. Without this a connection that
-    is made between the last `accept` and `close` would be reset.
+    is made between the last `accept` and `close` would be reset, as it may be where the system
+    takes no such filter.
     """
     if sys.platform != "linux":
         return
     program = ctypes.create_string_buffer(_DROP_SYN, len(_DROP_SYN))
     pointer = struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
 
 
-async def until_empty(listeners: Sequence[socket.socket]) -> None:
+async def until_empty(listeners: Sequence[socket.socket], *, within: float = _EMPTY_WITHIN) -> None:
     """Wait until nobody waits to be accepted at any of `listeners`, which refuse new connections.
 
-    Who accepts is others' business; without them it ends after a while all the same.
+    Callers far away, who have not ended their handshake, are waited for too: they believe to be
+    connected half a round trip before the kernel does. Who accepts is others' business; without
+    them it ends after `within` seconds all the same.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
     poller = _poller(listeners)
-    while (passed := loop.time() - started) < _EMPTY_WITHIN:
-        if passed >= _HANDSHAKE and not _ready(poller):
+    ports = {listener.getsockname()[1] for listener in listeners}
+    while (passed := loop.time() - started) < within:
+        # In this order: what ends its handshake goes into the queue.
+        if passed >= _ARRIVAL and not _has_handshake(ports) and not _ready(poller):
             return
         await asyncio.sleep(_LOOK)
 
@@ -140,3 +150,14 @@ def _poller(listeners: Sequence[socket.socket]) -> select.poll:
 
 def _ready(poller: select.poll) -> set[int]:
     return {descriptor for descriptor, event in poller.poll(0) if event & select.POLLIN}
+
+
+def _has_handshake(ports: set[int]) -> bool:
+    """Return whether a handshake with one of `ports` has begun, as far as the kernel tells."""
+    for path in _CONNECTIONS:
+        with contextlib.suppress(OSError), Path(path).open("rb") as table:
+            for line in table:
+                _, local, _, state, *_ = line.split(maxsplit=4)
+                if state == _HANDSHAKE and int(local.rpartition(b":")[2], 16) in ports:
+                    return True
+    return False

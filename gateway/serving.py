@@ -11,7 +11,7 @@ from litestar.types import ASGIApp
 from typing_extensions import override
 
 from gateway.corked import CorkedProtocol
-from gateway.draining import Draining
+from gateway.draining import Draining, Stop
 from gateway.errors import ConfigurationError
 from gateway.listening import refuse_new, take_over, until_empty
 from gateway.patience import Patience, PatientProtocol, end_late_connections
@@ -160,7 +160,8 @@ async def _leave(
         await server.until_unused(draining.delay)
     else:
         draining.announce()
-        await asyncio.sleep(draining.delay)
+        is_patient = not isinstance(stop, Stop) or stop.is_patient
+        await asyncio.sleep(draining.delay if is_patient else 0.0)
         await server.empty_queue()
     server.should_exit = True
 

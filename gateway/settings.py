@@ -21,7 +21,14 @@ _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
+# A longest one, as for ever is no number of milliseconds or nanoseconds.
+_LONGEST = 1e9
+_Duration = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
+_Bound = Annotated[int, msgspec.Meta(ge=0)]
+# A supervisor looks once a second for what comes twice a second.
+_SHORTEST_SILENCE = 2.0
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,32 +73,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The inherited listening sockets of the other workers, with blanks between."""
     heartbeat_fd: int | None = None
     """An inherited pipe to the supervisor, which watches that the event loop writes to it."""
-    heartbeat_timeout: float = 10.0
+    heartbeat_timeout: _Duration = 10.0
     """Seconds without a heartbeat after which the supervisor replaces a process; 0: never."""
-    memory_limit_bytes: int = 1024 * 1024 * 1024
+    memory_limit_bytes: _Bound = 1024 * 1024 * 1024
     """Resident memory above which the supervisor replaces a gateway process; 0: no bound."""
-    backend_memory_limit_bytes: int = 0
+    backend_memory_limit_bytes: _Bound = 0
     """The same for backends of `sluicegate up`."""
     fast_lane: bool = True
     """Whether a worker answers what waits for nobody in its HTTP protocol, before the application.
     """
-    shutdown_delay: float = 5.0
+    shutdown_delay: _Duration = 5.0
     """Seconds that a process which is told to stop serves on, while it says that it is not ready.
     """
-    drain: float = 10.0
+    drain: _Duration = 10.0
     """Seconds that requests in flight are given at shutdown, after that."""
-    head_timeout: float = 10.0
+    head_timeout: _Duration = 10.0
     """Seconds from a request's first byte, or the connection's opening, to the end of its head."""
-    keep_alive: float = 75.0
+    keep_alive: _Duration = 75.0
     """Seconds that a connection may be idle between two requests."""
-    max_connections: int = 4096
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """Connections that a worker has at a time; more are told to come back."""
     events_keep: float = 2 * 86_400.0
     """Seconds that segments of event logs are kept once the ledger has them, so that a ledger that
     is restored from a backup gets them again."""
     events_keep_bytes: int = 4 << 30
     """What those may take at most."""
-    usage_events_keep: float = 3 * 86_400.0
+    usage_events_keep: _Duration = 3 * 86_400.0
     """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
     alike are added up to one row."""
     tcp_keepalive_idle: _Seconds = 5
@@ -100,7 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two probes."""
     tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
     """Probes without an answer after which the connection is given up."""
-    tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001)] = 10.0
+    tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
     """Seconds that sent data or probes may stay unacknowledged, on systems that can tell."""
     log_level: str = "INFO"
     logs: Literal["stdout", "files"] = "stdout"
@@ -157,15 +164,28 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"the environment does not fit the settings: {error}") from error
-    for name in _KEPT:
-        if not getattr(settings, name) >= 0:
-            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be 0 or more")
+    _check(settings)
     if settings.region and not _REGION.fullmatch(settings.region):
         raise ConfigurationError(
             f"`{PREFIX}REGION` must be 1 to 32 letters, digits, `.`, `_` or `-`, the first a letter"
             " or digit"
         )
     return settings
+
+
+def _check(settings: Settings) -> None:
+    for name in _KEPT:
+        if not getattr(settings, name) >= 0:
+            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be 0 or more")
+    for name in settings.__struct_fields__:
+        if getattr(settings, name) != getattr(settings, name):
+            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be a number")
+    if 0 < settings.heartbeat_timeout < _SHORTEST_SILENCE:
+        raise ConfigurationError(
+            f"`{PREFIX}HEARTBEAT_TIMEOUT` must be 0 (never) or at least {_SHORTEST_SILENCE:g}"
+        )
+    if settings.log_level.upper() not in _LEVELS:
+        raise ConfigurationError(f"`{PREFIX}LOG_LEVEL` must be one of {', '.join(_LEVELS)}")
 
 
 def _decode(kind: type, value: object) -> object:

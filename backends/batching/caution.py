@@ -14,7 +14,7 @@ _IN_VAIN = 0.005
 _STEP = 0.02
 # Seconds after which most of what was learned beyond the first value is forgotten.
 _MEMORY = 20.0
-_LEAST, _FIRST, _MOST = 1.3, 1.5, 4.0
+_LEAST, _FIRST, _MOST = 1.2, 1.4, 4.0
 
 
 class Caution:

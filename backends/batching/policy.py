@@ -10,6 +10,10 @@ from backends.executors.cost import CostModel
 
 # The share of a run's fixed cost that a row may expect to save in some later batch, too.
 _PATIENCE = 0.3
+# A batch of a request with more to come may take so many fixed costs longer for rows of others.
+_FIXED_COSTS = 3.0
+# Less than this share of a batch is no more to come: estimates are off by so much.
+_ESTIMATE_ERROR = 0.5
 _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 
 
@@ -62,7 +66,9 @@ def choose_batch(
     a graph computes real tokens only, padding costs little, and lengths may differ more.
 
     `own` counts those rows of `waiting` that are of the urgent one's request, which bring
-    `own_work`: they join first, and others only as far as these will still be in time.
+    `own_work`: they join first. Others join only as far as these will still be in time and, while
+    the request has more to come, where that costs little beside the batch they save: requests that
+    share every batch all end late together, and then leave the device idle together.
     """
     batch = _Batch(anchor, limits, cost)
     if own:
@@ -70,7 +76,10 @@ def choose_batch(
         own_work -= sum(cost.alone(length) * rows for length, rows in batch.chosen.items())
     if batch.release not in _COMPLETE:
         # What is left of the request runs after this batch.
-        batch.fill(waiting, own, time_left - max(0.0, own_work))
+        limit = time_left - max(0.0, own_work)
+        if own_work > _ESTIMATE_ERROR * batch.seconds:
+            limit = min(limit, batch.seconds + _FIXED_COSTS * cost.base)
+        batch.fill(waiting, own, limit)
     release = batch.release
     if release is Release.LENGTH and batch.count == 1:
         release = Release.OUTLIER

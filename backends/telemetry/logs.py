@@ -6,6 +6,7 @@ import sys
 import traceback
 from datetime import UTC, datetime
 from types import TracebackType
+from typing import TextIO
 
 from typing_extensions import override
 
@@ -54,9 +55,21 @@ def _named(error: BaseException) -> str:
     return "; ".join(parts)
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; one that cannot be written, as on a full disk, is lost without a word.
+
+    Else the library would print a trace of it, in the same place, for every line.
+    """
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def configure_logging(*, level: int = logging.INFO) -> None:
     """Send every log line of the process to standard output as JSON."""
-    handler = logging.StreamHandler(sys.stdout)
+    handler = LineHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

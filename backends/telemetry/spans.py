@@ -6,8 +6,9 @@ POST /v1/call        one per item: child of the span of its caller (`traceparent
 └── model run
 """
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -19,6 +20,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from typing_extensions import override
 
 Attributes = Mapping[str, str | int | float]
+# A collector that is away must not hold up the end of a process: OpenTelemetry waits for 30 s.
+_CLOSE_WITHIN: Final = 2.0
 
 
 class Span(Protocol):
@@ -50,7 +53,7 @@ class Tracing(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send what is left, as far as that takes no longer than a few seconds."""
         ...
 
 
@@ -113,8 +116,9 @@ class SampledSpan(Span):
 class OtelTracing(Tracing):
     """Tracing through an OpenTelemetry provider."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, *, close_within: float = _CLOSE_WITHIN) -> None:
         self._provider = provider
+        self._close_within = close_within
         self._tracer = provider.get_tracer("sluicegate.backend")
         self._propagator = TraceContextTextMapPropagator()
 
@@ -147,7 +151,9 @@ class OtelTracing(Tracing):
 
     @override
     def close(self) -> None:
-        self._provider.shutdown()
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(self._close_within)
 
 
 def otlp_tracing(*, region: str, backend_id: str) -> Tracing:
@@ -159,6 +165,6 @@ def otlp_tracing(*, region: str, backend_id: str) -> Tracing:
             "cloud.region": region,
         }
     )
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return OtelTracing(provider)

@@ -1,5 +1,6 @@
 """`sluicegate up` and `sluicegate gateway`: serve until a signal."""
 
+import contextlib
 import logging
 import os
 import re
@@ -24,6 +25,12 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 def _default_workers() -> int:
     return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def _print(line: str) -> None:
+    """Print for the operator; a terminal that is gone or a full disk must not end who serves."""
+    with contextlib.suppress(OSError):
+        click.echo(line)
 
 
 def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
@@ -122,7 +129,7 @@ def up(
             admin_key=admin_key,
             demo_key=demo_key,
         )
-        run_up(settings, options, say=click.echo)
+        run_up(settings, options, say=_print)
 
 
 @click.command(short_help="Run the gateway of one machine, in production.")
@@ -139,7 +146,7 @@ def gateway(*, workers: int | None, admin: bool) -> None:
     """
     with failing():
         settings = load_settings()
-        say: Callable[[str], None] = click.echo
+        say: Callable[[str], None] = _print
         if settings.logs == "stdout":
             configure_logging(settings.log_level, process="supervisor")
             say = _log.info

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gateway.priority import end_giving_way
 from gateway.supervisor.backoff import Backoff
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.liveness import Silence
@@ -14,6 +15,8 @@ from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec
 
 _PROBE_INTERVAL = 0.05
+# Attempts to weigh a process like others, and seconds between two: the kernel may ask for patience.
+_ATTEMPTS, _BETWEEN = 10, 0.11
 ENDED = "ended"
 
 
@@ -122,7 +125,7 @@ class Child:
         """Ask the process to end, and see it started again; it is killed when it takes too long."""
         pid, self._reason = self.pid, reason
         self._say(f"{self.spec.name} {why}; it is replaced")
-        self._signal(signal.SIGTERM)
+        await self._terminate()
         if not await self._until(lambda: self.pid != pid, self.spec.replace_within):
             self._signal(signal.SIGKILL)
         await self._until(lambda: self.has_spoken and self.pid != pid, self.spec.ready_within)
@@ -134,7 +137,7 @@ class Child:
             Whether it ended by itself.
         """
         self._stopping.set()
-        self._signal(signal.SIGTERM)
+        await self._terminate()
         waits = [asyncio.create_task(self._ended.wait()), asyncio.create_task(force.wait())]
         await asyncio.wait(
             waits, timeout=self.spec.stop_within, return_when=asyncio.FIRST_COMPLETED
@@ -196,6 +199,16 @@ class Child:
             yield writer
         finally:
             os.close(writer)
+
+    async def _terminate(self) -> None:
+        """Send SIGTERM, and let what the process does then weigh as much as what others do."""
+        self._signal(signal.SIGTERM)
+        if not self.spec.gives_way:
+            return
+        for _ in range(_ATTEMPTS):
+            if self.pid is None or end_giving_way(self.pid):
+                return
+            await asyncio.sleep(_BETWEEN)
 
     async def _until(self, holds: Callable[[], bool], within: float) -> bool:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""SIGHUP: asks the admin listener to read the configuration folder again."""
+"""SIGHUP: asks the operators' listener to read the configuration folder again."""
 
 from collections.abc import Awaitable, Callable
 
@@ -42,6 +42,18 @@ def reloader(
             tell(f"the configuration was not reloaded: {error}")
             return
         tell(describe(status, answer))
+
+    return reload
+
+
+def no_reloader(tell: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+    """Return what tells that nothing is reloaded, where no operators' listener is run.
+
+    Whoever has its port may be somebody else, and is not told the key.
+    """
+
+    async def reload() -> None:
+        tell("the configuration was not reloaded: no operators' listener runs here")
 
     return reload
 

@@ -13,7 +13,7 @@ from gateway.supervisor import topology
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
-from gateway.supervisor.reload import reloader
+from gateway.supervisor.reload import no_reloader, reloader
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor, supervise
@@ -34,11 +34,12 @@ def run_gateway(
         listeners = stack.enter_context(
             open_listeners(settings.host, settings.port, workers, option="--port")
         )
-        admin_listeners = stack.enter_context(
-            open_listeners(
-                settings.admin_host, settings.admin_port, int(admin), option="--admin-port"
+        admin_listeners: Sequence[socket] = ()
+        if admin:
+            opened = open_listeners(
+                settings.admin_host, settings.admin_port, 1, option="--admin-port"
             )
-        )
+            admin_listeners = stack.enter_context(opened)
         own = msgspec.structs.replace(
             settings,
             data_dir=directory.root,
@@ -56,7 +57,7 @@ def run_gateway(
             await supervisor.ready(supervisor.start(specs))
             say(f"serving on http://{settings.host}:{settings.port}")
 
-        reload = reloader(own, settings.admin_key, say)
+        reload = reloader(own, settings.admin_key, say) if admin else no_reloader(say)
         rotating = None if logs is None else partial(keep_small, logs)
         delay = own.shutdown_delay
         asyncio.run(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ class Spawner:
         path = self.log_of(spec)
         listeners = (*((spec.listener,) if spec.listener else ()), *spec.siblings)
         inherited = [listener.fileno() for listener in listeners]
+        if -1 in inherited:  # accepting has ended just before a restart was due
+            raise OSError(errno.EBADF, "its socket is closed")
         own = dict(spec.environment)
         if heartbeat is not None:
             inherited.append(heartbeat)

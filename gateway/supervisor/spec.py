@@ -70,6 +70,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a sign of life after which the child is replaced; 0: never."""
     memory_bytes: int = 0
     """Resident memory above which it is replaced; 0: no bound."""
+    gives_way: bool = False
+    """Runs after everybody else (`gateway.priority`), until it is told to stop."""
 
     @property
     def is_heard(self) -> bool:

@@ -112,7 +112,8 @@ class Supervisor:
         if ended is not None:
             # A live gauge of a process that is gone must not be added to those of the living.
             for left in (self._root / "metrics").glob(f"gauge_live*_{ended}.db"):
-                left.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a disk that takes no change, as after an error
+                    left.unlink()
         self._record()
 
     def _record(self) -> None:

@@ -109,7 +109,10 @@ def admin_spec(
 def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
     """Return the processes that carry events: of `shipper`, `billing` and `request-log`."""
     return [
-        _own(role, f"run-{role.value}", msgspec.structs.replace(settings, worker=role.value))
+        msgspec.structs.replace(
+            _own(role, f"run-{role.value}", msgspec.structs.replace(settings, worker=role.value)),
+            gives_way=True,
+        )
         for role in roles
     ]
 

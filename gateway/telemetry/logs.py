@@ -4,6 +4,7 @@ import logging
 import sys
 import traceback
 from types import TracebackType
+from typing import TextIO
 
 import msgspec
 from typing_extensions import override
@@ -59,12 +60,24 @@ def _named(error: BaseException) -> str:
     return "; ".join(parts)
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; one that cannot be written, as on a full disk, is lost without a word.
+
+    Else the library would print a trace of it, in the same place, for every line.
+    """
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def configure_logging(level: str, *, process: str) -> None:
     """Send every logger's records of `level` and above to standard output, as those of `process`.
 
     What is never caught is a line, too.
     """
-    handler = logging.StreamHandler(sys.stdout)
+    handler = LineHandler(sys.stdout)
     handler.setFormatter(JsonFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn.error"):  # a line for each probe, and for each start

@@ -4,6 +4,7 @@ A parent is passed as the `traceparent` text, never through context variables: w
 its request (a detached computation, a probe) then needs no special care.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol
@@ -17,6 +18,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 Attributes = Mapping[str, str | int | float | bool]
 _NONE: Final[Attributes] = {}
+# A collector that is away must not hold up the end of a process: OpenTelemetry waits for 30 s.
+_CLOSE_WITHIN: Final = 2.0
 _KINDS = {
     "internal": trace.SpanKind.INTERNAL,
     "server": trace.SpanKind.SERVER,
@@ -113,7 +116,10 @@ class OtelSpan:
 class OtelTracer:
     """Spans sent by OpenTelemetry's batch processor, which drops rather than wait."""
 
-    def __init__(self, exporter: SpanExporter, *, service: str) -> None:
+    def __init__(
+        self, exporter: SpanExporter, *, service: str, close_within: float = _CLOSE_WITHIN
+    ) -> None:
+        self._close_within = close_within
         resource = Resource.create({"service.name": service})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -138,8 +144,10 @@ class OtelTracer:
             span.end()
 
     def close(self) -> None:
-        """Send what is waiting."""
-        self._provider.shutdown()
+        """Send what is waiting, as far as that takes no longer than `close_within`."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(self._close_within)
 
 
 def tracer_from(environ: Mapping[str, str], *, service: str) -> Tracer:

@@ -1,8 +1,9 @@
 """Whether a case went as it must: windows of errors, and the ledger beside the answers."""
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import httpx
 import msgspec
@@ -12,6 +13,7 @@ from loadtests.arena.load import Sent
 
 SETTLED = 10.0
 """Seconds after a fault's end by which everything is well."""
+_AGAIN = 3.0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +125,28 @@ def compare(sent: Iterable[Sent], ledger: Mapping[str, Billed], items_billed: in
     )
 
 
+def settled(
+    look: Callable[[], Books],
+    *,
+    within: float,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[Books, float]:
+    """Look once a second until no answer is missing, no longer than `within`, and once more later.
+
+    Later, since what is billed twice is so after it was billed once.
+
+    Returns:
+        The last comparison, and the seconds until nothing was missing.
+    """
+    begun = clock()
+    while look().missing and clock() - begun < within:
+        pause(1.0)
+    waited = clock() - begun
+    pause(_AGAIN)
+    return look(), waited
+
+
 class Around(msgspec.Struct, frozen=True, kw_only=True):
     """What else was seen of a case. `memory` is MiB by kind of process, as is `bounds`."""
 
@@ -151,6 +175,9 @@ def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
         yield f"{books.items_billed} items billed, {books.items_answered} answered"
     if around.unhealthy:
         yield f"not well {SETTLED:g} s after the end: {', '.join(around.unhealthy)}"
+    unseen = around.bounds.keys() - around.memory.keys()
+    if unseen:
+        yield f"the memory of {', '.join(sorted(unseen))} was not seen"
     for kind, mebibytes in around.memory.items():
         if mebibytes > around.bounds[kind]:
             yield f"a process of {kind} had {mebibytes:.0f} MiB"

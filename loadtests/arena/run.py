@@ -168,14 +168,12 @@ async def _befall(fault: Fault) -> list[str]:
 
 def _books(arena: Arena, sent: list[Sent], started: float) -> tuple[Books, float]:
     """Compare answers with the ledger, as soon as it has them all, or after a minute."""
-    begun = time.monotonic()
-    while True:
+
+    def look() -> Books:
         ledger, items = _ledger(arena, started)
-        books = judging.compare(sent, ledger, items)
-        waited = time.monotonic() - begun
-        if not books.missing or waited > _LEDGER:
-            return books, waited
-        time.sleep(1.0)
+        return judging.compare(sent, ledger, items)
+
+    return judging.settled(look, within=_LEDGER)
 
 
 def _ledger(arena: Arena, started: float) -> tuple[dict[str, Billed], int]:

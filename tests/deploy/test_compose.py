@@ -130,13 +130,32 @@ def test_the_example_environment_asks_for_what_the_file_needs() -> None:
     assert set(re.findall(r"^(\w+)=$", example, re.MULTILINE)) == needed
 
 
-@pytest.mark.parametrize("name", GATEWAYS)
-def test_the_document_is_mounted_as_a_folder(name: str) -> None:
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_is_mounted_from_here_is_a_folder(name: str) -> None:
     # An editor writes a new file; behind a mount of the old one nobody sees it.
-    sources = [ROOT / source for source, target, *_ in mounts(name) if "/etc/" in target]
+    sources = [ROOT / source for source, *_ in mounts(name) if source.startswith(".")]
 
-    assert sources
     assert all(source.is_dir() for source in sources)
+
+
+def test_a_service_finds_its_file_in_the_folder_that_is_mounted() -> None:
+    read = {
+        "load-balancer": "/usr/local/etc/haproxy/haproxy.cfg",  # where the image looks
+        "otel-collector": SERVICES["otel-collector"]["command"][1],
+        "prometheus": re.search(r"--config.file=(\S+)", str(SERVICES["prometheus"])).group(1),  # type: ignore[union-attr]
+    }
+
+    for name, path in read.items():
+        ((source, target),) = [(m[0], m[1]) for m in mounts(name) if m[0].startswith(".")]
+        assert (ROOT / source / Path(path).relative_to(target)).is_file(), name
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_a_service_prints_is_bounded(name: str) -> None:
+    logging = SERVICES[name]["logging"]
+
+    assert logging["driver"] == "json-file"
+    assert {"max-size", "max-file"} <= set(logging["options"])
 
 
 def test_the_mounted_documents_are_one_valid_document_of_the_backends_that_run() -> None:

@@ -1,11 +1,15 @@
 """`sluicegate gateway` prints JSON lines of all of its processes, or keeps them in files."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from gateway.settings import Settings, environment, process_environment
@@ -17,36 +21,52 @@ _NAMES = {"supervisor", "worker-0", "admin", "shipper"}
 
 
 @contextmanager
-def gateway(folder: Path, output: Path, **settings: str) -> Iterator[None]:
-    """Run a gateway that prints to `output`, from when it serves."""
+def process(
+    folder: Path, output: Path, *options: str, port: int, admin_port: int, **settings: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a gateway that prints to `output`."""
     (folder / "config").mkdir()
     (folder / "config" / "gateway.yaml").write_text("regions: []\n")
     with Valkey() as redis, output.open("wb") as printed:
         own = Settings(
             data_dir=folder / "data",
             config=folder / "config",
-            port=free_port(),
-            admin_port=free_port(),
+            port=port,
+            admin_port=admin_port,
             admin_key="a" * 16,
             cache_url=redis.url,
             state_url=redis.url,
             log_level="DEBUG",
         )
-        command = [sys.executable, "-m", "gateway", "gateway", "--workers", "1"]
+        command = [sys.executable, "-m", "gateway", "gateway", "--workers", "1", *options]
         with subprocess.Popen(
             command,
             env={**process_environment(), **environment(own), **settings},
             stdout=printed,
             stderr=subprocess.PIPE,
-        ) as process:
+        ) as running:
             try:
-                wait_until(lambda: b"serving on" in output.read_bytes(), within=60.0)
-                yield
+                yield running
             finally:
-                process.terminate()
-                process.wait(60.0)
-                assert process.stderr is not None
-                assert process.stderr.read() == b""
+                running.terminate()
+                running.wait(60.0)
+
+
+@contextmanager
+def gateway(
+    folder: Path, output: Path, *options: str, admin_port: int = 0, **settings: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a gateway that prints to `output`, from when it serves; it prints no error."""
+    admin_port = admin_port or free_port()
+    with process(
+        folder, output, *options, port=free_port(), admin_port=admin_port, **settings
+    ) as running:
+        wait_until(lambda: b"serving on" in output.read_bytes(), within=60.0)
+        yield running
+        running.terminate()
+        running.wait(60.0)
+        assert running.stderr is not None
+        assert running.stderr.read() == b""
 
 
 def test_every_process_prints_json_lines_to_standard_output(tmp_path: Path) -> None:
@@ -86,3 +106,37 @@ def test_another_place_for_logs_is_refused(tmp_path: Path) -> None:
 
     assert result.returncode == 3
     assert "SLUICEGATE_LOGS" in result.stderr or "`$.logs`" in result.stderr
+
+
+def test_a_gateway_serves_on_where_its_lines_cannot_be_printed(tmp_path: Path) -> None:
+    port = free_port()
+
+    def is_alive() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=60.0).is_success
+        return False
+
+    full = Path("/dev/full")
+    with process(
+        tmp_path, full, port=port, admin_port=free_port(), SLUICEGATE_LOGS="files"
+    ) as running:
+        wait_until(lambda: is_alive() or running.poll() is not None, within=60.0)
+
+        assert running.poll() is None
+        assert is_alive()
+
+
+def test_without_operators_their_port_and_key_are_left_alone(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        admin_port = somebody.getsockname()[1]
+        with gateway(tmp_path, output, "--no-admin", admin_port=admin_port) as running:
+            os.kill(running.pid, signal.SIGHUP)
+            wait_until(lambda: b"not reloaded" in output.read_bytes(), within=60.0)
+
+        somebody.setblocking(False)
+        with suppress(BlockingIOError):
+            connection, _ = somebody.accept()
+            raise AssertionError(f"{connection} came")
+    assert b"no operators' listener runs here" in output.read_bytes()

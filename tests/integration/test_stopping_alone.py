@@ -50,38 +50,58 @@ async def test_a_memory_hit_of_a_worker_that_drains_ends_its_connection(
         assert ready.json()["missing"][0].startswith("draining: ")
 
 
+def admin_process(folder: Path, redis: str, port: int) -> "subprocess.Popen[bytes]":
+    """Start an operators' listener that would serve on for long after SIGTERM."""
+    environment = dict(process_environment()) | {
+        "SLUICEGATE_DATA_DIR": str(folder),
+        "SLUICEGATE_STATE_URL": redis,
+        "SLUICEGATE_CACHE_URL": redis,
+        "SLUICEGATE_ADMIN_PORT": str(port),
+        "SLUICEGATE_ADMIN_KEY": "admin-test-key-0123456789",
+        "SLUICEGATE_SHUTDOWN_DELAY": "100",
+    }
+    return subprocess.Popen([sys.executable, "-m", "gateway", "run-admin"], env=environment)
+
+
+def readiness(port: int) -> httpx.Response | None:
+    """Return what an operators' listener says of itself, nothing where it is not there."""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=60)
+    except httpx.TransportError:
+        return None
+
+
 def test_an_operators_listener_says_that_it_stops_and_ends_at_once_when_told_twice(
     tmp_path: Path, valkey_server: Valkey
 ) -> None:
     valkey_server.flush()
     port = free_port()
-    environment = dict(process_environment()) | {
-        "SLUICEGATE_DATA_DIR": str(tmp_path),
-        "SLUICEGATE_STATE_URL": valkey_server.url,
-        "SLUICEGATE_CACHE_URL": valkey_server.url,
-        "SLUICEGATE_ADMIN_PORT": str(port),
-        "SLUICEGATE_ADMIN_KEY": "admin-test-key-0123456789",
-        "SLUICEGATE_SHUTDOWN_DELAY": "100",
-    }
-
-    def ready() -> httpx.Response | None:
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=60)
-        except httpx.TransportError:
-            return None
 
     def is_draining() -> bool:
-        answer = ready()
+        answer = readiness(port)
         return answer is not None and answer.json()["missing"][:1] == [
             "draining: the gateway is stopping; it still answers what it is sent"
         ]
 
-    with subprocess.Popen([sys.executable, "-m", "gateway", "run-admin"], env=environment) as admin:
+    with admin_process(tmp_path, valkey_server.url, port) as admin:
         try:
-            wait_until(lambda: ready() is not None, within=60)
+            wait_until(lambda: readiness(port) is not None, within=60)
             os.kill(admin.pid, signal.SIGTERM)
             wait_until(is_draining, within=60)
             os.kill(admin.pid, signal.SIGTERM)
+
+            assert admin.wait(timeout=60) == 0
+        finally:
+            admin.kill()
+
+
+def test_at_a_terminal_nobody_waits_for_a_balancer(tmp_path: Path, valkey_server: Valkey) -> None:
+    valkey_server.flush()
+    port = free_port()
+    with admin_process(tmp_path, valkey_server.url, port) as admin:
+        try:
+            wait_until(lambda: readiness(port) is not None, within=60)
+            os.kill(admin.pid, signal.SIGINT)
 
             assert admin.wait(timeout=60) == 0
         finally:

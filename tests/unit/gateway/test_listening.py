@@ -81,6 +81,16 @@ async def test_new_callers_wait_and_those_who_came_before_are_served(
             assert after.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such filter")
+async def test_where_no_filter_is_taken_the_end_of_accepting_goes_on_without(
+    listener: socket.socket,
+) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, 44, 1)  # SO_LOCK_FILTER: none is taken any more
+
+    refuse_new(listener)
+    await until_empty([listener])
+
+
 async def test_the_queue_is_waited_for_until_it_is_empty(listener: socket.socket) -> None:
     with caller(listener):
         refuse_new(listener)

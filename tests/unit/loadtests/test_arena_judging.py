@@ -17,6 +17,7 @@ from loadtests.arena.judging import (
     compare,
     findings,
     judge,
+    settled,
 )
 from loadtests.arena.load import Sent
 from loadtests.arena.memory import BOUNDS, kind_of
@@ -24,6 +25,8 @@ from loadtests.arena.questions import Expected, Question
 from loadtests.arena.record import Record, Result, table
 
 BEGUN, ENDED = 10.0, 40.0
+SEEN = dict.fromkeys(BOUNDS, 100.0)
+"""Memory of every kind of process, within its bound."""
 
 
 def sent(due: float, status: int = 200, *, id_: str = "", latency: float = 0.01) -> Sent:
@@ -42,7 +45,7 @@ def verdict(*requests: Sent, window: Window = Window()) -> Verdict:  # noqa: B00
 
 
 def around(**changes: object) -> Around:
-    made = Around(unhealthy=[], memory={}, bounds=BOUNDS, lost=0)
+    made = Around(unhealthy=[], memory=SEEN, bounds=BOUNDS, lost=0)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -108,12 +111,39 @@ def test_the_ledger_is_compared_request_by_request() -> None:
     assert (books.items_answered, books.items_billed) == (4, 5)
 
 
+def test_what_is_billed_twice_a_little_later_is_seen() -> None:
+    answers = [sent(1, id_="a")]
+    once = compare(answers, {"a": Billed(times=1, status=200)}, items_billed=2)
+    twice = compare(answers, {"a": Billed(times=2, status=200)}, items_billed=4)
+    looks = iter([compare(answers, {}, items_billed=0), once, twice])
+    now = [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    books, waited = settled(lambda: next(looks), within=60.0, clock=lambda: now[0], pause=pause)
+
+    assert (books.twice, waited) == (1, 1.0)
+
+
+def test_what_is_never_billed_is_waited_for_as_long_as_stated() -> None:
+    missing = compare([sent(1, id_="a")], {}, items_billed=0)
+    now = [0.0]
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    books, waited = settled(lambda: missing, within=60.0, clock=lambda: now[0], pause=pause)
+
+    assert (books.missing, waited) == (1, 60.0)
+
+
 def test_what_is_as_it_must_be_is_no_finding() -> None:
     answers = [sent(number) for number in range(1, 60)]
     ledger = {each.id: Billed(times=1, status=200) for each in answers}
     books = compare(answers, ledger, items_billed=2 * len(answers))
 
-    found = list(findings(verdict(*answers), books, around(memory={"gateway": 100.0})))
+    found = list(findings(verdict(*answers), books, around()))
 
     assert found == []
 
@@ -150,11 +180,21 @@ def test_everything_that_is_not_as_it_must_be_is_named() -> None:
         findings(
             verdict(sent(30, 500)),
             books,
-            around(unhealthy=["billing"], memory={"billing": BOUNDS["billing"] + 1}),
+            around(unhealthy=["billing"], memory=SEEN | {"billing": BOUNDS["billing"] + 1}),
         )
     )
 
     assert [each.split(" ", 1)[0] for each in found] == ["1", "1", "1", "1", "not", "a"]
+
+
+def test_a_process_that_nobody_looked_at_is_no_proof() -> None:
+    answers = [sent(1, id_="a")]
+    books = compare(answers, {"a": Billed(times=1, status=200)}, items_billed=2)
+    seen = {kind: mebibytes for kind, mebibytes in SEEN.items() if kind != "billing"}
+
+    found = findings(verdict(*answers), books, around(memory=seen))
+
+    assert list(found) == ["the memory of billing was not seen"]
 
 
 def test_items_are_compared_where_every_request_was_answered() -> None:

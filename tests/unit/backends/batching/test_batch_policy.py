@@ -89,6 +89,27 @@ def test_padding_is_bounded_by_what_it_costs() -> None:
     assert len(choose_batch(16, waiting, LIMITS, COST, time_left=30.0).lengths) == 1
 
 
+def test_rows_of_others_hold_up_no_request_that_has_more_to_come() -> None:
+    """Two of eight rows are the urgent request's, which brings four more; a row takes 5 ms."""
+    dear = CostModel(base=1e-3, token=0.5e-3, padded=0.0, square=0.0)
+    alone = dear.alone(10)
+
+    more = choose_batch(10, {10: 8}, LIMITS, dear, time_left=9.0, own={10: 2}, own_work=6 * alone)
+    last = choose_batch(10, {10: 8}, LIMITS, dear, time_left=9.0, own={10: 2}, own_work=2 * alone)
+
+    assert more.lengths == [(10, 2)]
+    assert last.lengths == [(10, 8)]
+
+
+def test_rows_of_others_join_a_request_with_more_to_come_where_they_cost_little() -> None:
+    cheap = CostModel(base=10e-3, token=0.01e-3, padded=0.0, square=0.0)
+    work = 60 * cheap.alone(10)
+
+    chosen = choose_batch(10, {10: 8}, LIMITS, cheap, time_left=9.0, own={10: 2}, own_work=work)
+
+    assert chosen.lengths == [(10, 8)]
+
+
 @given(
     waiting=st.dictionaries(st.integers(2, 256), st.integers(1, 12), min_size=1, max_size=20),
     pick=st.integers(0, 19),

@@ -1,13 +1,20 @@
 """Spans of a backend: one trace from the caller to the model run, and silence when off."""
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from typing_extensions import override
 
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Task
@@ -35,6 +42,23 @@ def tracing(exporter: InMemorySpanExporter) -> Iterator[OtelTracing]:
     made = OtelTracing(provider)
     yield made
     made.close()
+
+
+class Silent(SpanExporter):
+    """Sends to a collector that takes what it is sent and does not answer."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.has_ended = threading.Event()
+
+    @override
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.answers.wait(60.0)
+        return SpanExportResult.SUCCESS
+
+    @override
+    def shutdown(self) -> None:
+        self.has_ended.set()
 
 
 def traceparent(trace: str, *, sampled: bool = True) -> str:
@@ -135,3 +159,17 @@ def test_tracing_that_is_off_makes_no_objects() -> None:
     assert span is NO_SPAN
     assert span.child("row", {}) is NO_SPAN
     assert NoTracing().batch([span], {}) is NO_SPAN
+
+
+async def test_a_collector_that_does_not_answer_holds_nobody_up() -> None:
+    exporter = Silent()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    tracing = OtelTracing(provider, close_within=0.05)
+    tracing.call({}, {}).end()
+
+    tracing.close()
+
+    assert not exporter.has_ended.is_set()
+    exporter.answers.set()
+    assert exporter.has_ended.wait(60.0)

@@ -1,9 +1,14 @@
 """Spans: off by default, passed on when off, and under their parent when on."""
 
+import threading
+from collections.abc import Sequence
+
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from typing_extensions import override
 
 from gateway.telemetry.tracing import NullTracer, OtelTracer, tracer_from
 
@@ -16,12 +21,42 @@ class Recorded:
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
-        self.tracer = OtelTracer(self._exporter, service="test")
+        self.tracer = OtelTracer(self._exporter, service="test", close_within=60.0)
 
     def spans(self) -> list[ReadableSpan]:
         """Close the tracer and return what it sent, in the order of the ends."""
         self.tracer.close()
         return list(self._exporter.get_finished_spans())
+
+
+class Silent(SpanExporter):
+    """Sends to a collector that takes what it is sent and does not answer."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.has_ended = threading.Event()
+
+    @override
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.answers.wait(60.0)
+        return SpanExportResult.SUCCESS
+
+    @override
+    def shutdown(self) -> None:
+        self.has_ended.set()
+
+
+def test_a_collector_that_does_not_answer_holds_nobody_up() -> None:
+    exporter = Silent()
+    tracer = OtelTracer(exporter, service="test", close_within=0.05)
+    with tracer.span("x"):
+        pass
+
+    tracer.close()
+
+    assert not exporter.has_ended.is_set()
+    exporter.answers.set()
+    assert exporter.has_ended.wait(60.0)
 
 
 @pytest.mark.parametrize("parent", ["", _PARENT])

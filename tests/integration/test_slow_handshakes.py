@@ -1,0 +1,63 @@
+"""A caller far away, whose handshake has not ended when a listener stops to accept, is served."""
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Callable, Coroutine, Iterator
+
+import pytest
+
+from backends.listening import empty_queue
+from gateway.listening import refuse_new, until_empty
+from loadtests.partitions.namespaces import Network, missing
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
+# The caller's SYN arrives, and nothing else of his: he is connected, and the listener not yet.
+DELAY = ("iptables", "-A", "INPUT", "-p", "tcp", "!", "--syn", "-j", "DROP")
+LONGER = 0.3
+"""Seconds after which who does not see the handshake has long given up waiting."""
+
+End = Callable[[socket.socket], Coroutine[None, None, None]]
+
+
+async def end_of_gateway(listener: socket.socket) -> None:
+    refuse_new(listener)
+    await until_empty([listener], within=60.0)
+
+
+async def end_of_backend(listener: socket.socket) -> None:
+    await empty_queue(listener, within=60.0)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Two namespaces, and what keeps a handshake from its end."""
+    if reason := missing():
+        pytest.skip(f"namespaces: {reason}")
+    with Network(("caller", "server")) as made:
+        subprocess.run(made.command("server", *DELAY), check=True)
+        yield made
+
+
+@pytest.mark.parametrize("end", [end_of_gateway, end_of_backend])
+async def test_a_handshake_that_has_begun_is_waited_for(network: Network, end: End) -> None:
+    loop, address = asyncio.get_running_loop(), network.address("server")
+    # The table of connections is that of the thread's namespace.
+    with network.inside("server"), socket.create_server((address, 0)) as listener:
+        listener.setblocking(False)
+        with network.inside("caller"), socket.socket() as caller:
+            caller.setblocking(False)
+            await loop.sock_connect(caller, listener.getsockname())
+            await loop.sock_sendall(caller, b"question")
+            with network.inside("server"):
+                ending, began = asyncio.create_task(end(listener)), loop.time()
+                await until(lambda: ending.done() or loop.time() - began > LONGER)
+                has_waited = not ending.done()
+                network.heal()
+                accepted, _ = await loop.sock_accept(listener)
+                await ending
+
+            with accepted:
+                assert await loop.sock_recv(accepted, 100) == b"question"
+    assert has_waited
