@@ -3,9 +3,10 @@
 A *call* is one HTTP request, `POST /v1/call`, whose body is a msgpack `Call`: some items for one
 model, each with the time it has left. The reply is a stream of frames, a 4-byte little-endian
 length before each msgpack `Frame`; every outcome is sent when its item is done, so that a slow
-item holds nobody. A `Report` follows the outcomes of each moment and is the last frame. A stream
-that ends without one was cut: items without an outcome are retryable. A call refused as a whole
-is a non-200 status with a `Refusal`.
+item holds nobody. A `Report` follows the outcomes of each moment and is the last frame; one also
+comes after each second without an outcome in which batches ran: the call waits, and does not hang.
+A stream that ends without one was cut: items without an outcome are retryable. A call refused as a
+whole is a non-200 status with a `Refusal`.
 
 `GET /v1/state` answers a msgpack `BackendState`: what the backend serves and how busy it is.
 `POST /v1/models/reload` reads the repository again, and answers the state when its models serve.

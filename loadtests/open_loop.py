@@ -49,11 +49,23 @@ class _Connection(asyncio.Protocol):
             return
         head = self._buffer[:end].lower()
         start = head.find(b"content-length:")
-        length = int(head[start + 15 :].split(b"\r\n", 1)[0])
-        if len(self._buffer) < end + 4 + length:
+        body = self._buffer[end + 4 :]
+        if start < 0:
+            if not body.endswith(b"0\r\n\r\n"):  # the last chunk
+                return
+            body = b"".join(_chunks(body))
+        elif len(body) < int(head[start + 15 :].split(b"\r\n", 1)[0]):
             return
-        body, self._buffer = self._buffer[end + 4 :], b""
+        self._buffer = b""
         self._run.answered(self, head, body)
+
+
+def _chunks(body: bytes) -> Iterator[bytes]:
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        yield rest[:length]
+        body = rest[length + 2 :]
 
 
 class _Run:

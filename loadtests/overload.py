@@ -125,13 +125,13 @@ def _requests() -> Iterator[bytes]:
 def _is_done(answer: Answer) -> bool:
     if answer.status != 200:
         return False
-    return isinstance(next(FrameReader().feed(answer.body)), Done)
+    return any(isinstance(frame, Done) for frame in FrameReader().feed(answer.body))
 
 
 def _says_when(answer: Answer) -> bool:
     if answer.status == 200:
-        frame = next(FrameReader().feed(answer.body))
-        return isinstance(frame, Failed) and frame.retry_after is not None
+        frames = [f for f in FrameReader().feed(answer.body) if isinstance(f, Failed)]
+        return any(frame.retry_after is not None for frame in frames)
     return msgspec.msgpack.decode(answer.body, type=Refusal).retry_after is not None
 
 

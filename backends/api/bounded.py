@@ -35,7 +35,7 @@ class _TooLarge(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounds on heads and on time."""
+    """uvicorn's protocol with bounds on heads, on chunk extensions and trailers, and on time."""
 
     def __init__(self, *args: Any, waits: Waits | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,7 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_too_large = False
         self._events = 0
         self._head_bytes = 0
-        """Bytes of the present head, at least."""
+        """Bytes of the present head, or of what frames a body, at least."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -60,12 +60,12 @@ class BoundedProtocol(HttpToolsProtocol):
             events = self._events
             size = _PIECE_OF_BODY if self._is_in_body else _PIECE
             super().data_received(left[:size])  # type: ignore[arg-type]  # the parser takes it
-            if self._events != events or self._is_in_body:
+            if self._events != events:
                 self._head_bytes = 0
             else:
                 self._head_bytes += len(left[:size])
                 if self._head_bytes > MAX_HEAD_BYTES:
-                    self._refuse(431, "headers_too_large", "the head of the request has no end")
+                    self._refuse(431, "headers_too_large", "a head or a trailer has no end")
             left = left[size:]
 
     @override
@@ -90,6 +90,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head, self._is_in_body = False, True
         self._events += 1
         super().on_headers_complete()
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self._events += 1
+        super().on_body(body)
 
     @override
     def on_message_complete(self) -> None:

@@ -20,6 +20,11 @@ class CallWork:
         self._is_whole = call.atomic or len(call.items) == 1
         self._promises: list[Promise | None] = [None] * len(call.items)
 
+    @property
+    def batches(self) -> int:
+        """How many batches the model that the call is for has run since its start."""
+        return self._batcher.batches
+
     def admit(self) -> None:
         """Promise the items of one request what they bring; refuse what nobody would be let in of.
 
@@ -73,7 +78,7 @@ class CallWork:
     def end(self, index: int, *, brought: float, is_done: bool, late_rows: int | None) -> None:
         """Give back what an item did not use, and learn from what it brought.
 
-        `late_rows` had run for it when its time was over; `None` where it was not.
+        `late_rows` had run for it, or still waited, when its time was over; `None`: it was not.
         """
         promise = self._promises[index]
         if promise is None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from backends.api.asgi import (
     Client,
     ClientGone,
+    Message,
     Receive,
     Scope,
     Send,
@@ -18,6 +19,7 @@ from backends.api.asgi import (
     read_body,
     respond,
 )
+from backends.api.call_work import CallWork
 from backends.api.engine import Engine
 from backends.api.items import Decoders, ItemAnswerer
 from backends.errors import (
@@ -47,7 +49,10 @@ _MAX_ITEMS = 65_536
 # A call alone must not fill the queue and be refused for it; nor is every item worth a task.
 _ITEMS_AT_ONCE = 256
 _OK = 200
-_START = {
+# After so many seconds without an outcome a call hears that batches run before it: a gateway takes
+# longer silence for a backend that hangs.
+_PROGRESS = 1.0
+_START: Message = {
     "type": "http.response.start",
     "status": 200,
     "headers": [(b"content-type", _MEDIA)],
@@ -88,12 +93,14 @@ class CallHandler:
         tracing: Tracing,
         clock: Callable[[], float],
         max_body_bytes: int,
+        progress: float = _PROGRESS,
     ) -> None:
         self._engine = engine
         self._door = door
         self._tracing = tracing
         self._clock = clock
         self._max_body_bytes = max_body_bytes
+        self._progress = progress
         self._decoders = Decoders()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,13 +127,20 @@ class CallHandler:
         except ClientGone:
             return
         with self._engine.working(), closing(admitted.work):
-            if len(call.items) == 1:
-                await self._answer_one(answerer, call.items[0], scope, receive, send)
-            else:
-                await _OutcomeStream(answerer, call.items).run(receive, send, self._engine)
+            reply = _Reply(send, self._engine, admitted.work, interval=self._progress)
+            with closing(reply):
+                if len(call.items) == 1:
+                    await self._answer_one(answerer, call.items[0], scope, receive, reply)
+                else:
+                    await _OutcomeStream(answerer, call.items).run(receive, reply)
 
     async def _answer_one(
-        self, answerer: ItemAnswerer, item: CallItem, scope: Scope, receive: Receive, send: Send
+        self,
+        answerer: ItemAnswerer,
+        item: CallItem,
+        scope: Scope,
+        receive: Receive,
+        reply: "_Reply",
     ) -> None:
         """Answer a call of one item in this very task, in one write; tasks are what costs."""
         client, watcher = _client_of(scope, receive)
@@ -140,8 +154,7 @@ class CallHandler:
         finally:
             if watcher is not None:
                 watcher.cancel()
-        body = encode_frame(outcome) + self._engine.report_frame()
-        await respond(send, _OK, body, _MEDIA)
+        await reply.send([outcome], is_last=True)
 
     def _decode(self, body: bytes) -> Call:
         try:
@@ -172,6 +185,58 @@ async def _watch(client: Client, receive: Receive) -> None:
     client.leave()
 
 
+class _Reply:
+    """Sends the outcomes of a call, and reports while it has none and its batcher makes progress.
+
+    What is sent in the meantime is a report like any other: no outcome, but a sign of life.
+    """
+
+    def __init__(self, send: Send, engine: Engine, work: CallWork, *, interval: float) -> None:
+        self._send = send
+        self._engine = engine
+        self._work = work
+        self._interval = interval
+        self._batches = work.batches
+        self._has_begun = False
+        self._is_sending = False
+        self._reporting: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(interval, self._look)
+
+    def close(self) -> None:
+        """Report no more."""
+        self._timer.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
+
+    async def send(self, outcomes: Sequence[Frame], *, is_last: bool) -> None:
+        """Send outcomes, and a report after them."""
+        self._is_sending = True  # no report comes between
+        if self._reporting is not None:
+            await self._reporting
+        body = b"".join(map(encode_frame, outcomes)) + self._engine.report_frame()
+        if is_last and not self._has_begun:
+            await respond(self._send, _OK, body, _MEDIA)
+            return
+        await self._send_part(body, is_last=is_last)
+        self._is_sending = is_last
+
+    async def _send_part(self, body: bytes, *, is_last: bool) -> None:
+        if not self._has_begun:
+            # The head goes with the first part, in one packet.
+            self._has_begun = True
+            await self._send(_START)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    def _look(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
+        batches, self._batches = self._batches, self._work.batches
+        if batches == self._batches or self._is_sending:
+            return
+        if self._reporting is None or self._reporting.done():
+            report = self._send_part(self._engine.report_frame(), is_last=False)
+            self._reporting = asyncio.create_task(report)
+
+
 class _OutcomeStream:
     """One call being answered: tasks that take its items, one that notices the client leave."""
 
@@ -182,7 +247,7 @@ class _OutcomeStream:
         self._changed = asyncio.Event()
         self._gone = False
 
-    async def run(self, receive: Receive, send: Send, engine: Engine) -> None:
+    async def run(self, receive: Receive, reply: _Reply) -> None:
         """Send every outcome, unless the client leaves."""
         waiting = enumerate(self._items)
         async with asyncio.TaskGroup() as group:
@@ -191,7 +256,7 @@ class _OutcomeStream:
                 for _ in range(min(len(self._items), _ITEMS_AT_ONCE))
             ]
             watcher = group.create_task(self._watch(receive, tasks))
-            await self._send_all(send, engine)
+            await self._send_all(reply)
             watcher.cancel()
 
     async def _answer(self, waiting: Iterator[tuple[int, CallItem]]) -> None:
@@ -209,9 +274,8 @@ class _OutcomeStream:
             task.cancel()
         self._changed.set()
 
-    async def _send_all(self, send: Send, engine: Engine) -> None:
+    async def _send_all(self, reply: _Reply) -> None:
         left = len(self._items)
-        started = False
         while left:
             await self._changed.wait()
             self._changed.clear()
@@ -219,12 +283,7 @@ class _OutcomeStream:
                 return
             frames, self._ready = self._ready, []
             left -= len(frames)
-            if not started:
-                # Headers go with the first outcome, in one packet.
-                await send(_START)
-                started = True
-            body = b"".join(map(encode_frame, frames)) + engine.report_frame()
-            await send({"type": "http.response.body", "body": body, "more_body": bool(left)})
+            await reply.send(frames, is_last=not left)
 
 
 async def send_refusal(send: Send, error: BackendError) -> None:

@@ -120,7 +120,7 @@ class ItemAnswerer:
             index,
             brought=caller.work,
             is_done=isinstance(outcome, Done),
-            late_rows=caller.rows if is_late else None,
+            late_rows=caller.rows + caller.wasted if is_late else None,
         )
 
     def _start_span(self, item: CallItem) -> Span:

@@ -106,9 +106,9 @@ class Admission:
             self.promised = sum(self._promised.values())
 
     def note_late(self, request: RequestWork, rows: int) -> None:
-        """Learn that a request ran out of time, of which an item had run so many rows.
+        """Learn that a request ran out of time, of which an item had so many rows in vain.
 
-        Of a single row the queue tells.
+        Without any it had a single one, of which the queue tells: it expired there, or ran late.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True

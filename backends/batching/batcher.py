@@ -152,6 +152,11 @@ class Batcher:
         """How many batches it runs at a time."""
         return self._lanes
 
+    @property
+    def batches(self) -> int:
+        """How many batches it has run."""
+        return self._meter.batches
+
     def submit(self, rows: Sequence[Row], promise: Promise | None = None) -> float:
         """Queue an item's rows; return their predicted seconds.
 

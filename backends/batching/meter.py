@@ -24,7 +24,7 @@ class Meter:
         self._lanes = lanes
         self._clock = clock
         self._lock = threading.Lock()
-        self._batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
+        self.batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
         self._busy = self._work = self._wasted = 0.0
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
@@ -51,7 +51,7 @@ class Meter:
         `work` is what it was predicted to take, and what of that was padding.
         """
         with self._lock:
-            self._batches += 1
+            self.batches += 1
             self._rows += rows
             self._tokens += tokens
             self._padded += padded_tokens
@@ -93,12 +93,19 @@ class Meter:
             self._releases[release] += 1
             self._predicted = 0.95 * self._predicted + predicted
             self._took = 0.95 * self._took + took
-            if self._last_end is not None and now > self._last_end:
-                passed = now - self._last_end
-                fade = max(0.0, 1.0 - passed / _PACE_MEMORY)
-                self._paced = self._paced * fade + work
-                self._pacing = self._pacing * fade + passed
+            if self._last_end is not None:
+                self._pass(work, now - self._last_end)
+            else:
+                # Nothing waited before it. A pace that was slow once would be kept for ever by what
+                # is refused for it: then hardly anything ever waits.
+                self._pass(work * self._lanes, took)
             self._last_end = now if more else None
+
+    def _pass(self, work: float, passed: float) -> None:
+        if passed > 0.0:
+            fade = max(0.0, 1.0 - passed / _PACE_MEMORY)
+            self._paced = self._paced * fade + work
+            self._pacing = self._pacing * fade + passed
 
     def count_failed(self, rows: int) -> None:
         """Count rows that could not be computed."""
@@ -129,7 +136,7 @@ class Meter:
                 queued_rows=queued_rows,
                 queued_tokens=queued_tokens,
                 runs_in_flight=self._runs,
-                batches=self._batches,
+                batches=self.batches,
                 rows=self._rows,
                 tokens=self._tokens,
                 padded_tokens=self._padded,

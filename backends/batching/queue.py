@@ -140,15 +140,18 @@ class RowQueue:
             return self._taken(rows, dropped, choice.release, choice.seconds)
 
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
-        """Take those of `rows` out that wait and have no asker any more; return them."""
+        """Take those of `rows` out that wait and have no asker any more; return them.
+
+        An item may have asked for a row twice, and name it twice.
+        """
+        removed: list[Row] = []
         with self._changed:
-            if self._closed:
-                return []
-            removed = [row for row in rows if not row.taken and not row.wanted]
-            for row in removed:
-                self.skipped += 1
-                self._forget(row, 0.0)
-            return removed
+            for row in () if self._closed else rows:
+                if not row.taken and not row.wanted:
+                    self.skipped += 1
+                    self._forget(row, 0.0)
+                    removed.append(row)
+        return removed
 
     def close(self) -> list[Row]:
         """Let waiting threads go and return the rows that nobody will run."""

@@ -62,7 +62,7 @@ class Caller:
 
     __slots__ = (
         *("deadline", "known", "lane", "left", "promise", "request", "rows", "scope"),
-        *("span", "tokens", "truncate", "truncated_from", "work"),
+        *("span", "tokens", "truncate", "truncated_from", "wasted", "work"),
     )
 
     def __init__(
@@ -85,6 +85,8 @@ class Caller:
         self.truncated_from = 0
         # The predicted seconds of rows that were queued for it by whoever made the promise.
         self.work = 0.0
+        # Rows that were withdrawn, or computed beside one that failed or was late.
+        self.wasted = 0
         self.rows = 0
         self.known = 0
         self.tokens = 0
@@ -139,7 +141,7 @@ class SharedRows:
                 await ticket.future
         except BaseException:
             # It failed or was given up: no row of it may run for nothing.
-            self._withdraw(awaited)
+            caller.wasted += ticket.rows + self._withdraw(awaited)
             raise
         caller.rows += ticket.rows
         caller.known += len(encodings) - ticket.rows
@@ -218,11 +220,14 @@ class SharedRows:
         fresh.append(row)
         awaited.append(row)
 
-    def _withdraw(self, rows: list[Row]) -> None:
-        for row in self._batcher.withdraw(rows):
+    def _withdraw(self, rows: list[Row]) -> int:
+        """Take rows that nobody waits for out of the queue; return how many those are."""
+        withdrawn = self._batcher.withdraw(rows)
+        for row in withdrawn:
             row.span.end("withdrawn")
             if self._in_flight.get(row.key) is row:
                 del self._in_flight[row.key]
+        return len(withdrawn)
 
     def _submit(self, fresh: list[Row], ticket: Ticket, caller: Caller) -> None:
         promise = caller.promise

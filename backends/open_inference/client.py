@@ -31,6 +31,9 @@ _MOST_DIGITS = 10
 _OK, _NOT_FOUND = 200, 404
 # A kept connection that the server closed meanwhile fails so, before anything was answered.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+# Connections that no call uses are probed after 5 s, and given up where nothing answers for 10 s:
+# a call must not find out that the network forgot one.
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 _T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
 
 
@@ -167,6 +170,7 @@ class UpstreamClient:
         try:
             if connection.sock is None:
                 connection.connect()
+                _probe_when_idle(connection)
             connection.sock.settimeout(self._left(until))
             # It is only called.
             connection.response_class = partial(  # type: ignore[assignment]
@@ -249,6 +253,15 @@ def _has_something(wire: socket.socket) -> bool:
     poll = select.poll()
     poll.register(wire, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _probe_when_idle(connection: http.client.HTTPConnection) -> None:
+    """Have the kernel look whether the other side is still there."""
+    wire: socket.socket = connection.sock
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            wire.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _connector(scheme: str, netloc: str) -> Callable[[float], http.client.HTTPConnection]:

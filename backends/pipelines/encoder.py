@@ -84,14 +84,18 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per window of a text, each with `overlap` tokens of the last.
 
+        With fewer than `MAX_WINDOWS` the text is cut after the first `most` of them.
+
         Raises:
-            ItemRefused: the text is empty, or has more windows than are read.
+            ItemRefused: the text is empty, has more windows than are read, or must not be cut.
         """
         self._check_whole(text)
         (ids,) = await self._tokenizer.ids([text])
         layout = self._tokenizer.layout
         spans = self._spans(len(ids), overlap, most)
         encodings = [layout.single(ids[start:end]) for start, end in spans]
+        if spans[-1][1] < len(ids):
+            self._note_cut(encodings[-1], len(ids) + layout.added, caller, is_cut=False)
         return await self._pooled(encodings, caller)
 
     async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:

@@ -46,7 +46,9 @@ class ModelReloader:
 
     async def _reload(self, endpoint: Endpoint) -> str | None:
         try:
-            await self._client.reload(endpoint, patience=_PATIENCE)
+            state = await self._client.reload(endpoint, patience=_PATIENCE)
         except CallFailed as error:
             return f"`{endpoint.backend}`: {error.detail}"
+        # Also where the probe that follows is late: what is broken must be known by then.
+        self._fleet.observe(endpoint, state)
         return None

@@ -14,6 +14,7 @@ from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.statistics import Counters
 from gateway.dispatch.tracing import CallTracer
 from gateway.dispatch.work import Work, WorkItem
+from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
@@ -128,7 +129,8 @@ class Run:
         if not attempt.waiting or not self._open:
             return None
         affinity = next(iter(attempt.waiting.values())).affinity
-        return self._next(attempt, affinity, may_repeat=False)
+        # The work of one that is silent is not doubled on another: both may only be busy.
+        return self._next(attempt, affinity, may_repeat=False, with_silent=False)
 
     def _double(self, attempt: Attempt, endpoint: Endpoint) -> int:
         """Try what waits at `endpoint` as well; return how much that is."""
@@ -185,7 +187,7 @@ class Run:
 
     async def _call(self, attempt: Attempt, patience: float) -> Report:
         work, info, items = self._work, self._work.model.info, attempt.items
-        left = self._deadline - self._loop.time()
+        left = self._means.fleet.time_left_at(attempt.endpoint, self._deadline - self._loop.time())
         tracer = self._means.tracer
         with tracer.on_call(
             attempt.endpoint, items=len(items), traceparent=self._traceparent
@@ -264,7 +266,11 @@ class Run:
         if not left or self._loop.time() >= self._deadline:
             return
         means = self._means
-        endpoint = self._next(attempt, left[0][0].affinity, may_repeat=may_repeat)
+        # Where one has too much to do, the caller is told so at once: no silent one has time.
+        with_silent = any(failure.code != Overloaded.code for _, failure in left)
+        endpoint = self._next(
+            attempt, left[0][0].affinity, may_repeat=may_repeat, with_silent=with_silent
+        )
         granted = 0 if endpoint is None else len(left)
         if granted and credit:
             whole = self._work.atomic or credit < granted
@@ -277,11 +283,13 @@ class Run:
             means.counters.retried += granted
             self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
 
-    def _next(self, attempt: Attempt, affinity: bytes, *, may_repeat: bool) -> Endpoint | None:
+    def _next(
+        self, attempt: Attempt, affinity: bytes, *, may_repeat: bool, with_silent: bool
+    ) -> Endpoint | None:
         fleet, tried = self._means.fleet, attempt.tried
         if len(tried) >= fleet.routing.attempts:
             return None
-        candidates = fleet.candidates(self._work.model, affinity)
+        candidates = fleet.candidates(self._work.model, affinity, with_silent=with_silent)
         for endpoint in candidates:
             if endpoint.backend not in tried:
                 return endpoint

@@ -151,25 +151,28 @@ class Fleet:
         """Tell whether any backend has ever said what it serves."""
         return bool(self._placements)
 
-    def candidates(self, model: ServedModel, affinity: bytes) -> list[Endpoint]:
+    def candidates(
+        self, model: ServedModel, affinity: bytes, *, with_silent: bool = True
+    ) -> list[Endpoint]:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
         The others after the first come by region and by when they would answer; after them those
-        that are ejected, and last those that have only just stopped answering probes. Those known
-        to be away are not among them: a probe will tell of their return, and trying them would
-        only take time.
+        that are ejected, and last, unless `with_silent` is false, those that have only just stopped
+        answering probes. Those known to be away are not among them: a probe will tell of their
+        return, and trying them would only take time.
         """
         moment = self._moment()
         tiers = available_tiers(self._tiers(model), moment.now, self.routing.panic_threshold)
+        last_resort = self._last_resort(model, with_silent=with_silent)
         if not tiers:
-            return self._last_resort(model)
+            return last_resort
         tier = self._choose_tier(tiers, moment)
         first = choose(tier, affinity, moment, self._random)
         found = [first.endpoint]
         for each in [tier, *(other for other in tiers if other is not tier)]:
             others = sorted((m for m in each if m is not first), key=moment.cost)
             found += [member.endpoint for member in others]
-        return found + [each for each in self._last_resort(model) if each not in found]
+        return found + [each for each in last_resort if each not in found]
 
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[Share]:
         """Return where the items of one request go first: few backends, equal items together."""
@@ -218,6 +221,14 @@ class Fleet:
             return None
         soonest = min(member.finish_time(now, slow_start) for member in members)
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
+
+    def time_left_at(self, endpoint: Endpoint, left: float) -> float:
+        """Return what of `left` seconds a backend may take: call and answer travel, too.
+
+        That is half of them at least: a probe that took long says little of calls.
+        """
+        member = self._member(endpoint)
+        return left if member is None else max(left - member.round_trip, left / 2)
 
     def started(self, endpoint: Endpoint, items: int) -> None:
         """Note that a call of so many items is in flight; `ended` must follow."""
@@ -324,11 +335,12 @@ class Fleet:
             overflow_after=self.routing.overflow_after,
         )
 
-    def _last_resort(self, model: ServedModel) -> list[Endpoint]:
+    def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
         """Return what is ejected or has not been asked yet, and then what missed a probe or two."""
         serving = [member for tier in self._tiers(model) for member in tier if not member.drained]
         found = [member for member in serving if member.health is not Health.NOT_READY]
-        found += [member for member in serving if member.is_doubtful()]
+        if with_silent:
+            found += [member for member in serving if member.is_doubtful()]
         return [member.endpoint for member in found]
 
     def _may_eject(self, now: float) -> bool:

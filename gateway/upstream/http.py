@@ -24,6 +24,7 @@ from backends.protocol import (
     Task,
 )
 from gateway.config.document import RoutingEntry
+from gateway.errors import Overloaded
 from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
@@ -217,11 +218,15 @@ class HttpBackendClient:
         loop = asyncio.get_running_loop()
         deadline, patience = shared.deadline, shared.patience
         response: Response | None = None
+        is_sent = False
         try:
             async with (
                 asyncio.timeout_at(min(deadline, loop.time() + patience)) as scope,
                 lane.slots,
             ):
+                # Anew from here: that it has many calls already is no silence of the backend.
+                scope.reschedule(min(deadline, loop.time() + patience))
+                is_sent = True
                 body = _call_encoder.encode(shared.call_at(loop.time()))
                 response = await self._send(lane, lane.call_head, body)
                 if response.status != HTTPStatus.OK:
@@ -230,6 +235,8 @@ class HttpBackendClient:
                     scope.reschedule(min(deadline, loop.time() + patience))
                     reply.feed(chunk)
         except TimeoutError as error:
+            if not is_sent:
+                raise _crowded() from error
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
             raise _lost(error, response) from error
@@ -273,6 +280,11 @@ class HttpBackendClient:
 
 def _place(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.url, endpoint.server_name
+
+
+def _crowded() -> CallFailed:
+    detail = "the backend has as many calls as it may have"
+    return CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
 
 
 def _lost(error: TransportError, response: Response | None) -> CallFailed:

@@ -20,6 +20,7 @@ class Part:
 
     def __init__(self, *, start: int, items: int, receive: Receive, deadline: float) -> None:
         loop = asyncio.get_running_loop()
+        self.joined = loop.time()
         self.start = start
         self.missing = items
         self.receive = receive
@@ -67,12 +68,12 @@ class SharedCall:
     def call_at(self, now: float) -> Call:
         """Return the call that carries everything, sent at `now`.
 
-        Items that waited long, for one of few places, have no more time left than their callers.
+        Items that waited long, for one of few places, have that much less time left.
         """
         items = self._items
         if now - self._begun > _LONG:
             items = [
-                msgspec.structs.replace(item, remaining=min(item.remaining, owner.deadline - now))
+                msgspec.structs.replace(item, remaining=item.remaining - (now - owner.joined))
                 for item, owner in zip(items, self._owners, strict=True)
             ]
         elif len(self._parts) == 1:

@@ -16,7 +16,7 @@ from backends.protocol import Refusal, Task
 from tests.support.backend_calls import Backend, Exchange, running_backend
 from tests.support.backend_repository import DIMENSIONS, write_repository
 from tests.support.gate import Gate
-from tests.support.waiting import until
+from tests.support.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 WORDS = ["bad", "film", "money", "card", "is", "the", "about", "this"]
@@ -121,3 +121,33 @@ async def test_rows_of_who_left_are_taken_out_of_the_queue(
     assert slow.engine.report().queued_rows == 0
     assert slow.engine.report().queued_seconds == 0.0
     assert gate.arrived == 1
+
+
+class Quick(PacedExecutor):
+    """Says that a token takes it 5 ms."""
+
+    @property
+    @override
+    def cost(self) -> CostModel:
+        return CostModel(base=0.0, padded=5e-3, square=0.0)
+
+
+async def test_single_rows_that_waited_in_vain_are_learned_from(models: Path, gate: Gate) -> None:
+    # The gate is closed: whatever is expected to end in its time does not.
+    executor = Quick(gate, dimensions=DIMENSIONS)
+    async with running_backend(models, executor) as backend, AsyncExitStack() as stack:
+        stack.callback(gate.open)
+        first = asyncio.create_task(backend.ask("mood", Task.CLASSIFY, ["good"]))
+        await until(lambda: gate.arrived == 1)
+        call = backend.call("mood", Task.CLASSIFY, ["bad"], remaining=0.06)
+
+        async def is_refused() -> bool:
+            exchange = await backend.exchange(call).run()
+            return exchange.status == 503 and refusal(exchange).code == "overloaded"
+
+        admitted_at_first = not await is_refused()
+        await eventually(is_refused)
+        gate.open()
+        await first
+
+    assert admitted_at_first

@@ -42,6 +42,7 @@ CASES: dict[str, Case] = {
     "zero-shot by pairs": ("entailment", Task.ZERO_SHOT, LONG, LABELS, ENTAILED),
     "choose": ("topics", Task.CHOOSE, {"prompt": LONG, "choices": ["film", "card"]}, None, TOKENS),
     "infer": ("reviewer", Task.INFER, LONG, None, TOKENS),
+    "first window": ("first", Task.CLASSIFY, LONG, None, TOKENS),
 }
 
 
@@ -54,10 +55,11 @@ async def backend(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Backend]:
         ("entailment", "zero-shot-entailment", "zero-shot", "nli"),
         ("cross", "cross-encoder", "rerank", "nli"),
         ("long", "long-document", "classify", "mood"),
+        ("first", "long-document", "classify", "mood"),
     ):
         manifest = {"kind": "algorithm", "algorithm": algorithm, "uses": [uses], "tasks": [task]}
-        options = {"options": {"overlap": 2}} if algorithm == "long-document" else {}
-        write_model(models, name, manifest | options)
+        options = {"long": {"overlap": 2}, "first": {"overlap": 2, "combine": "first"}}.get(name)
+        write_model(models, name, manifest | ({"options": options} if options else {}))
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as running:
         yield running
 

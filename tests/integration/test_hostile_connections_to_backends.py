@@ -47,6 +47,8 @@ async def test_a_head_without_end_is_refused_at_64_kib(port: int) -> None:
     for sent in (
         _CALL + b"x: " + b"a" * 80_000,
         b"\r\n" * 40_000,
+        _CALL + b"transfer-encoding: chunked\r\n\r\n0\r\nx: " + b"a" * 200_000,
+        _CALL + b"transfer-encoding: chunked\r\n\r\n3;x=" + b"a" * 200_000,
         _CALL + b"x: y\r\n" * 120,
         _CALL + b"".join(b"x%d: %b\r\n" % (n, b"y" * 1000) for n in range(90)) + b"\r\n",
     ):

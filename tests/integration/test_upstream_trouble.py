@@ -1,6 +1,7 @@
 """What becomes of a batch when the server that runs the model fails, in each way it can."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from backends.errors import (
 from backends.executors.graph import GraphSource
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import Upstream
+from backends.open_inference.client import UpstreamClient
 from backends.protocol import Done, Failed, Task
 from backends.types import FloatArray, OutputKind
 from tests.integration.test_foreign_upstream import write_remote
@@ -344,3 +346,15 @@ def test_only_a_row_to_blame_is_a_failed_model(server: InferenceServer) -> None:
 
     with pytest.raises(ModelFailed):
         executor.run(ids=ids, mask=np.ones_like(ids), type_ids=ids * 0, output=OutputKind.POOLED)
+
+
+def test_connections_that_no_call_uses_are_probed_by_the_kernel(server: InferenceServer) -> None:
+    client = UpstreamClient(Upstream(url=server.url, model="remote"))
+
+    client.metadata()
+    (kept,) = client._idle
+
+    assert kept.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+    assert kept.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    client.close()

@@ -159,3 +159,23 @@ async def test_the_cache_stays_within_its_bytes_and_drops_what_was_used_longest_
         assert evicted > 0
         assert await b.ask(0) == (0, 0)
         assert await b.ask(1) == (1, 2)
+
+
+async def test_an_item_that_asked_for_a_row_twice_may_give_it_up() -> None:
+    async with bench() as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        # Two equal windows of one text, beside another row of the same tenant.
+        twice = asyncio.create_task(b.ask(7, 7))
+        other = asyncio.create_task(b.ask(9))
+        await until(lambda: b.batcher.statistics().queued_rows == 2)
+
+        twice.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await twice
+        left = b.batcher.statistics().queued_rows
+        b.gate.open()
+
+        assert left == 1
+        assert [await blocker, await other, await b.ask(7)] == [(1, 2)] * 3
+        assert b.batcher.statistics().queued_rows == 0

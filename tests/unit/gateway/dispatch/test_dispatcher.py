@@ -10,7 +10,7 @@ from gateway.config.document import RoutingEntry
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import work
+from tests.support.dispatching import state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
 from tests.support.stub_backend import echo
 from tests.support.waiting import until
@@ -254,3 +254,18 @@ async def test_closing_the_dispatcher_ends_runs_at_once() -> None:
     await asyncio.wait_for(running, 60.0)
 
     assert scene.outcomes.codes() == ["cancelled"] * 2
+
+
+async def test_a_backend_is_told_the_time_that_is_left_without_the_way_there_and_back() -> None:
+    scene = Scene(endpoints=(EU,))
+    scene.fleet.observe(EU, state("eu-0"), took=100.0)
+    await scene.run(1, within=600.0)
+    near = scene.client.calls[-1][1].items[0].remaining
+
+    other = Scene(endpoints=(EU,))
+    other.fleet.observe(EU, state("eu-0"), took=6000.0)
+    await other.run(1, within=600.0)
+    far = other.client.calls[-1][1].items[0].remaining
+
+    assert 400.0 < near <= 500.0
+    assert 200.0 < far <= 300.0

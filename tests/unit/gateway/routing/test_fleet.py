@@ -98,44 +98,6 @@ def test_backends_that_are_not_ready_are_no_candidates(clock: Clock) -> None:
     assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0"]
 
 
-def test_a_backend_that_missed_a_probe_is_tried_where_no_other_is_left(clock: Clock) -> None:
-    fleet = fleet_of([*EU[:1], *US], clock)
-    model = model_of(fleet)
-    late = ProbeFailure(detail="late", silence=1.0)
-
-    fleet.observe(US[0], late)
-    beside_another = ids(fleet.candidates(model, b"item"))
-    fleet.observe(EU[0], ProbeFailure(detail="refused"))
-    alone = ids(fleet.candidates(model, b"item"))
-    shares = fleet.spread(model, [b"item"])
-    fleet.observe(US[0], late)
-    after_two = ids(fleet.candidates(model, b"item"))
-    fleet.observe(US[0], late)
-
-    assert beside_another == ["eu-0", "us-0"]
-    assert alone == after_two == ["us-0"]
-    assert [share.endpoint for share in shares] == US
-    assert fleet.candidates(model, b"item") == []
-
-
-def test_a_backend_that_refuses_connections_is_not_tried_for_what_it_missed_before(
-    clock: Clock,
-) -> None:
-    fleet = fleet_of(US, clock)
-    model = model_of(fleet)
-
-    fleet.observe(US[0], ProbeFailure(detail="late", silence=1.0))
-    fleet.observe(US[0], ProbeFailure(detail="refused"))
-    refused = fleet.candidates(model, b"item")
-    fleet.observe(US[0], ProbeFailure(detail="late", silence=1.0))
-    late_again = fleet.candidates(model, b"item")
-    fleet.observe(US[0], state("us-0"))
-    fleet.observe(US[0], ProbeFailure(detail="late", silence=1.0))
-
-    assert refused == late_again == []
-    assert fleet.candidates(model, b"item") == US
-
-
 def test_an_ejected_backend_comes_last_until_its_time_is_over(clock: Clock) -> None:
     fleet = fleet_of([*EU[:1], *US], clock)
 

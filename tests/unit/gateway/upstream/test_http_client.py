@@ -20,6 +20,7 @@ from tests.support.stub_backend import (
     echo,
     hang,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -228,3 +229,20 @@ async def test_a_call_that_was_cancelled_receives_nothing_more() -> None:
         await client.state(endpoint_of(stub), patience=5.0)
 
     assert received == []
+
+
+async def test_waiting_for_one_of_few_places_is_no_silence_of_the_backend() -> None:
+    gate = asyncio.Event()
+
+    async with StubBackend(behaviour=answer_when(gate)) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        client.configure([target], RoutingEntry(max_calls_per_backend=1))
+        first = asyncio.create_task(send(client, target))
+        await until(lambda: len(stub.calls) == 1)
+        with pytest.raises(CallFailed) as crowded:
+            await send(client, target, call=call_of(revision="bbbbbbbbbbbb"), patience=0.05)
+        gate.set()
+        await first
+
+    assert (crowded.value.cause, crowded.value.code) == (Cause.REFUSED, "overloaded")
+    assert crowded.value.retryable

@@ -115,6 +115,19 @@ async def test_a_request_of_several_items_travels_alone_and_its_end_is_heard() -
     assert sorted(len(call.items) for call in stub.calls) == [1, 2]
 
 
+async def test_reports_before_any_outcome_end_nothing() -> None:
+    async def waits(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send(Report())
+        await reply.send(Report())
+        await answer(stub, call, reply)
+
+    async with StubBackend(behaviour=waits) as stub, HttpBackendClient() as client:
+        askers = [Asker(client, endpoint_of(stub), call_of(text)) for text in "ab"]
+        await asyncio.gather(*(asker.task for asker in askers))
+
+    assert [asker.echoes() for asker in askers] == [["a"], ["b"]]
+
+
 async def test_whoever_has_all_of_his_does_not_wait_for_the_others() -> None:
     gate = asyncio.Event()
 
@@ -213,15 +226,15 @@ async def test_frames_that_belong_to_nobody_are_ignored() -> None:
     assert [frame.index for frame in received] == [0, 0]
 
 
-async def test_items_that_waited_for_a_place_have_no_more_time_than_their_callers() -> None:
+async def test_items_that_waited_for_a_place_have_that_much_less_time() -> None:
     now = asyncio.get_running_loop().time()
     shared = SharedCall(call_of("a"))
     for text, within in (("a", 5.0), ("b", 20.0)):
         shared.join(call_of(text), lambda _: None, deadline=now + within, patience=10.0)
 
-    left = [item.remaining for item in shared.call_at(now + 2.0).items]
+    left = [item.remaining for item in shared.call_at(now + 1000.0).items]
 
-    assert left == [pytest.approx(3.0), pytest.approx(5.0)]
+    assert left == [pytest.approx(-995.0, abs=10.0)] * 2
 
 
 async def test_a_fault_of_one_caller_costs_no_other_his_answer() -> None:

@@ -1,0 +1,53 @@
+"""A call that waits for long hears that work goes on: only what hangs is silent."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from backends.api.calls import CallHandler, Door
+from backends.executors.dummy import PacedExecutor
+from backends.protocol import CALL_PATH, Done, Report, Task
+from backends.telemetry.spans import NoTracing
+from tests.support.backend_calls import running_backend
+from tests.support.backend_repository import DIMENSIONS, write_repository
+from tests.support.gate import Gate
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("items", [["bad"], ["bad", "film"]], ids=["one item", "two items"])
+async def test_a_call_that_waits_while_batches_run_is_not_silent(
+    items: list[str], tmp_path: Path
+) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
+        calls = CallHandler(
+            engine=backend.engine,
+            door=Door(""),
+            tracing=NoTracing(),
+            clock=time.monotonic,
+            max_body_bytes=10**6,
+            progress=0.01,
+        )
+        backend.routes._handlers[CALL_PATH] = ("POST", calls)
+        first = asyncio.create_task(backend.ask("mood", Task.CLASSIFY, ["good"]))
+        await until(lambda: gate.arrived == 1)
+        exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, items))
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: backend.engine.report().queued_rows == len(items))
+
+        gate.let_one_pass()
+        await until(lambda: bool(exchange.frames))
+        early = exchange.frames
+        gate.open()
+        await asyncio.gather(first, running)
+        *others, last = exchange.frames
+
+    assert all(isinstance(frame, Report) for frame in early)
+    assert sum(isinstance(frame, Done) for frame in others) == len(items)
+    assert isinstance(last, Report)
+    assert not exchange.sent[-1].get("more_body", False)

@@ -1,0 +1,32 @@
+"""The pace of a model: how much work is done in a second."""
+
+import pytest
+
+from backends.batching.meter import Meter
+from backends.batching.policy import Release
+from tests.support.clock import Clock
+
+
+def run(meter: Meter, clock: Clock, *, took: float, more: bool) -> None:
+    """Run a batch that is predicted to take 10 ms."""
+    meter.begin(0.01)
+    clock.advance(took)
+    meter.stop(0.01)
+    meter.end(release=Release.IDLE, predicted=0.01, work=0.01, took=took, more=more)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_pace_that_was_slow_is_not_kept_by_what_is_refused_for_it(lanes: int) -> None:
+    clock = Clock()
+    meter = Meter(lanes=lanes, clock=clock)
+    for _ in range(20):
+        run(meter, clock, took=0.2, more=True)
+    slow = meter.pace
+
+    # Hardly anything is let in at such a pace: nothing waits when a batch ends.
+    for _ in range(400):
+        clock.advance(0.01)
+        run(meter, clock, took=0.01, more=False)
+
+    assert slow < 0.1
+    assert meter.pace > 0.8 * lanes

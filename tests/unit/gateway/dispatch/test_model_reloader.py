@@ -1,0 +1,39 @@
+"""What the fleet knows once backends have read their repositories again."""
+
+from random import Random
+
+import msgspec
+import pytest
+
+from backends.protocol import BackendState
+from gateway.config.document import RoutingEntry
+from gateway.dispatch.prober import Prober
+from gateway.dispatch.reloading import ModelReloader
+from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint
+from tests.support.clock import Clock
+from tests.support.dispatching import endpoint, state
+from tests.support.scripted_client import ScriptedClient
+
+pytestmark = pytest.mark.anyio
+EU = endpoint("eu-0")
+PROBLEMS = {"stub": "it is broken; revision `1`, served last, answers in its place"}
+
+
+class Reloading(ScriptedClient):
+    """A backend that says so when a reload finds a model broken."""
+
+    async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+        """Return the state since."""
+        return msgspec.structs.replace(state(endpoint.backend), problems=PROBLEMS)
+
+
+async def test_what_a_reload_found_broken_is_known_before_the_next_probe_answers() -> None:
+    fleet, client = Fleet(clock=Clock(), random=Random(1)), Reloading()
+    fleet.configure((EU,), RoutingEntry())
+    # Nothing is probed: a probe of a busy backend may be late.
+    prober = Prober(fleet=fleet, client=client, random=Random(1))
+
+    await ModelReloader(fleet=fleet, client=client, prober=prober).reload()
+
+    assert fleet.statistics()[0].problems == PROBLEMS
