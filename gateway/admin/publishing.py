@@ -111,9 +111,10 @@ class Publisher:
 
     async def follow(self, stop: asyncio.Event) -> None:
         """Keep, until `stop`, prices that the ledger could not take when they were published."""
-        while not stop.is_set():
+        while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _RETRY)
+                return  # the next start keeps them
             async with self._keeping:
                 await self._find_out()
                 if self._unkept is not None:

@@ -34,7 +34,8 @@ def back_up(url: str, target: Path) -> None:
     except (sqlite3.Error, OSError) as error:
         raise DependencyUnavailable(f"the ledger was not backed up: {error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what kept it from being written is said already
+            partial.unlink()
 
 
 def _copy(source: Path, target: Path) -> None:

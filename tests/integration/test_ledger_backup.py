@@ -69,6 +69,19 @@ def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_that_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    with Ledger(settings.ledger) as ledger:
+        ledger.accounts.tenants()
+    (tmp_path / "file").touch()
+
+    result = run(settings, str(tmp_path / "file" / "copy.db"))
+
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: the ledger was not backed up: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_postgresql_has_a_program_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="pg_dump"):
         back_up("postgresql+psycopg://user:secret@database/sluicegate", tmp_path / "copy")
