@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.cache.entry import Found
+from gateway.cache.entry import Found, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
 from gateway.outcomes import joined_outcome
@@ -30,7 +30,7 @@ _RENEWED_AFTER = 0.5
 class SharedCache(Protocol):
     """The part of the result cache that tells workers of each other."""
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Claim `keys`; say which another worker has claimed, or just answered."""
         ...
 
@@ -38,7 +38,9 @@ class SharedCache(Protocol):
         """Let the claims on `keys` last."""
         ...
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
         """Return what is there by now."""
         ...
 
@@ -77,7 +79,7 @@ class SharedWork:
         if self.lease <= 0 or all(item.key is None for item in work.items):
             await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
             return
-        ours, theirs = await self._claim(work.items)
+        ours, theirs = await self._claim(work, work.items)
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
@@ -97,9 +99,11 @@ class SharedWork:
             async for items in self._left_by_others(work, theirs, until, settle):
                 tasks.create_task(run(items))
 
-    async def _claim(self, items: Sequence[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:
+    async def _claim(
+        self, work: Work, items: Sequence[WorkItem]
+    ) -> tuple[list[WorkItem], list[WorkItem]]:
         """Return which of `items` this worker computes, and which another does."""
-        claimed = iter(await self._cache.claim(_keys(items)))
+        claimed = iter(await self._cache.claim(_keys(items), work.is_valid))
         ours: list[WorkItem] = []
         theirs: list[WorkItem] = []
         for item in items:
@@ -120,11 +124,9 @@ class SharedWork:
         while items and now() < until:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-            items, outdated = await self._settle_found(work, items, settle)
-            if outdated:
-                yield outdated
+            items = await self._settle_found(work, items, settle)
             # The look-up has just read the claims of others: to ask for these costs nothing.
-            ours, items = await self._claim(items)
+            ours, items = await self._claim(work, items)
             if ours:
                 yield ours
         if items:
@@ -135,24 +137,17 @@ class SharedWork:
         work: Work,
         items: Sequence[WorkItem],
         settle: Callable[[int, ItemOutcome], None],
-    ) -> tuple[list[WorkItem], list[WorkItem]]:
-        """Settle what others have answered by now.
-
-        Returns the rest, and what has an answer that may not be given any more: nobody can claim it
-        until that is replaced.
-        """
-        found = await self._cache.lookup(_keys(items))
+    ) -> list[WorkItem]:
+        """Settle what others have answered by now, and return the rest."""
+        found = await self._cache.lookup(_keys(items), work.is_valid)
         now = self._wall()
         left: list[WorkItem] = []
-        outdated: list[WorkItem] = []
         for item, one in zip(items, found, strict=True):
-            if one is None:
-                left.append(item)
-            elif work.is_valid is None or work.is_valid(one.entry, now):
+            if one is not None and (work.is_valid is None or work.is_valid(one.entry, now)):
                 settle(item.index, joined_outcome(one.entry, now))
             else:
-                outdated.append(item)
-        return left, outdated
+                left.append(item)
+        return left
 
     @contextmanager
     def _renewing(self, items: Sequence[WorkItem]) -> Iterator[None]:

@@ -30,7 +30,9 @@ class NullTier:
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Keep nothing."""
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+    ) -> list[bool]:
         """Tell nobody."""
         return [False] * len(keys)
 

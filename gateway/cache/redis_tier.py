@@ -137,11 +137,14 @@ class RedisTier:
             self._writing = True
             self._tasks.start(self._write())
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+    ) -> list[bool]:
         """Claim `keys` with others of this iteration; say which another worker computes."""
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
-        return await self._claims.claim(keys, within=self._timeout + _PER_KEY * len(keys))
+        within = self._timeout + _PER_KEY * len(keys)
+        return await self._claims.claim(keys, is_current, within=within)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Let the claims on `keys` last for another lease."""

@@ -82,6 +82,22 @@ async def test_keys_of_one_lookup_are_found_on_every_node_of_a_cluster(
     assert min(sizes) > _MANY // 6
 
 
+async def test_outdated_answers_on_every_node_of_a_cluster_are_claimed_by_one_worker(
+    cluster: list[Valkey],
+) -> None:
+    for server in cluster:
+        server.flush()
+    keys = [cache_key(name) for name in range(_MANY)]
+    url = f"redis-cluster://127.0.0.1:{cluster[0].port}"
+    async with cache_at(url) as one, cache_at(url) as other:
+        await stored(one, range(_MANY))
+
+        first = await one.claim(keys, lambda _found, _now: False)
+        second = await other.claim(keys, lambda _found, _now: False)
+
+    assert (any(first), all(second)) == (False, True)
+
+
 async def test_a_cluster_is_found_by_any_one_of_its_nodes(cluster: list[Valkey]) -> None:
     async with cache_at(f"redis-cluster://127.0.0.1:{cluster[2].port}") as cache:
         await stored(cache, range(_MANY))

@@ -1,7 +1,8 @@
 """Answers that were stored and may not be given any more are not given as another worker's."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from backends.protocol import Task
-from gateway.cache.entry import Found
+from gateway.cache.entry import Found, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem
 from gateway.redis_connection import connect
@@ -18,7 +19,7 @@ from gateway.shared_work import SharedWork
 from gateway.types import ItemOutcome, RegionName, ServedModel, Source
 from tests.support.caching import cache_key
 from tests.support.inference_scene import INFO
-from tests.support.stub_backend import StubBackend
+from tests.support.stub_backend import StubBackend, answer_when
 from tests.support.waiting import PATIENCE, eventually, until
 from tests.support.worker import Response, RunningWorker, classify, post, running_worker
 
@@ -32,7 +33,7 @@ class ClaimedByNobody:
     def __init__(self) -> None:
         self.renewals = 0
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Say that nobody has claimed any."""
         return [False] * len(keys)
 
@@ -40,7 +41,9 @@ class ClaimedByNobody:
         """Count."""
         self.renewals += 1
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
         """Find nothing."""
         return [None] * len(keys)
 
@@ -63,6 +66,12 @@ class SlowRunner:
         await self.gate.wait()
         for item in work.items:
             settle(item.index, ItemOutcome(source=Source.COMPUTED, result=b"1"))
+
+
+@pytest.fixture
+async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
+    async with StubBackend() as running:
+        yield running
 
 
 async def ask(worker: RunningWorker, *texts: str) -> Response:
@@ -108,6 +117,67 @@ async def test_what_was_purged_is_computed_though_redis_still_has_it(
     usages = [response.json()["usage"] for response in (first, after, again)]
     assert [usage["computed"] for usage in usages] == [1, 1, 0]
     assert [usage["collapsed"] for usage in usages] == [0, 0, 0]
+
+
+@asynccontextmanager
+async def two_workers(
+    folder: Path, url: str, stub: StubBackend
+) -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
+    """Run two workers with memory that both have the answer to `a` from before a purge."""
+    redis = connect(url, timeout=60.0)
+    await redis.flushall()
+    models, cache = {"stub": {"scope": "shared"}}, {"redis_timeout": 5.0, "lease": 60.0}
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(redis.aclose)
+        workers = []
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+            running = running_worker(folder / name, url, [stub], models=models, cache=cache)
+            workers.append(await stack.enter_async_context(running))
+        one, two = workers
+        await ask(one, "a")
+        await eventually(partial(is_stored, redis))
+        assert (await ask(two, "a")).json()["usage"]["hit"] == 1
+        await purge(redis, "tenant:acme")
+        yield one, two
+
+
+async def test_what_was_purged_is_computed_by_one_worker_and_found_by_the_others(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    redis = connect(valkey, timeout=60.0)
+    async with two_workers(tmp_path, valkey, stub) as (one, two):
+        (name,) = await redis.keys("sg:r:*")
+        before = await redis.get(name)
+        first = await ask(one, "a")
+
+        async def is_replaced() -> bool:
+            value = await redis.get(name)
+            return value not in (None, before) and value[:1] != _CLAIM
+
+        await eventually(is_replaced)
+        second = await ask(two, "a")
+    await redis.aclose()
+
+    assert first.json()["usage"]["computed"] == 1
+    assert second.json()["usage"]["hit"] == 1
+
+
+async def test_of_workers_that_are_asked_at_once_for_what_was_purged_one_computes(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    async with two_workers(tmp_path, valkey, stub) as (one, two):
+        gate, calls = asyncio.Event(), len(stub.calls)
+        stub.behaviour = answer_when(gate)
+        first = asyncio.create_task(ask(one, "a"))
+        await stub.wait_for(lambda: len(stub.calls) == calls + 1)
+        second = asyncio.create_task(ask(two, "a", "b"))
+        # It asks for all that it computes at once, and so knows by then of the claim on the other.
+        await stub.wait_for(lambda: len(stub.calls) == calls + 2)
+        gate.set()
+        usages = [response.json()["usage"] for response in await asyncio.gather(first, second)]
+
+    assert [(usage["computed"], usage["collapsed"]) for usage in usages] == [(1, 0), (1, 1)]
 
 
 async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
