@@ -7,7 +7,7 @@ been, so that whoever shares nothing waits for nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -83,9 +83,15 @@ class SharedWork:
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
-            with self._renewing(items):
+            unsettled = {item.index: item.key for item in items if item.key is not None}
+
+            def settled(index: int, outcome: ItemOutcome) -> None:
+                unsettled.pop(index, None)
+                settle(index, outcome)
+
+            with self._renewing(unsettled):
                 await self._runner.run(
-                    part, deadline=deadline, settle=settle, traceparent=traceparent
+                    part, deadline=deadline, settle=settled, traceparent=traceparent
                 )
 
         if not theirs:
@@ -150,15 +156,16 @@ class SharedWork:
         return left
 
     @contextmanager
-    def _renewing(self, items: Sequence[WorkItem]) -> Iterator[None]:
-        """Renew the claims on `items` until they are computed."""
-        loop, keys = asyncio.get_running_loop(), _keys(items)
+    def _renewing(self, unsettled: Mapping[int, CacheKey]) -> Iterator[None]:
+        """Renew the claims on the keys that are `unsettled` at each time."""
+        loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
         def renew() -> None:
             nonlocal timer
             if self.lease > 0:  # claims may have been switched off
-                self._cache.renew(keys)
+                if unsettled:
+                    self._cache.renew(list(unsettled.values()))
                 timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
 
         timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)

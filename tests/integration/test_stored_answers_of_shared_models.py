@@ -13,6 +13,7 @@ from backends.protocol import Task
 from gateway.cache.entry import Found, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem
+from gateway.outcomes import LOST
 from gateway.redis_connection import connect
 from gateway.runtime.control import Control, Topic
 from gateway.shared_work import SharedWork
@@ -28,10 +29,11 @@ _CLAIM = b"\x03"
 
 
 class ClaimedByNobody:
-    """A cache that has nothing, and counts how often claims are renewed."""
+    """A cache that has nothing, and counts how often claims are renewed, the last of which."""
 
     def __init__(self) -> None:
         self.renewals = 0
+        self.renewed: list[CacheKey] = []
 
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Say that nobody has claimed any."""
@@ -40,6 +42,7 @@ class ClaimedByNobody:
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Count."""
         self.renewals += 1
+        self.renewed = list(keys)
 
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
@@ -49,10 +52,11 @@ class ClaimedByNobody:
 
 
 class SlowRunner:
-    """Answers once `gate` is set."""
+    """Answers once `gate` is set; the first `failing` items fail before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, failing: int = 0) -> None:
         self.gate = asyncio.Event()
+        self.failing = failing
 
     async def run(
         self,
@@ -63,8 +67,10 @@ class SlowRunner:
         traceparent: str = "",
     ) -> None:
         """Settle every item."""
+        for item in work.items[: self.failing]:
+            settle(item.index, LOST)
         await self.gate.wait()
-        for item in work.items:
+        for item in work.items[self.failing :]:
             settle(item.index, ItemOutcome(source=Source.COMPUTED, result=b"1"))
 
 
@@ -180,15 +186,47 @@ async def test_of_workers_that_are_asked_at_once_for_what_was_purged_one_compute
     assert [(usage["computed"], usage["collapsed"]) for usage in usages] == [(1, 0), (1, 1)]
 
 
-async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
-    cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = SharedWork(runner, cache=cache, lease=0.001)
-    work = Work(
+def work_on(*texts: str) -> Work:
+    """Return work that other workers may wait for."""
+    return Work(
         model=ServedModel(info=INFO, regions=(RegionName("eu"),)),
         task=Task.CLASSIFY,
         parameters=b"",
-        items=(WorkItem(index=0, body=b"a", scope="shared", affinity=b"a", key=cache_key("a")),),
+        items=tuple(
+            WorkItem(
+                index=index,
+                body=text.encode(),
+                scope="shared",
+                affinity=text.encode(),
+                key=cache_key(text),
+            )
+            for index, text in enumerate(texts)
+        ),
     )
+
+
+async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_computed(
+    anyio_backend: str,
+) -> None:
+    cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
+    shared = SharedWork(runner, cache=cache, lease=0.001)
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+
+    running = asyncio.create_task(
+        shared.run(work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
+    )
+    await until(lambda: cache.renewals > 0)
+    renewed = cache.renewed
+    runner.gate.set()
+    await running
+
+    assert renewed == [cache_key("b")]
+
+
+async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
+    cache, runner = ClaimedByNobody(), SlowRunner()
+    shared = SharedWork(runner, cache=cache, lease=0.001)
+    work = work_on("a")
     deadline = asyncio.get_running_loop().time() + PATIENCE
     settled: list[tuple[int, ItemOutcome]] = []
 
