@@ -23,6 +23,7 @@ _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.016
 _SHARE_OF_TIME = 0.5
 """Of what is left until the deadline: the rest is for computing it after all."""
+_SHORTEST_PAUSE = 0.005
 _RENEWED_AFTER = 0.5
 """Of a lease: a claim that is renewed so early outlives a renewal that is late."""
 
@@ -166,13 +167,17 @@ class SharedWork:
             if self.lease > 0:  # claims may have been switched off
                 if unsettled:
                     self._cache.renew(list(unsettled.values()))
-                timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
+                timer = loop.call_later(self._pause(), renew)
 
-        timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
+        timer = loop.call_later(self._pause(), renew)
         try:
             yield
         finally:
             timer.cancel()
+
+    def _pause(self) -> float:
+        """Return the seconds until claims are renewed; shorter leases than that end before."""
+        return max(_SHORTEST_PAUSE, self.lease * _RENEWED_AFTER)
 
 
 def _keys(items: Sequence[WorkItem]) -> list[CacheKey]:

@@ -223,6 +223,25 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
     assert renewed == [cache_key("b")]
 
 
+async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend: str) -> None:
+    cache, runner = ClaimedByNobody(), SlowRunner()
+    shared = SharedWork(runner, cache=cache, lease=1e-9)
+    loop = asyncio.get_running_loop()
+
+    running = asyncio.create_task(
+        shared.run(
+            work_on("a"), deadline=loop.time() + PATIENCE, settle=lambda _index, _outcome: None
+        )
+    )
+    began = loop.time()
+    await until(lambda: loop.time() > began + 0.1)
+    renewals, waited = cache.renewals, loop.time() - began
+    runner.gate.set()
+    await running
+
+    assert renewals < 250 * waited
+
+
 async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
     shared = SharedWork(runner, cache=cache, lease=0.001)
