@@ -209,6 +209,7 @@ def test_the_url_of_several_servers_says_where_they_are() -> None:
     assert servers is not None
     assert servers.addresses == (("a", 1), ("b", 26_379), ("::1", 3))
     assert servers.urls[2] == "rediss://me:p%40ss@[::1]:3/2"
+    assert servers.sentinel_urls == ["rediss://a:1", "rediss://b:26379", "rediss://[::1]:3"]
     assert (servers.kind, servers.primary) == ("sentinel", "cache")
     assert read_servers("redis://a:1/0") is None
     assert read_servers("unix:///tmp/s") is None
@@ -225,6 +226,11 @@ def test_the_url_of_several_servers_says_where_they_are() -> None:
 def test_a_url_that_lacks_something_says_what(url: str, what: str) -> None:
     with pytest.raises(ConfigurationError, match=what):
         read_servers(url)
+
+
+async def test_a_sentinel_may_have_an_address_of_ip_version_6(anyio_backend: str) -> None:
+    async with cache_at("redis-sentinel://[::1]:1/0?primary=cache") as cache:
+        assert await known(cache, range(1)) == []
 
 
 def test_the_state_cannot_be_kept_by_several_servers() -> None:
