@@ -24,6 +24,8 @@ _LONGEST_PAUSE = 0.016
 _SHARE_OF_TIME = 0.5
 """Of what is left until the deadline: the rest is for computing it after all."""
 _SHORTEST_PAUSE = 0.005
+_REFUSED = 422
+"""The status of failures that are stored, and answer others as well."""
 _RENEWED_AFTER = 0.5
 """Of a lease: a claim that is renewed so early outlives a renewal that is late."""
 
@@ -39,6 +41,10 @@ class SharedCache(Protocol):
         """Let the claims on `keys` last."""
         ...
 
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims on `keys`, which are not answered."""
+        ...
+
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> list[Found | None]:
@@ -51,7 +57,8 @@ class SharedWork:
 
     Of all workers that are asked for an item at once, one computes it: the others wait for its
     answer while its claim lasts (`lease` seconds, renewed while it works), for half of their time
-    at most. Where a claim ends without an answer, one of them claims the item and computes it.
+    at most. Where it fails, or a claim ends without an answer, one of them claims the item and
+    computes it.
     `lease` may be changed at any time.
     """
 
@@ -84,13 +91,12 @@ class SharedWork:
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
-            unsettled = {item.index: item.key for item in items if item.key is not None}
+            with self._claimed(items) as note:
 
-            def settled(index: int, outcome: ItemOutcome) -> None:
-                unsettled.pop(index, None)
-                settle(index, outcome)
+                def settled(index: int, outcome: ItemOutcome) -> None:
+                    note(index, outcome)
+                    settle(index, outcome)
 
-            with self._renewing(unsettled):
                 await self._runner.run(
                     part, deadline=deadline, settle=settled, traceparent=traceparent
                 )
@@ -155,6 +161,24 @@ class SharedWork:
             else:
                 left.append(item)
         return left
+
+    @contextmanager
+    def _claimed(self, items: Sequence[WorkItem]) -> Iterator[Callable[[int, ItemOutcome], None]]:
+        """Renew the claims on `items` until they end, as is noted; release what has no answer."""
+        unsettled = {item.index: item.key for item in items if item.key is not None}
+        unanswered = dict(unsettled)
+
+        def note(index: int, outcome: ItemOutcome) -> None:
+            unsettled.pop(index, None)
+            if outcome.failure is None or outcome.failure.status == _REFUSED:
+                unanswered.pop(index, None)
+
+        try:
+            with self._renewing(unsettled):
+                yield note
+        finally:
+            if unanswered:
+                self._cache.release(list(unanswered.values()))
 
     @contextmanager
     def _renewing(self, unsettled: Mapping[int, CacheKey]) -> Iterator[None]:

@@ -75,6 +75,10 @@ class RemoteTier(Protocol):
         """Tell others that this worker still computes `keys`, which it has claimed."""
         ...
 
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Tell others that this worker, which has claimed `keys`, computes them no more."""
+        ...
+
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
         ...
@@ -128,6 +132,10 @@ class Cache(Protocol):
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Tell other workers that this one still computes `keys`, which it has claimed."""
+        ...
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Tell other workers that this one, which has claimed `keys`, computes them no more."""
         ...
 
     def statistics(self) -> CacheStatistics:

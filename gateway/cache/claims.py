@@ -26,6 +26,11 @@ if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return 1
 """
+# Not that of another worker, which may have taken the place of one that ended.
+_RELEASE = b"""
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
 
 
 class _Request(NamedTuple):
@@ -112,6 +117,14 @@ class Claims:
         life = self._life()
         names = [self._prefix + key.address for key in keys]
         self._tasks.start(self._tell([(b"PEXPIRE", name, life, b"GT") for name in names]))
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims of this worker on `keys`; what else lies there is left as it is."""
+        commands: list[Command] = [
+            (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
+            for key in keys
+        ]
+        self._tasks.start(self._tell(commands))
 
     def _send(self, key: CacheKey, is_current: Callable[[Entry], bool]) -> asyncio.Future[bool]:
         loop = asyncio.get_running_loop()

@@ -39,6 +39,9 @@ class NullTier:
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Tell nobody."""
 
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Tell nobody."""
+
     def statistics(self) -> RemoteStatistics:
         """Return zeros."""
         return RemoteStatistics()

@@ -151,6 +151,11 @@ class RedisTier:
         if self._breaker.state is BreakerState.CLOSED:
             self._claims.renew(keys)
 
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims on `keys`."""
+        if self._breaker.state is BreakerState.CLOSED:
+            self._claims.release(keys)
+
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
         return RemoteStatistics(

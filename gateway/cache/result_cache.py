@@ -88,6 +88,10 @@ class ResultCache:
         """Tell the workers that share Redis that this one still computes `keys`."""
         self._remote.renew(keys)
 
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Tell the workers that share Redis that this one computes `keys` no more."""
+        self._remote.release(keys)
+
     def statistics(self) -> CacheStatistics:
         """Return the counts of both tiers."""
         return CacheStatistics(memory=self._memory.statistics(), remote=self._remote.statistics())

@@ -44,6 +44,9 @@ class ClaimedByNobody:
         self.renewals += 1
         self.renewed = list(keys)
 
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Do nothing."""
+
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> list[Found | None]:

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backends.protocol import Call, Failed
 from gateway.cache.entry import Entry
 from gateway.redis_connection import connect
-from tests.support.stub_backend import StubBackend, answer, answer_when, hang
+from tests.support.stub_backend import Reply, StubBackend, answer, answer_when, hang
 from tests.support.valkey import Valkey
 from tests.support.waiting import eventually, until
 from tests.support.worker import Response, RunningWorker, classify, post, running_worker
@@ -260,3 +261,30 @@ async def test_a_value_that_answers_nobody_keeps_nobody_waiting(
     assert (response.status, response.json()["usage"]["computed"]) == (200, 1)
     # A claim that was refused, one in the place of the value, and the answer: it did not wait.
     assert written(own) - before <= 3
+
+
+async def fail_all(stub: StubBackend, call: Call, reply: Reply) -> None:
+    """Fail every item for good."""
+    for index in range(len(call.items)):
+        await reply.send(
+            Failed(index=index, status=500, code="odd", detail="It is odd.", retryable=False)
+        )
+    await reply.end(stub.report)
+
+
+@pytest.mark.parametrize("texts", [("a",), ("a", "b")])
+async def test_the_claim_on_what_failed_is_released(
+    texts: Sequence[str], tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    redis = connect(own.url, timeout=60.0)
+    stub.behaviour = fail_all
+    async with sharing_workers(tmp_path, own, stub, lease=600.0, names=["one"]) as (one,):
+        response = await ask(one, *texts)
+
+        async def is_released() -> bool:
+            return await redis.keys("sg:r:*") == []
+
+        await eventually(is_released)
+    await redis.aclose()
+
+    assert response.status == 502
