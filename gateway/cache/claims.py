@@ -20,6 +20,8 @@ from gateway.tasks import TaskOwner
 
 _MOST_REMEMBERED = 4096
 """Claims of others that are remembered."""
+_GATHERED_FOR = 0.1
+"""Of a lease: renewals that are due meanwhile travel together, as each alone costs far more."""
 # Of several workers that found the same value, the first one's claim takes its place.
 _REPLACE = b"""
 if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
@@ -74,6 +76,8 @@ class Claims:
         self._name = secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
         self._unsent: list[_Request] = []
+        self._due: set[CacheKey] = set()
+        self._renewing: asyncio.TimerHandle | None = None
         self.seen = 0
 
     def read(self, key: CacheKey, value: bytes) -> bool:
@@ -113,10 +117,16 @@ class Claims:
         return elsewhere
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Let the claims on `keys` last for another lease; answers are left as they are."""
-        life = self._life()
-        names = [self._prefix + key.address for key in keys]
-        self._tasks.start(self._tell([(b"PEXPIRE", name, life, b"GT") for name in names]))
+        """Let the claims on `keys` last for another lease, soon; answers are left as they are."""
+        self._due.update(keys)
+        if self._renewing is None:
+            loop = asyncio.get_running_loop()
+            self._renewing = loop.call_later(self._lease * _GATHERED_FOR, self._renew_due)
+
+    def close(self) -> None:
+        """Renew nothing any more."""
+        if self._renewing is not None:
+            self._renewing.cancel()
 
     def release(self, keys: Sequence[CacheKey]) -> None:
         """End the claims of this worker on `keys`; what else lies there is left as it is."""
@@ -137,6 +147,13 @@ class Claims:
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         self._tasks.start(self._write(unsent))
+
+    def _renew_due(self) -> None:
+        self._renewing = None
+        due, self._due = self._due, set()
+        life = self._life()
+        names = [self._prefix + key.address for key in due]
+        self._tasks.start(self._tell([(b"PEXPIRE", name, life, b"GT") for name in names]))
 
     async def _write(self, unsent: Sequence[_Request]) -> None:
         try:

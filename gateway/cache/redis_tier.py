@@ -91,6 +91,7 @@ class RedisTier:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._claims.close()
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
