@@ -20,7 +20,10 @@ from gateway.outcomes import joined_outcome
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
-_LONGEST_PAUSE = 0.016
+_SHORT_PAUSE = 0.016
+_LONGEST_PAUSE = 0.25
+_SHARE_OF_WAIT = 0.1
+"""Of the time waited so far: what pauses beyond the short one may add to it."""
 _SHARE_OF_TIME = 0.5
 """Of what is left until the deadline: the rest is for computing it after all."""
 _SHORTEST_PAUSE = 0.005
@@ -133,10 +136,11 @@ class SharedWork:
     ) -> AsyncIterator[list[WorkItem]]:
         """Settle what others compute, and yield what they do not, or not in time."""
         now = asyncio.get_running_loop().time
-        pause = _FIRST_PAUSE
+        began, pause = now(), _FIRST_PAUSE
         while items and now() < until:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(min(pause, until - now()))
+            long_pause = min(_LONGEST_PAUSE, (now() - began) * _SHARE_OF_WAIT)
+            pause = min(2 * pause, max(_SHORT_PAUSE, long_pause))
             items = await self._settle_found(work, items, settle)
             # The look-up has just read the claims of others: to ask for these costs nothing.
             ours, items = await self._claim(work, items)

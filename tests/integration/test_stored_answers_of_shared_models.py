@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from backends.protocol import Task
 from gateway.cache.entry import Found, Validity
@@ -51,6 +52,25 @@ class ClaimedByNobody:
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> list[Found | None]:
         """Find nothing."""
+        return [None] * len(keys)
+
+
+class ClaimedByAnother(ClaimedByNobody):
+    """A cache whose every key another worker computes; counts how often that is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = 0
+
+    @override
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
+        return [True] * len(keys)
+
+    @override
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
+        self.looked += 1
         return [None] * len(keys)
 
 
@@ -224,6 +244,17 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
     await running
 
     assert renewed == [cache_key("b")]
+
+
+async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> None:
+    cache, runner = ClaimedByAnother(), SlowRunner()
+    runner.gate.set()
+    shared = SharedWork(runner, cache=cache, lease=0.25)
+    now = asyncio.get_running_loop().time()
+
+    await shared.run(work_on("a"), deadline=now + 3.0, settle=lambda _index, _outcome: None)
+
+    assert 0 < cache.looked < 60  # in 1.5 s
 
 
 async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend: str) -> None:
