@@ -15,7 +15,7 @@ import msgspec
 
 from backends.protocol import ModelInfo, Task
 from gateway.cache.coalescing import Flights, Seat
-from gateway.cache.entry import Entry
+from gateway.cache.entry import Entry, Validity
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.cache.result_cache import Found
 from gateway.config.document import ModelEntry
@@ -50,6 +50,7 @@ _OK = 200
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
+_Told = Callable[[list[Found | None]], object]
 
 
 class ResultStore(Protocol):
@@ -59,12 +60,12 @@ class ResultStore(Protocol):
         """Return what memory holds."""
         ...
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
-        """Return what any tier holds."""
+    async def lookup(self, keys: Sequence[CacheKey], is_valid: Validity) -> list[Found | None]:
+        """Return what any tier holds; what memory has and is not valid is asked of Redis."""
         ...
 
-    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
-        """Call `told` with what any tier holds, in a later turn."""
+    def seek(self, keys: Sequence[CacheKey], told: _Told, is_valid: Validity) -> None:
+        """Call `told` with what `lookup` would return, in a later turn."""
         ...
 
 
@@ -176,12 +177,12 @@ class Inference:
             outcomes.append(_as_asked(job, hit))
         return Answer(model=job.plan.model, outcomes=outcomes)
 
-    def seek(self, job: Job, told: Callable[[list[Found | None]], object]) -> None:
+    def seek(self, job: Job, told: _Told) -> None:
         """Call `told`, in a later turn, with what the cache has for the items of a job.
 
         The job's caller must be one that may read it: see `Job.may_read`.
         """
-        self._cache.seek(job.keys, told)
+        self._cache.seek(job.keys, told, job.plan.is_valid)
 
     def hits(
         self, job: Job, found: Sequence[Found | None], directives: CacheDirectives
@@ -290,7 +291,8 @@ class Inference:
         if not job.may_read(directives):
             return [None] * len(job.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            outcomes = self.hits(job, await self._cache.lookup(job.keys), directives)
+            found = await self._cache.lookup(job.keys, job.plan.is_valid)
+            outcomes = self.hits(job, found, directives)
             _note_lookup(span, outcomes)
         return outcomes
 

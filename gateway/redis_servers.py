@@ -32,10 +32,14 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
         """The URL of each server named, as one that has data."""
         return [self.url_of(host, port) for host, port in self.addresses]
 
+    @property
+    def sentinel_urls(self) -> Sequence[str]:
+        """The URL of each server named, as one that is a Sentinel."""
+        return [f"{self.base}://{_in_url(host)}:{port}" for host, port in self.addresses]
+
     def url_of(self, host: str, port: int) -> str:
         """Return the URL of a server that has data."""
-        name = f"[{host}]" if ":" in host else host
-        return f"{self.base}://{self.credentials}{name}:{port}/{self.database}"
+        return f"{self.base}://{self.credentials}{_in_url(host)}:{port}/{self.database}"
 
     def host_of(self, url: str) -> str:
         """Return the host in a URL that `url_of` made."""
@@ -66,6 +70,10 @@ def read_servers(url: str) -> Servers | None:
         database=parts.path.strip("/") or "0",
         primary=primary,
     )
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _address(text: str, default: int) -> tuple[str, int]:

@@ -7,22 +7,28 @@ been, so that whoever shares nothing waits for nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
 
-from gateway.cache.entry import Found
+from gateway.cache.entry import Found, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
 from gateway.outcomes import joined_outcome
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
-_LONGEST_PAUSE = 0.016
+_SHORT_PAUSE = 0.016
+_LONGEST_PAUSE = 0.25
+_SHARE_OF_WAIT = 0.1
+"""Of the time waited so far: what pauses beyond the short one may add to it."""
 _SHARE_OF_TIME = 0.5
 """Of what is left until the deadline: the rest is for computing it after all."""
+_SHORTEST_PAUSE = 0.005
+_REFUSED = 422
+"""The status of failures that are stored, and answer others as well."""
 _RENEWED_AFTER = 0.5
 """Of a lease: a claim that is renewed so early outlives a renewal that is late."""
 
@@ -30,7 +36,7 @@ _RENEWED_AFTER = 0.5
 class SharedCache(Protocol):
     """The part of the result cache that tells workers of each other."""
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Claim `keys`; say which another worker has claimed, or just answered."""
         ...
 
@@ -38,7 +44,13 @@ class SharedCache(Protocol):
         """Let the claims on `keys` last."""
         ...
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims on `keys`, which are not answered."""
+        ...
+
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
         """Return what is there by now."""
         ...
 
@@ -48,7 +60,8 @@ class SharedWork:
 
     Of all workers that are asked for an item at once, one computes it: the others wait for its
     answer while its claim lasts (`lease` seconds, renewed while it works), for half of their time
-    at most. Where a claim ends without an answer, one of them claims the item and computes it.
+    at most. Where it fails, or a claim ends without an answer, one of them claims the item and
+    computes it.
     `lease` may be changed at any time.
     """
 
@@ -77,13 +90,18 @@ class SharedWork:
         if self.lease <= 0 or all(item.key is None for item in work.items):
             await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
             return
-        ours, theirs = await self._claim(work.items)
+        ours, theirs = await self._claim(work, work.items)
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
-            with self._renewing(items):
+            with self._claimed(items) as note:
+
+                def settled(index: int, outcome: ItemOutcome) -> None:
+                    note(index, outcome)
+                    settle(index, outcome)
+
                 await self._runner.run(
-                    part, deadline=deadline, settle=settle, traceparent=traceparent
+                    part, deadline=deadline, settle=settled, traceparent=traceparent
                 )
 
         if not theirs:
@@ -97,9 +115,11 @@ class SharedWork:
             async for items in self._left_by_others(work, theirs, until, settle):
                 tasks.create_task(run(items))
 
-    async def _claim(self, items: Sequence[WorkItem]) -> tuple[list[WorkItem], list[WorkItem]]:
+    async def _claim(
+        self, work: Work, items: Sequence[WorkItem]
+    ) -> tuple[list[WorkItem], list[WorkItem]]:
         """Return which of `items` this worker computes, and which another does."""
-        claimed = iter(await self._cache.claim(_keys(items)))
+        claimed = iter(await self._cache.claim(_keys(items), work.is_valid))
         ours: list[WorkItem] = []
         theirs: list[WorkItem] = []
         for item in items:
@@ -116,15 +136,14 @@ class SharedWork:
     ) -> AsyncIterator[list[WorkItem]]:
         """Settle what others compute, and yield what they do not, or not in time."""
         now = asyncio.get_running_loop().time
-        pause = _FIRST_PAUSE
+        began, pause = now(), _FIRST_PAUSE
         while items and now() < until:
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            items, outdated = await self._settle_found(work, items, settle)
-            if outdated:
-                yield outdated
+            await asyncio.sleep(min(pause, until - now()))
+            long_pause = min(_LONGEST_PAUSE, (now() - began) * _SHARE_OF_WAIT)
+            pause = min(2 * pause, max(_SHORT_PAUSE, long_pause))
+            items = await self._settle_found(work, items, settle)
             # The look-up has just read the claims of others: to ask for these costs nothing.
-            ours, items = await self._claim(items)
+            ours, items = await self._claim(work, items)
             if ours:
                 yield ours
         if items:
@@ -135,42 +154,58 @@ class SharedWork:
         work: Work,
         items: Sequence[WorkItem],
         settle: Callable[[int, ItemOutcome], None],
-    ) -> tuple[list[WorkItem], list[WorkItem]]:
-        """Settle what others have answered by now.
-
-        Returns the rest, and what has an answer that may not be given any more: nobody can claim it
-        until that is replaced.
-        """
-        found = await self._cache.lookup(_keys(items))
+    ) -> list[WorkItem]:
+        """Settle what others have answered by now, and return the rest."""
+        found = await self._cache.lookup(_keys(items), work.is_valid)
         now = self._wall()
         left: list[WorkItem] = []
-        outdated: list[WorkItem] = []
         for item, one in zip(items, found, strict=True):
-            if one is None:
-                left.append(item)
-            elif work.is_valid is None or work.is_valid(one.entry, now):
+            if one is not None and (work.is_valid is None or work.is_valid(one.entry, now)):
                 settle(item.index, joined_outcome(one.entry, now))
             else:
-                outdated.append(item)
-        return left, outdated
+                left.append(item)
+        return left
 
     @contextmanager
-    def _renewing(self, items: Sequence[WorkItem]) -> Iterator[None]:
-        """Renew the claims on `items` until they are computed."""
-        loop, keys = asyncio.get_running_loop(), _keys(items)
+    def _claimed(self, items: Sequence[WorkItem]) -> Iterator[Callable[[int, ItemOutcome], None]]:
+        """Renew the claims on `items` until they end, as is noted; release what has no answer."""
+        unsettled = {item.index: item.key for item in items if item.key is not None}
+        unanswered = dict(unsettled)
+
+        def note(index: int, outcome: ItemOutcome) -> None:
+            unsettled.pop(index, None)
+            if outcome.failure is None or outcome.failure.status == _REFUSED:
+                unanswered.pop(index, None)
+
+        try:
+            with self._renewing(unsettled):
+                yield note
+        finally:
+            if unanswered:
+                self._cache.release(list(unanswered.values()))
+
+    @contextmanager
+    def _renewing(self, unsettled: Mapping[int, CacheKey]) -> Iterator[None]:
+        """Renew the claims on the keys that are `unsettled` at each time."""
+        loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
         def renew() -> None:
             nonlocal timer
             if self.lease > 0:  # claims may have been switched off
-                self._cache.renew(keys)
-                timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
+                if unsettled:
+                    self._cache.renew(list(unsettled.values()))
+                timer = loop.call_later(self._pause(), renew)
 
-        timer = loop.call_later(self.lease * _RENEWED_AFTER, renew)
+        timer = loop.call_later(self._pause(), renew)
         try:
             yield
         finally:
             timer.cancel()
+
+    def _pause(self) -> float:
+        """Return the seconds until claims are renewed; shorter leases than that end before."""
+        return max(_SHORTEST_PAUSE, self.lease * _RENEWED_AFTER)
 
 
 def _keys(items: Sequence[WorkItem]) -> list[CacheKey]:

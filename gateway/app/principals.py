@@ -45,6 +45,7 @@ class PrincipalsFollower:
         self._poll = poll
         self._seen = _NEVER
         self._loaded = False
+        self._reached = True
         self._lock = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -74,8 +75,12 @@ class PrincipalsFollower:
         try:
             await self.read_again()
         except DependencyUnavailable as error:
-            _log.warning("keys cannot be read; known ones stay", extra={"reason": error.detail})
+            if self._reached:
+                _log.warning("keys cannot be read; known ones stay", extra={"reason": error.detail})
+            self._reached = False
             self._ring.drop_expired(self._wall())
+        else:
+            self._reached = True
 
     async def read_again(self) -> None:
         """Bring the ring up to date.

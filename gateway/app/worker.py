@@ -232,7 +232,7 @@ class _Worker:
         )
         self.prober = Prober(fleet=self.fleet, client=self.client, random=chooser)
         self._configure(self.runtimes.current)
-        self.runtimes.on_swap(self._configure_cache)
+        self.runtimes.on_swap(self._configure_storage)
         # Until the new backends were heard of, the old ones serve.
         self.runtimes.on_prepare(self._meet_backends)
         self.runtimes.on_swap(self._configure)
@@ -274,7 +274,8 @@ class _Worker:
         self.fleet.configure(endpoints, routing)
         self.client.configure(endpoints, routing)
 
-    def _configure_cache(self, runtime: Runtime) -> None:
+    def _configure_storage(self, runtime: Runtime) -> None:
+        self.limiter.local.share = runtime.document.limits.local_share
         self.cache.configure(runtime.document.cache)
         self.runner.lease = runtime.document.cache.lease
 

@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from gateway.cache.entry import Entry, Found
+from gateway.cache.entry import Entry, Found, Validity
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryStatistics
 
@@ -61,15 +61,22 @@ class RemoteTier(Protocol):
         """Write `entry` soon, or drop it; tells nobody."""
         ...
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+    ) -> list[bool]:
         """Tell others that this worker computes `keys`; say which another does, or just has.
 
         What another computes is claimed for a short while only, and may yet have to be computed.
+        An answer that is not current is replaced by the claim.
         """
         ...
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Tell others that this worker still computes `keys`, which it has claimed."""
+        ...
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Tell others that this worker, which has claimed `keys`, computes them no more."""
         ...
 
     def statistics(self) -> RemoteStatistics:
@@ -91,11 +98,21 @@ class Cache(Protocol):
         """Return the entry if this worker's memory has it; `now` is the wall clock's."""
         ...
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
-        """Return what memory, then Redis, have of `keys`. May be cancelled at any time."""
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
+        """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
+
+        What memory has and is not valid is asked of Redis, too; what Redis has may not be valid.
+        """
         ...
 
-    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+    def seek(
+        self,
+        keys: Sequence[CacheKey],
+        told: Callable[[list[Found | None]], object],
+        is_valid: Validity | None = None,
+    ) -> None:
         """Call `told` with what `lookup` would return: once, and not before a later turn.
 
         For callers without a task, which costs more than a hit in Redis does otherwise.
@@ -106,12 +123,19 @@ class Cache(Protocol):
         """Keep `entry`: in memory now, in Redis soon."""
         ...
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
-        """Tell other workers that this one computes `keys`; say which another one already does."""
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
+        """Tell other workers that this one computes `keys`; say which another one already does.
+
+        A stored answer that is not valid is replaced by the claim.
+        """
         ...
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Tell other workers that this one still computes `keys`, which it has claimed."""
+        ...
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Tell other workers that this one, which has claimed `keys`, computes them no more."""
         ...
 
     def statistics(self) -> CacheStatistics:

@@ -8,16 +8,47 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from hashlib import sha1
+from typing import Any, NamedTuple
 
-from gateway.cache.entry import encode_claim, read_claim
+from gateway.cache.entry import Entry, decode_entry, encode_claim, read_claim
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_pipes import Pipe
+from gateway.cache.redis_values import each, unpacked
 from gateway.redis_pipe import Command
 from gateway.tasks import TaskOwner
 
 _MOST_REMEMBERED = 4096
 """Claims of others that are remembered."""
+_GATHERED_FOR = 0.1
+"""Of a lease: renewals that are due meanwhile travel together, as each alone costs far more."""
+# Of several workers that found the same value, the first one's claim takes its place.
+_REPLACE = b"""
+if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+# Not that of another worker, which may have taken the place of one that ended.
+_RELEASE = b"""
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+
+
+class _Request(NamedTuple):
+    """A key to claim; `is_elsewhere` is whether another worker computes it, or just has."""
+
+    key: CacheKey
+    is_current: Callable[[Entry], bool]
+    is_elsewhere: asyncio.Future[bool]
+
+    def may_be_given(self, value: bytes) -> bool:
+        """Tell whether an unpacked `value` is the key's answer, and current."""
+        try:
+            entry = decode_entry(self.key, value)
+        except Exception:  # noqa: BLE001 - a damaged value is no answer, whatever is wrong with it
+            return False
+        return entry is not None and self.is_current(entry)
 
 
 class Claims:
@@ -44,7 +75,9 @@ class Claims:
         # What it computed in vain, or for a refresh, it does not wait for itself.
         self._name = secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
-        self._unsent: list[tuple[CacheKey, asyncio.Future[bool]]] = []
+        self._unsent: list[_Request] = []
+        self._due: set[CacheKey] = set()
+        self._renewing: asyncio.TimerHandle | None = None
         self.seen = 0
 
     def read(self, key: CacheKey, value: bytes) -> bool:
@@ -60,17 +93,20 @@ class Claims:
             self._elsewhere[key] = self._monotonic()
         return True
 
-    async def claim(self, keys: Sequence[CacheKey], *, within: float) -> list[bool]:
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool], *, within: float
+    ) -> list[bool]:
         """Claim `keys`, and say of each whether another worker computes it, or just has.
 
-        What the last read saw claimed is not asked for again.
+        What the last read saw claimed is not asked for again. What lies there and is neither a
+        claim nor an answer that `is_current` is replaced.
         """
         if self._lease <= 0:
             return [False] * len(keys)
         since = self._monotonic() - self._lease
         elsewhere = [self._elsewhere.pop(key, since) > since for key in keys]
         asked = [
-            (index, self._send(key))
+            (index, self._send(key, is_current))
             for index, (key, is_claimed) in enumerate(zip(keys, elsewhere, strict=True))
             if not is_claimed
         ]
@@ -81,60 +117,100 @@ class Claims:
         return elsewhere
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Let the claims on `keys` last for another lease; answers are left as they are."""
-        life = self._life()
-        names = [self._prefix + key.address for key in keys]
-        self._tasks.start(self._tell([(b"PEXPIRE", name, life, b"GT") for name in names]))
+        """Let the claims on `keys` last for another lease, soon; answers are left as they are."""
+        self._due.update(keys)
+        if self._renewing is None:
+            loop = asyncio.get_running_loop()
+            self._renewing = loop.call_later(self._lease * _GATHERED_FOR, self._renew_due)
 
-    def _send(self, key: CacheKey) -> asyncio.Future[bool]:
+    def close(self) -> None:
+        """Renew nothing any more."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims of this worker on `keys`; what else lies there is left as it is."""
+        commands: list[Command] = [
+            (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
+            for key in keys
+        ]
+        self._tasks.start(self._tell(commands))
+
+    def _send(self, key: CacheKey, is_current: Callable[[Entry], bool]) -> asyncio.Future[bool]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         if not self._unsent:
             loop.call_soon(self._flush)
-        self._unsent.append((key, future))
+        self._unsent.append(_Request(key, is_current, future))
         return future
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         self._tasks.start(self._write(unsent))
 
-    async def _write(self, unsent: Sequence[tuple[CacheKey, asyncio.Future[bool]]]) -> None:
+    def _renew_due(self) -> None:
+        self._renewing = None
+        due, self._due = self._due, set()
         life = self._life()
+        names = [self._prefix + key.address for key in due]
+        self._tasks.start(self._tell([(b"PEXPIRE", name, life, b"GT") for name in names]))
+
+    async def _write(self, unsent: Sequence[_Request]) -> None:
         try:
-            replies = await self._pipe.execute(
-                [
-                    (
-                        *(b"SET", self._prefix + key.address, encode_claim(key, self._name)),
-                        *(b"NX", b"PX", life),
-                    )
-                    for key, _ in unsent
-                ]
-            )
+            replies = await self._pipe.execute([self._set(request.key) for request in unsent])
             # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
-            refused = [each for each, reply in zip(unsent, replies, strict=True) if reply is None]
-            found = await self._read([key for key, _ in refused])
+            refused = [
+                request for request, reply in zip(unsent, replies, strict=True) if reply is None
+            ]
+            if refused:
+                await self._examine(refused)
         except OSError:
-            refused, found = [], []
+            pass  # reads and writes tell the breaker
         finally:
             # A claim that was lost costs only that others compute it, too.
-            taken = {
-                id(future) for (_, future), is_taken in zip(refused, found, strict=True) if is_taken
-            }
-            for _, future in unsent:
-                if not future.done():
-                    future.set_result(id(future) in taken)
+            for request in unsent:
+                if not request.is_elsewhere.done():
+                    request.is_elsewhere.set_result(False)
 
-    async def _read(self, keys: Sequence[CacheKey]) -> list[bool]:
-        """Tell which of `keys` have something that is no claim of this worker."""
-        if not keys:
-            return []
-        values: list[Any] = await self._pipe.execute(
-            [(b"GET", self._prefix + key.address) for key in keys]
+    async def _examine(self, refused: Sequence[_Request]) -> None:
+        """Find out what lies where claims were refused, and replace what is of no use to anybody.
+
+        Nobody would answer there, and every worker that finds it would wait for that: an answer
+        that may not be given any more, that is damaged, or of another secret.
+        """
+        replies: list[Any] = await self._pipe.execute(
+            [(b"GET", self._prefix + request.key.address) for request in refused]
         )
-        return [
-            isinstance(value, bytes) and read_claim(key, value) != self._name
-            for key, value in zip(keys, values, strict=True)
-        ]
+        values = [reply if isinstance(reply, bytes) else None for reply in replies]
+        useless: list[tuple[_Request, bytes]] = []
+        plain_values = await each(unpacked, values)
+        for request, value, plain in zip(refused, values, plain_values, strict=True):
+            if value is None or plain is None:
+                continue
+            claimant = read_claim(request.key, value)
+            if claimant is not None:
+                request.is_elsewhere.set_result(claimant != self._name)
+            elif request.may_be_given(plain):
+                request.is_elsewhere.set_result(True)
+            else:
+                useless.append((request, value))
+        if useless:
+            replies = await self._pipe.execute(
+                [self._replace(request.key, value) for request, value in useless]
+            )
+            for (request, _), reply in zip(useless, replies, strict=True):
+                # Another worker was quicker; an error leaves it to each.
+                request.is_elsewhere.set_result(reply == 0)
+
+    def _set(self, key: CacheKey) -> Command:
+        claim = encode_claim(key, self._name)
+        return (b"SET", self._prefix + key.address, claim, b"NX", b"PX", self._life())
+
+    def _replace(self, key: CacheKey, value: bytes) -> Command:
+        """Return the command that puts a claim in the place of `value`."""
+        name, claim = self._prefix + key.address, encode_claim(key, self._name)
+        digest = sha1(value, usedforsecurity=False).hexdigest()
+        return (b"EVAL", _REPLACE, 1, name, digest, claim, self._life())
 
     async def _tell(self, commands: Sequence[Command]) -> None:
         with contextlib.suppress(OSError):  # reads and writes tell the breaker

@@ -55,13 +55,13 @@ class ConfigurableCache(ResultCache):
         """Go by `entry` from now on: memory within some turns of the loop, Redis at the next."""
         before, self._entry = self._entry, entry
         if _memory_bytes(entry) != _memory_bytes(before):
-            self._tasks.start(self._resize(entry))
+            self._tasks.start(self._resize(_memory_bytes(entry)))
         if _remote_settings(entry) != _remote_settings(before):
             self._tasks.start(self._exchange(entry))
 
-    async def _resize(self, entry: CacheEntry) -> None:
-        target = _memory_bytes(entry)
-        while self._entry is entry and self._memory.capacity_bytes != target:
+    async def _resize(self, target: int) -> None:
+        # Until another size is wanted; documents with the same one may follow meanwhile.
+        while _memory_bytes(self._entry) == target != self._memory.capacity_bytes:
             least = self._memory.capacity_bytes - _STEP_BYTES
             self._memory.resize(max(target, least), self._clock())
             await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """What the result cache keeps of an item's answer, and how it is written to Redis."""
 
 import zlib
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -42,6 +43,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     """The epoch of `owner` at that time: purging the tenant raises it."""
     truncated_from: int = 0
     """How many tokens the text has that the model cut; 0 where it cut nothing."""
+
+
+Validity = Callable[[Entry, float], bool]
+"""Tells whether a stored answer may be given at a time of the wall clock."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):

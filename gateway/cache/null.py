@@ -30,11 +30,16 @@ class NullTier:
     def store(self, key: CacheKey, entry: Entry, now: float) -> None:
         """Keep nothing."""
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+    ) -> list[bool]:
         """Tell nobody."""
         return [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Tell nobody."""
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
         """Tell nobody."""
 
     def statistics(self) -> RemoteStatistics:

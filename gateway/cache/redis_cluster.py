@@ -30,6 +30,8 @@ class _Node:
 class ClusterPipe:
     """A `RedisPipe` over all nodes of a cluster; the first key of a command says who is asked.
 
+    Of scripts, too, which come as `EVAL`.
+
     `MGET` is taken apart: keys of several slots cannot be asked for at once, so each node gets a
     `GET` for each of its keys, all in one piece. A node that fails costs its own keys only; where
     every node fails, so does the call. A call slower than `slow` seconds is a bad one.
@@ -79,7 +81,7 @@ class ClusterPipe:
         """Return the reply to each command of one key, or the error of its node."""
         shares: dict[_Node, list[int]] = {}
         for index, command in enumerate(commands):
-            slot = key_slot(_bytes(command[1])) if len(command) > 1 else 0
+            slot = key_slot(_bytes(command[at])) if len(command) > (at := _key_at(command)) else 0
             shares.setdefault(self._owners[slot], []).append(index)
         asked = [
             self._ask_node(node, [commands[index] for index in share])
@@ -186,6 +188,11 @@ def _apart(command: Command) -> list[Command]:
     if command[0] == b"MGET":
         return [(b"GET", name) for name in command[1:]]
     return [command]
+
+
+def _key_at(command: Command) -> int:
+    """Return the place of a command's first key; that of a script comes after their number."""
+    return 3 if command[0] == b"EVAL" else 1
 
 
 def _value(reply: object) -> object:

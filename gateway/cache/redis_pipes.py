@@ -34,9 +34,8 @@ class _PrimaryPipe(RedisPipe):
     def __init__(self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive) -> None:
         # Connecting has `timeout` in all: a Sentinel that hangs must leave time for the next.
         share = timeout / (len(servers.addresses) + 1)
-        sentinels = [f"{servers.base}://{host}:{port}" for host, port in servers.addresses]
         self._sentinels = Sentinels(
-            sentinels, primary=servers.primary, timeout=share, keepalive=keepalive
+            servers.sentinel_urls, primary=servers.primary, timeout=share, keepalive=keepalive
         )
         super().__init__(
             servers.urls[0],

@@ -91,6 +91,7 @@ class RedisTier:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._claims.close()
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
@@ -137,16 +138,24 @@ class RedisTier:
             self._writing = True
             self._tasks.start(self._write())
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+    ) -> list[bool]:
         """Claim `keys` with others of this iteration; say which another worker computes."""
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
-        return await self._claims.claim(keys, within=self._timeout + _PER_KEY * len(keys))
+        within = self._timeout + _PER_KEY * len(keys)
+        return await self._claims.claim(keys, is_current, within=within)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Let the claims on `keys` last for another lease."""
         if self._breaker.state is BreakerState.CLOSED:
             self._claims.renew(keys)
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims on `keys`."""
+        if self._breaker.state is BreakerState.CLOSED:
+            self._claims.release(keys)
 
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""

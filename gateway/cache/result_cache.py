@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from gateway.cache.base import CacheStatistics, RemoteTier
-from gateway.cache.entry import Entry, Found
+from gateway.cache.entry import Entry, Found, Validity
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryTier
 
@@ -37,17 +37,24 @@ class ResultCache:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
         """Return what memory and, for the rest, Redis have of `keys`."""
-        found, missing = self._in_memory(keys)
+        found, missing = self._in_memory(keys, is_valid)
         if missing:
             fetched = await self._remote.fetch([keys[index] for index in missing])
             self._add(keys, found, missing, fetched)
         return found
 
-    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+    def seek(
+        self,
+        keys: Sequence[CacheKey],
+        told: Callable[[list[Found | None]], object],
+        is_valid: Validity | None = None,
+    ) -> None:
         """Call `told` later with what memory and, for the rest, Redis have of `keys`."""
-        found, missing = self._in_memory(keys)
+        found, missing = self._in_memory(keys, is_valid)
         if not missing:
             asyncio.get_running_loop().call_soon(told, found)
             return
@@ -68,26 +75,37 @@ class ResultCache:
         self._memory.put(key, entry, now)
         self._remote.store(key, entry, now)
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Tell the workers that share Redis that this one computes `keys`."""
-        return await self._remote.claim(keys)
+
+        def is_current(entry: Entry) -> bool:
+            now = self._clock()
+            return entry.expires_at > now and (is_valid is None or is_valid(entry, now))
+
+        return await self._remote.claim(keys, is_current)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Tell the workers that share Redis that this one still computes `keys`."""
         self._remote.renew(keys)
 
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Tell the workers that share Redis that this one computes `keys` no more."""
+        self._remote.release(keys)
+
     def statistics(self) -> CacheStatistics:
         """Return the counts of both tiers."""
         return CacheStatistics(memory=self._memory.statistics(), remote=self._remote.statistics())
 
-    def _in_memory(self, keys: Sequence[CacheKey]) -> tuple[list[Found | None], list[int]]:
-        """Return what memory has of `keys`, and the places of the rest."""
+    def _in_memory(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None
+    ) -> tuple[list[Found | None], list[int]]:
+        """Return what memory has of `keys` that is valid, and the places of the rest."""
         now = self._clock()
         found: list[Found | None] = []
         missing: list[int] = []
         for index, key in enumerate(keys):
             entry = self._memory.peek(key, now)
-            if entry is None:
+            if entry is None or not (is_valid is None or is_valid(entry, now)):
                 missing.append(index)
                 found.append(None)
             else:

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from backends.protocol import Task
-from gateway.cache.entry import Entry
+from gateway.cache.entry import Validity
 from gateway.cache.key import CacheKey
 from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
 
@@ -37,8 +37,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     criticality: Criticality = Criticality.DEFAULT
     lane: Literal["interactive", "bulk"] = "interactive"
     truncate: bool = True
-    is_valid: Callable[[Entry, float], bool] | None = None
-    """Tells whether a stored answer may be given at a time; `None`: every one may."""
+    is_valid: Validity | None = None
+    """Tells whether a stored answer may be given; `None`: every one may."""
     atomic: bool = False
     """Items of a request that is of no use without any of them: none runs unless all may."""
 

@@ -20,6 +20,7 @@ from gateway.rate_limit.spender import AskingSpender, Spender
 from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
+_LEAST_SHARE = 1e-6
 
 
 class _Bucket(msgspec.Struct, gc=False):
@@ -48,10 +49,19 @@ class MemoryRateLimiter:
     ) -> None:
         self._monotonic = monotonic
         self._wall = wall
-        self._share = share
+        self.share = share
         self._buckets: dict[str, _Bucket] = {}
         self._sweep_at = _FIRST_SWEEP
         self._admitted = self._refused = self._shadowed = 0
+
+    @property
+    def share(self) -> float:
+        """What buckets are of their rules' sizes; those that are there follow when next used."""
+        return self._share
+
+    @share.setter
+    def share(self, share: float) -> None:
+        self._share = max(share, _LEAST_SHARE)
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide."""

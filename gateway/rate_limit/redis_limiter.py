@@ -29,7 +29,6 @@ _SWEEP = 0.25
 _IDLE = 0.5
 _FORGET = 60.0
 _DRAIN = 2.0
-_LEAST_SHARE = 1e-6
 
 
 class RedisRateLimiter:
@@ -61,9 +60,8 @@ class RedisRateLimiter:
         self._wall = wall
         # Late is not down: while Redis answers at all, what it says is the limit.
         self._breaker = breaker or CircuitBreaker(slow=inf)
-        self._share = MemoryRateLimiter(
-            monotonic=monotonic, share=max(local_share, _LEAST_SHARE), wall=wall
-        )
+        self.local = MemoryRateLimiter(monotonic=monotonic, share=local_share, wall=wall)
+        """Decides while Redis is down; its share may be changed."""
         self._leases = Leases()
         self._turns = Turns()
         self._waiting = Waiting()
@@ -159,7 +157,7 @@ class RedisRateLimiter:
             # Others were quicker: there is no more to run ahead with.
             is_late = in_haste or await self._turns.is_late(tenant, now, in_haste=False)
         if is_late:
-            decision = self._share.try_admit(in_region(charges, self._shares))
+            decision = self.local.try_admit(in_region(charges, self._shares))
             if decision.allowed:
                 self._by_share += 1
                 self._leases.run_ahead(owed)
@@ -282,7 +280,7 @@ class RedisRateLimiter:
         _ = self._take(tenant, [returned(bucket, lease, now)])
 
     def _admit_by_share(self, charges: Sequence[Charge]) -> Decision:
-        decision = self._share.try_admit(in_region(charges, self._shares))
+        decision = self.local.try_admit(in_region(charges, self._shares))
         if decision.allowed:
             self._by_share += 1
         else:

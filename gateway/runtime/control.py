@@ -69,6 +69,14 @@ if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
 end
 return restored
 """
+# The first who knows of more purges than Redis does begins another history of epochs.
+_BEGIN_HISTORY = """
+if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('PUBLISH', ARGV[3], 'epochs')
+return 1
+"""
 # The clock is the server's, so that machines need not agree on theirs.
 _HEARTBEAT = """
 local now = tonumber(redis.call('TIME')[1])
@@ -187,6 +195,15 @@ class Control:
         await self._ask(self._redis.set(_LINEAGE, secrets.token_hex(8), nx=True))
         found: bytes = await self._ask(self._redis.get(_LINEAGE))
         return found.decode()
+
+    async def begin_history(self, known: int) -> None:
+        """Give the epochs another name where Redis has lost purges up to version `known`.
+
+        It has an older file, or is a replica that lagged: under the old name, what was purged since
+        would be found again.
+        """
+        fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _LINEAGE)
+        await self._script(_BEGIN_HISTORY, keys, known, fresh, _CHANGED)
 
     async def raise_epoch(self, name: str) -> int:
         """Make every cached answer of `name` unreachable; return the version to wait for."""

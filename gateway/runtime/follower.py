@@ -165,7 +165,7 @@ class RuntimeFollower:
     async def _step(self) -> None:
         try:
             await self._control.heartbeat(self._worker, self._report())
-            newest = await self._recovered(await self._control.versions())
+            newest = await self._recovered(await self._versions())
             if _configuration(newest) != _configuration(self._seen):
                 await self._take_config(newest)
             self._models_changed(newest.models)
@@ -182,6 +182,14 @@ class RuntimeFollower:
             self._connected(False)
         except Exception:  # noqa: BLE001 - a bug in one step must not end the following of later ones
             _log.exception("a step of following the configuration failed")
+
+    async def _versions(self) -> Versions:
+        """Return the versions; what was purged stays purged where Redis has lost that."""
+        newest = await self._control.versions()
+        if newest.epochs < self._seen.epochs:
+            await self._control.begin_history(self._seen.epochs)
+            newest = await self._control.versions()
+        return newest
 
     async def _recovered(self, newest: Versions) -> Versions:
         """Return the versions once a Redis that lost them has them again, or keep those seen."""

@@ -33,6 +33,7 @@ class ModelsFollower:
         self._report = report
         self._wanted: int | None = None
         self._news = asyncio.Event()
+        self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -45,6 +46,8 @@ class ModelsFollower:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # A command to Redis may lose the cancellation.
+        self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -56,7 +59,7 @@ class ModelsFollower:
         self._wanted = version
 
     async def _follow(self) -> None:
-        while True:
+        while not self._is_stopping:
             await self._news.wait()
             self._news.clear()
             version, outcome = self._wanted or 0, "ok"

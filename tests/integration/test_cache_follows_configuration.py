@@ -61,6 +61,15 @@ async def test_memory_shrinks_and_grows_and_keeps_what_fits(cache: ConfigurableC
     assert large.entries == small.entries
 
 
+async def test_memory_shrinks_though_another_change_follows_at_once(
+    cache: ConfigurableCache,
+) -> None:
+    change(cache, memory_bytes=1_000_000)
+    change(cache, memory_bytes=1_000_000, refusal_ttl=1.0)
+
+    await until(lambda: cache.statistics().memory.capacity_bytes == 1_000_000)
+
+
 async def test_memory_that_is_switched_off_answers_no_more(cache: ConfigurableCache) -> None:
     key = cache_key("a")
     cache.store(key, entry())

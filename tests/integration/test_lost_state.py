@@ -14,14 +14,14 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.published import RecordedState
 from gateway.redis_connection import connect
-from gateway.runtime.control import Control
+from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.recovery import LedgerRecovery, Record
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from tests.support.valkey import Valkey
-from tests.support.waiting import eventually, until
+from tests.support.waiting import PATIENCE, eventually, until
 
 pytestmark = pytest.mark.anyio
 
@@ -196,18 +196,58 @@ async def test_history_is_kept_and_generations_never_go_backwards(
     assert [entry.generation for entry in await Control(redis).history()] == [4, 3, 2, 1]
 
 
+async def copied(redis: Redis) -> dict[bytes, bytes]:
+    """Return what Redis has now."""
+    names = [name async for name in redis.scan_iter(match="sg:{config}:*")]
+    return {name: await redis.dump(name) or b"" for name in names}
+
+
+async def replace(redis: Redis, older: Mapping[bytes, bytes]) -> None:
+    """Do what a Redis does that starts with an older file: nobody sees anything in between."""
+    async with redis.pipeline(transaction=True) as together:
+        together.execute_command("FLUSHALL")
+        for name, value in older.items():
+            together.execute_command("RESTORE", name, 0, value)
+        await together.execute()
+
+
+async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
+    redis: Redis, ledger: Ledger, settings: Settings
+) -> None:
+    control = Control(redis)
+    await control.raise_epoch("tenant:a")
+    worker = await start(redis, ledger.published, settings)
+    taken: list[tuple[str, int]] = []
+    worker.store.on_swap(
+        lambda runtime: taken.append((runtime.lineage, runtime.epochs.get("tenant:a", 0)))
+    )
+
+    async with worker.follower:
+        older = await copied(redis)
+        await control.raise_epoch("tenant:a")
+        await until(lambda: len(taken) == 1, what="the purge is taken")
+        await replace(redis, older)
+        await until(lambda: len(taken) == 2, what="what was lost is noticed")
+        purged = await control.raise_epoch("tenant:a")
+        settled = await control.settled(Topic.EPOCHS, purged, within=PATIENCE)
+    restarted = await start(redis, ledger.published, settings)
+
+    before, after = taken[0][0], {lineage for lineage, _ in taken[1:]}
+    assert len(after) == 1
+    assert before not in after
+    assert restarted.store.current.lineage in after
+    assert set(settled.values()) == {"ok"}
+
+
 async def test_an_older_state_is_brought_up_to_date(
     redis: Redis, ledger: Ledger, settings: Settings
 ) -> None:
     publisher = publisher_of(redis, ledger, settings)
     await put(publisher, 8)
-    names = [name async for name in redis.scan_iter(match="sg:{config}:*")]
-    older = {name: await redis.dump(name) or b"" for name in names}
+    older = await copied(redis)
     await put(publisher, 9)
     await drain(redis, ledger, "eu-0")
-    await redis.flushall()
-    for name, value in older.items():
-        await redis.restore(name, 0, value)
+    await replace(redis, older)
 
     await recovery_of(redis, ledger.published).reconcile()
 

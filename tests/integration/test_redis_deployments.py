@@ -82,6 +82,22 @@ async def test_keys_of_one_lookup_are_found_on_every_node_of_a_cluster(
     assert min(sizes) > _MANY // 6
 
 
+async def test_outdated_answers_on_every_node_of_a_cluster_are_claimed_by_one_worker(
+    cluster: list[Valkey],
+) -> None:
+    for server in cluster:
+        server.flush()
+    keys = [cache_key(name) for name in range(_MANY)]
+    url = f"redis-cluster://127.0.0.1:{cluster[0].port}"
+    async with cache_at(url) as one, cache_at(url) as other:
+        await stored(one, range(_MANY))
+
+        first = await one.claim(keys, lambda _found, _now: False)
+        second = await other.claim(keys, lambda _found, _now: False)
+
+    assert (any(first), all(second)) == (False, True)
+
+
 async def test_a_cluster_is_found_by_any_one_of_its_nodes(cluster: list[Valkey]) -> None:
     async with cache_at(f"redis-cluster://127.0.0.1:{cluster[2].port}") as cache:
         await stored(cache, range(_MANY))
@@ -193,6 +209,7 @@ def test_the_url_of_several_servers_says_where_they_are() -> None:
     assert servers is not None
     assert servers.addresses == (("a", 1), ("b", 26_379), ("::1", 3))
     assert servers.urls[2] == "rediss://me:p%40ss@[::1]:3/2"
+    assert servers.sentinel_urls == ["rediss://a:1", "rediss://b:26379", "rediss://[::1]:3"]
     assert (servers.kind, servers.primary) == ("sentinel", "cache")
     assert read_servers("redis://a:1/0") is None
     assert read_servers("unix:///tmp/s") is None
@@ -209,6 +226,11 @@ def test_the_url_of_several_servers_says_where_they_are() -> None:
 def test_a_url_that_lacks_something_says_what(url: str, what: str) -> None:
     with pytest.raises(ConfigurationError, match=what):
         read_servers(url)
+
+
+async def test_a_sentinel_may_have_an_address_of_ip_version_6(anyio_backend: str) -> None:
+    async with cache_at("redis-sentinel://[::1]:1/0?primary=cache") as cache:
+        assert await known(cache, range(1)) == []
 
 
 def test_the_state_cannot_be_kept_by_several_servers() -> None:

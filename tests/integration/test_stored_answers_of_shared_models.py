@@ -1,24 +1,27 @@
 """Answers that were stored and may not be given any more are not given as another worker's."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from backends.protocol import Task
-from gateway.cache.entry import Found
+from gateway.cache.entry import Found, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem
+from gateway.outcomes import LOST
 from gateway.redis_connection import connect
 from gateway.runtime.control import Control, Topic
 from gateway.shared_work import SharedWork
 from gateway.types import ItemOutcome, RegionName, ServedModel, Source
 from tests.support.caching import cache_key
 from tests.support.inference_scene import INFO
-from tests.support.stub_backend import StubBackend
+from tests.support.stub_backend import StubBackend, answer_when
 from tests.support.waiting import PATIENCE, eventually, until
 from tests.support.worker import Response, RunningWorker, classify, post, running_worker
 
@@ -27,29 +30,56 @@ _CLAIM = b"\x03"
 
 
 class ClaimedByNobody:
-    """A cache that has nothing, and counts how often claims are renewed."""
+    """A cache that has nothing, and counts how often claims are renewed, the last of which."""
 
     def __init__(self) -> None:
         self.renewals = 0
+        self.renewed: list[CacheKey] = []
 
-    async def claim(self, keys: Sequence[CacheKey]) -> list[bool]:
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Say that nobody has claimed any."""
         return [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Count."""
         self.renewals += 1
+        self.renewed = list(keys)
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Do nothing."""
+
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
         """Find nothing."""
         return [None] * len(keys)
 
 
-class SlowRunner:
-    """Answers once `gate` is set."""
+class ClaimedByAnother(ClaimedByNobody):
+    """A cache whose every key another worker computes; counts how often that is looked at."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.looked = 0
+
+    @override
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
+        return [True] * len(keys)
+
+    @override
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
+        self.looked += 1
+        return [None] * len(keys)
+
+
+class SlowRunner:
+    """Answers once `gate` is set; the first `failing` items fail before."""
+
+    def __init__(self, *, failing: int = 0) -> None:
         self.gate = asyncio.Event()
+        self.failing = failing
 
     async def run(
         self,
@@ -60,9 +90,17 @@ class SlowRunner:
         traceparent: str = "",
     ) -> None:
         """Settle every item."""
+        for item in work.items[: self.failing]:
+            settle(item.index, LOST)
         await self.gate.wait()
-        for item in work.items:
+        for item in work.items[self.failing :]:
             settle(item.index, ItemOutcome(source=Source.COMPUTED, result=b"1"))
+
+
+@pytest.fixture
+async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
+    async with StubBackend() as running:
+        yield running
 
 
 async def ask(worker: RunningWorker, *texts: str) -> Response:
@@ -110,15 +148,138 @@ async def test_what_was_purged_is_computed_though_redis_still_has_it(
     assert [usage["collapsed"] for usage in usages] == [0, 0, 0]
 
 
-async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
-    cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = SharedWork(runner, cache=cache, lease=0.001)
-    work = Work(
+@asynccontextmanager
+async def two_workers(
+    folder: Path, url: str, stub: StubBackend
+) -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
+    """Run two workers with memory that both have the answer to `a` from before a purge."""
+    redis = connect(url, timeout=60.0)
+    await redis.flushall()
+    models, cache = {"stub": {"scope": "shared"}}, {"redis_timeout": 5.0, "lease": 60.0}
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(redis.aclose)
+        workers = []
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+            running = running_worker(folder / name, url, [stub], models=models, cache=cache)
+            workers.append(await stack.enter_async_context(running))
+        one, two = workers
+        await ask(one, "a")
+        await eventually(partial(is_stored, redis))
+        assert (await ask(two, "a")).json()["usage"]["hit"] == 1
+        await purge(redis, "tenant:acme")
+        yield one, two
+
+
+async def test_what_was_purged_is_computed_by_one_worker_and_found_by_the_others(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    redis = connect(valkey, timeout=60.0)
+    async with two_workers(tmp_path, valkey, stub) as (one, two):
+        (name,) = await redis.keys("sg:r:*")
+        before = await redis.get(name)
+        first = await ask(one, "a")
+
+        async def is_replaced() -> bool:
+            value = await redis.get(name)
+            return value not in (None, before) and value[:1] != _CLAIM
+
+        await eventually(is_replaced)
+        second = await ask(two, "a")
+    await redis.aclose()
+
+    assert first.json()["usage"]["computed"] == 1
+    assert second.json()["usage"]["hit"] == 1
+
+
+async def test_of_workers_that_are_asked_at_once_for_what_was_purged_one_computes(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    async with two_workers(tmp_path, valkey, stub) as (one, two):
+        gate, calls = asyncio.Event(), len(stub.calls)
+        stub.behaviour = answer_when(gate)
+        first = asyncio.create_task(ask(one, "a"))
+        await stub.wait_for(lambda: len(stub.calls) == calls + 1)
+        second = asyncio.create_task(ask(two, "a", "b"))
+        # It asks for all that it computes at once, and so knows by then of the claim on the other.
+        await stub.wait_for(lambda: len(stub.calls) == calls + 2)
+        gate.set()
+        usages = [response.json()["usage"] for response in await asyncio.gather(first, second)]
+
+    assert [(usage["computed"], usage["collapsed"]) for usage in usages] == [(1, 0), (1, 1)]
+
+
+def work_on(*texts: str) -> Work:
+    """Return work that other workers may wait for."""
+    return Work(
         model=ServedModel(info=INFO, regions=(RegionName("eu"),)),
         task=Task.CLASSIFY,
         parameters=b"",
-        items=(WorkItem(index=0, body=b"a", scope="shared", affinity=b"a", key=cache_key("a")),),
+        items=tuple(
+            WorkItem(
+                index=index,
+                body=text.encode(),
+                scope="shared",
+                affinity=text.encode(),
+                key=cache_key(text),
+            )
+            for index, text in enumerate(texts)
+        ),
     )
+
+
+async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_computed(
+    anyio_backend: str,
+) -> None:
+    cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
+    shared = SharedWork(runner, cache=cache, lease=0.001)
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+
+    running = asyncio.create_task(
+        shared.run(work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
+    )
+    await until(lambda: cache.renewals > 0)
+    renewed = cache.renewed
+    runner.gate.set()
+    await running
+
+    assert renewed == [cache_key("b")]
+
+
+async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> None:
+    cache, runner = ClaimedByAnother(), SlowRunner()
+    runner.gate.set()
+    shared = SharedWork(runner, cache=cache, lease=0.25)
+    now = asyncio.get_running_loop().time()
+
+    await shared.run(work_on("a"), deadline=now + 3.0, settle=lambda _index, _outcome: None)
+
+    assert 0 < cache.looked < 60  # in 1.5 s
+
+
+async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend: str) -> None:
+    cache, runner = ClaimedByNobody(), SlowRunner()
+    shared = SharedWork(runner, cache=cache, lease=1e-9)
+    loop = asyncio.get_running_loop()
+
+    running = asyncio.create_task(
+        shared.run(
+            work_on("a"), deadline=loop.time() + PATIENCE, settle=lambda _index, _outcome: None
+        )
+    )
+    began = loop.time()
+    await until(lambda: loop.time() > began + 0.1)
+    renewals, waited = cache.renewals, loop.time() - began
+    runner.gate.set()
+    await running
+
+    assert renewals < 250 * waited
+
+
+async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
+    cache, runner = ClaimedByNobody(), SlowRunner()
+    shared = SharedWork(runner, cache=cache, lease=0.001)
+    work = work_on("a")
     deadline = asyncio.get_running_loop().time() + PATIENCE
     settled: list[tuple[int, ItemOutcome]] = []
 

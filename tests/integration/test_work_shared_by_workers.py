@@ -2,13 +2,18 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.support.stub_backend import StubBackend, answer, answer_when, hang
+from backends.protocol import Call, Failed
+from gateway.cache.entry import Entry
+from gateway.redis_connection import connect
+from tests.support.stub_backend import Reply, StubBackend, answer, answer_when, hang
 from tests.support.valkey import Valkey
 from tests.support.waiting import eventually, until
 from tests.support.worker import Response, RunningWorker, classify, post, running_worker
@@ -66,6 +71,12 @@ def reads(redis: Valkey) -> int:
 def renewals(redis: Valkey) -> int:
     """Return how many times a claim was renewed."""
     found = re.search(rb"cmdstat_pexpire:calls=(\d+)", redis.ask("INFO commandstats"))
+    return int(found[1]) if found else 0
+
+
+def written(redis: Valkey) -> int:
+    """Return how many times a claim or an answer was written, or a claim was refused."""
+    found = re.search(rb"cmdstat_set:calls=(\d+)", redis.ask("INFO commandstats"))
     return int(found[1]) if found else 0
 
 
@@ -201,3 +212,79 @@ async def test_a_claim_is_no_answer_and_is_replaced_by_one(
         await eventually(is_found)
 
     assert (only.status, only.json()["code"]) == (504, "not_cached")
+
+
+def of_another_secret(value: bytes) -> bytes:
+    return value[:1] + bytes(16) + value[17:]
+
+
+def damaged(value: bytes) -> bytes:
+    return value[:17] + b"\xc1"
+
+
+def expired(value: bytes) -> bytes:
+    """Return an answer of a machine whose clock is behind."""
+    entry = msgspec.msgpack.decode(value[17:], type=Entry)
+    past = msgspec.structs.replace(entry, expires_at=time.time() - 1.0)  # noqa: TID251 - stored
+    return value[:17] + msgspec.msgpack.encode(past)
+
+
+def claimed_under_another_secret(value: bytes) -> bytes:
+    return b"\x03" + bytes(16) + b"somebody"
+
+
+@pytest.mark.parametrize(
+    "change", [of_another_secret, damaged, expired, claimed_under_another_secret]
+)
+async def test_a_value_that_answers_nobody_keeps_nobody_waiting(
+    change: Callable[[bytes], bytes], tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    redis = connect(own.url, timeout=60.0)
+    async with sharing_workers(tmp_path, own, stub, lease=_LONG) as (one, two):
+        await ask(one, "a")
+
+        async def is_stored() -> bool:
+            names = await redis.keys("sg:r:*")
+            values = [await redis.get(name) or b"" for name in names]
+            return [value[:1] for value in values] == [b"\x01"]
+
+        await eventually(is_stored)
+        (name,) = await redis.keys("sg:r:*")
+        stored = await redis.get(name)
+        assert isinstance(stored, bytes)
+        await redis.set(name, change(stored))
+        before = written(own)
+
+        response = await ask(two, "a", **{"x-request-timeout": "4"})
+    await redis.aclose()
+
+    assert (response.status, response.json()["usage"]["computed"]) == (200, 1)
+    # A claim that was refused, one in the place of the value, and the answer: it did not wait.
+    assert written(own) - before <= 3
+
+
+async def fail_all(stub: StubBackend, call: Call, reply: Reply) -> None:
+    """Fail every item for good."""
+    for index in range(len(call.items)):
+        await reply.send(
+            Failed(index=index, status=500, code="odd", detail="It is odd.", retryable=False)
+        )
+    await reply.end(stub.report)
+
+
+@pytest.mark.parametrize("texts", [("a",), ("a", "b")])
+async def test_the_claim_on_what_failed_is_released(
+    texts: Sequence[str], tmp_path: Path, own: Valkey, stub: StubBackend
+) -> None:
+    redis = connect(own.url, timeout=60.0)
+    stub.behaviour = fail_all
+    async with sharing_workers(tmp_path, own, stub, lease=600.0, names=["one"]) as (one,):
+        response = await ask(one, *texts)
+
+        async def is_released() -> bool:
+            return await redis.keys("sg:r:*") == []
+
+        await eventually(is_released)
+    await redis.aclose()
+
+    assert response.status == 502

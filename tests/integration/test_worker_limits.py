@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admin.publishing import Publisher
+from gateway.ledger.ledger import Ledger
+from gateway.redis_connection import connect
+from gateway.runtime.control import Control
 from gateway.types import Rule
 from tests.support.stub_backend import StubBackend, answer_when
+from tests.support.valkey import Valkey
+from tests.support.waiting import PATIENCE
 from tests.support.worker import Response, RunningWorker, classify, post, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -159,3 +165,32 @@ async def test_a_worker_that_never_reached_a_backend_asks_to_try_again(
     assert (refused.status, refused.json()["code"]) == (503, "upstream_unavailable")
     assert int(refused.headers["retry-after"]) >= 1
     assert answered.status == 200
+
+
+async def test_a_changed_local_share_holds_in_workers_that_run(
+    tmp_path: Path, stub: StubBackend
+) -> None:
+    rule = Rule(name="hour", unit="requests", capacity=20, window=3600.0)
+    limits = {"local_share": 0.1}
+    with Valkey() as own:
+        async with running_worker(
+            tmp_path, own.url, [stub], rules=(rule,), limits=limits
+        ) as worker:
+            document = worker.settings.config / "gateway.yaml"
+            document.write_text(document.read_text().replace('share":0.1', 'share":0.5'))
+            redis = connect(own.url, timeout=60.0)
+            with Ledger(worker.settings.ledger) as ledger:
+                changed = await Publisher(
+                    control=Control(redis),
+                    ledger=ledger,
+                    settings=worker.settings,
+                    clock=lambda: 0.0,
+                    patience=PATIENCE,
+                ).reload(author="test")
+            await redis.aclose()
+            own.kill()
+
+            answers = [await ask(worker, "a") for _ in range(20)]
+
+    assert changed.live
+    assert [one.status for one in answers].count(200) == 10

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from backends.protocol import ClassifyParameters, ModelInfo, Task
 from gateway.cache.coalescing import Flights
-from gateway.cache.entry import Entry, Found
+from gateway.cache.entry import Entry, Found, Validity
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.null import NullTier
@@ -88,7 +88,9 @@ class DictCache:
         entry = self.entries.get(key) if self.has_memory else None
         return entry if entry is not None and entry.expires_at > now else None
 
-    async def lookup(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[Found | None]:
         """Return the entries that are there, as if from Redis."""
         await asyncio.sleep(0)
         return self._found(keys)
@@ -98,7 +100,12 @@ class DictCache:
         self.before_lookup()
         return [Found(entry=entry, tier="redis") if entry else None for entry in entries]
 
-    def seek(self, keys: Sequence[CacheKey], told: Callable[[list[Found | None]], object]) -> None:
+    def seek(
+        self,
+        keys: Sequence[CacheKey],
+        told: Callable[[list[Found | None]], object],
+        is_valid: Validity | None = None,
+    ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
         asyncio.get_running_loop().call_soon(lambda: told(self._found(keys)))
 

@@ -140,3 +140,17 @@ async def test_a_bad_read_does_not_end_the_following(caplog: pytest.LogCaptureFi
             accounts.change()
 
             await until(lambda: not knows(ring))
+
+
+async def test_a_store_that_is_away_is_told_of_once_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    async with PrincipalsFollower(ring=ring, accounts=accounts, poll=60.0) as follower:
+        for trouble in (DependencyUnavailable("away"), None, DependencyUnavailable("away")):
+            accounts.trouble = trouble
+            for _ in range(5):
+                await follower.refresh()
+
+    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == ["keys cannot be read; known ones stay"] * 2

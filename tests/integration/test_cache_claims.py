@@ -1,0 +1,94 @@
+"""Workers that find an answer which may not be given any more agree on who computes it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from gateway.cache.base import Cache
+from gateway.cache.build import build_cache
+from gateway.cache.entry import Entry
+from gateway.cache.redis_tier import RedisTier
+from gateway.config.document import CacheEntry
+from gateway.redis_pipe import Command, RedisPipe
+from tests.support.caching import cache_key, entry
+from tests.support.clock import Clock
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+NOW = 1_000.0
+
+
+@asynccontextmanager
+async def cache_at(url: str) -> AsyncIterator[Cache]:
+    """A worker's cache without memory, patient enough for a busy machine."""
+    document = CacheEntry(memory_enabled=False, redis_timeout=5.0, lease=60.0)
+    built = build_cache(document, url=url, clock=Clock(NOW), monotonic=Clock(), random=lambda: 0.0)
+    async with built as cache:
+        yield cache
+
+
+async def written(cache: Cache, count: int) -> None:
+    await until(lambda: cache.statistics().remote.written == count, what="it is in Redis")
+
+
+def is_newer(found: Entry, _now: float) -> bool:
+    return found.stored_at > NOW
+
+
+@pytest.mark.parametrize("text", ["short", "long enough to be packed " * 100])
+async def test_of_workers_that_find_an_answer_outdated_one_claims_its_place(
+    text: str, valkey: str
+) -> None:
+    key = cache_key(text)
+    async with cache_at(valkey) as one, cache_at(valkey) as other:
+        one.store(key, entry(text, at=NOW))
+        await written(one, 1)
+
+        current = await other.claim([key])
+        claimed = await asyncio.gather(one.claim([key], is_newer), other.claim([key], is_newer))
+        one.store(key, entry("newer", at=NOW + 1))
+        await written(one, 2)
+        later = await other.claim([key], is_newer)
+
+    assert current == [True]
+    assert sorted(claimed) == [[False], [True]]
+    assert later == [True]
+
+
+class RenewalsOf(RedisPipe):
+    """Keeps how many claims each round trip renewed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, timeout=5.0)
+        self.renewed: list[int] = []
+
+    @override
+    async def execute(self, commands: Sequence[Command]) -> list[Any]:
+        if commands[0][0] == b"PEXPIRE":
+            self.renewed.append(len(commands))
+        return await super().execute(commands)
+
+
+async def test_claims_that_are_due_at_about_the_same_time_are_renewed_together(
+    valkey: str,
+) -> None:
+    pipe, keys = RenewalsOf(valkey), [cache_key(number) for number in range(100)]
+    async with RedisTier(
+        reads=RedisPipe(valkey, timeout=5.0),
+        writes=pipe,
+        timeout=5.0,
+        ttl_jitter=0.0,
+        lease=10.0,
+        monotonic=Clock(),
+        random=lambda: 0.0,
+    ) as tier:
+        for key in keys:
+            tier.renew([key])
+            await asyncio.sleep(0)  # each request has a timer of its own
+        await until(lambda: sum(pipe.renewed) == len(keys), what="all are renewed")
+
+    assert len(pipe.renewed) < len(keys) // 2
