@@ -7,7 +7,7 @@ been, so that whoever shares nothing waits for nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -169,26 +169,15 @@ class SharedWork:
     @contextmanager
     def _claimed(self, items: Sequence[WorkItem]) -> Iterator[Callable[[int, ItemOutcome], None]]:
         """Renew the claims on `items` until they end, as is noted; release what has no answer."""
+        loop = asyncio.get_running_loop()
         unsettled = {item.index: item.key for item in items if item.key is not None}
         unanswered = dict(unsettled)
+        timer: asyncio.TimerHandle
 
         def note(index: int, outcome: ItemOutcome) -> None:
             unsettled.pop(index, None)
             if outcome.failure is None or outcome.failure.status == _REFUSED:
                 unanswered.pop(index, None)
-
-        try:
-            with self._renewing(unsettled):
-                yield note
-        finally:
-            if unanswered:
-                self._cache.release(list(unanswered.values()))
-
-    @contextmanager
-    def _renewing(self, unsettled: Mapping[int, CacheKey]) -> Iterator[None]:
-        """Renew the claims on the keys that are `unsettled` at each time."""
-        loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle
 
         def renew() -> None:
             nonlocal timer
@@ -199,9 +188,11 @@ class SharedWork:
 
         timer = loop.call_later(self._pause(), renew)
         try:
-            yield
+            yield note
         finally:
             timer.cancel()
+            if unanswered:
+                self._cache.release(list(unanswered.values()))
 
     def _pause(self) -> float:
         """Return the seconds until claims are renewed; shorter leases than that end before."""
