@@ -4,6 +4,7 @@ import click
 import msgspec
 
 from gateway.cli.admin_client import AdminClient, admin_options, quoted
+from gateway.cli.failures import Failure
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _GROUPS = ("tenant", "day", "model", "key", "task", "region")
@@ -34,7 +35,13 @@ def create(
     if new_tenant:
         client.ask("POST", "/admin/tenants", body={"id": tenant})
     body = {"tenant": tenant, "name": name, "models": list(models) or None}
-    answer = client.ask("POST", "/admin/keys", body=body)
+    try:
+        answer = client.ask("POST", "/admin/keys", body=body)
+    except Failure as failure:
+        if not new_tenant:
+            raise
+        there = f"The tenant `{tenant}` is created: leave out `--new-tenant` now"
+        raise Failure(f"{failure.message}. {there}", failure.exit_code) from failure
     if as_json:
         _print_json(answer)
     else:

@@ -16,6 +16,8 @@ from tests.support.certificates import Authority
 
 KEY = "kept-by-up-0123456789"
 _FOREIGN = "ein-schlüssel-ключ"
+_CREATED = b"201 Created\r\nConnection: close\r\n\r\n"
+_REFUSED = b"400 Bad Request\r\nConnection: close\r\n\r\n"
 CONFIG = Path(__file__).parents[4] / "config"
 
 
@@ -285,3 +287,13 @@ def test_a_listener_of_the_version_before_is_understood() -> None:
 
     assert [result.exit_code for result in results] == [0, 0], [r.exception for r in results]
     assert all("w: ok" in result.output for result in results)
+
+
+def test_a_tenant_whose_key_is_refused_is_said_to_be_there() -> None:
+    refusal = b'{"status":400,"code":"invalid_request","detail":"no model `x`"}'
+
+    with listener(_CREATED + b"{}", _REFUSED + refusal) as (there, _):
+        result = run("keys", "create", "acme", "--new-tenant", "--model", "x", *there)
+
+    assert result.exit_code == 4
+    assert "no model `x`. The tenant `acme` is created: leave out `--new-tenant`" in result.output
