@@ -1,5 +1,8 @@
 """`sluicegate keys` and `sluicegate usage`: accounts, through the admin listener."""
 
+from datetime import UTC, datetime
+from typing import Any
+
 import click
 import msgspec
 
@@ -60,8 +63,9 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
     if as_json:
         _print_json(answer)
         return
+    now = datetime.now(UTC)
     for key in answer["keys"]:
-        state = "revoked" if key["revoked"] else "active"
+        state = _state(key, now)
         click.echo("\t".join((key["id"], key["tenant"], state, key["created"], key["name"])))
 
 
@@ -104,6 +108,13 @@ def usage(
         names = "\t".join(str(row.get(group, "")) for group in group_by)
         figures = f"{row['requests']} requests\t{row['items']} items"
         click.echo(f"{names}\t{figures}\t{row['cost']} {row['currency']}")
+
+
+def _state(key: dict[str, Any], now: datetime) -> str:
+    if key["revoked"]:
+        return "revoked"
+    ends = key["expires"]
+    return "expired" if ends and datetime.fromisoformat(ends) <= now else "active"
 
 
 def _print_json(value: object) -> None:
