@@ -310,3 +310,11 @@ def test_a_key_whose_time_is_over_is_listed_as_expired() -> None:
 
     states = [line.split("\t")[2] for line in listed.output.splitlines()]
     assert states == ["expired", "active", "active"]
+
+
+def test_a_lone_gateway_region_is_said_to_have_no_shares() -> None:
+    with listener(_OK + b'{"regions":[],"shares":[]}') as (there, _):
+        result = run("regions", "shares", *there)
+
+    assert result.exit_code == 0
+    assert "SLUICEGATE_REGION" in result.output
