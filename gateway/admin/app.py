@@ -174,5 +174,10 @@ def _known(error: Exception, request_id: str) -> GatewayError:
 def _reason(error: HTTPException) -> str:
     """Return what was wrong, with the names of the fields where they are known."""
     extra = error.extra if isinstance(error.extra, list) else []
-    parts = [f"`{e['key']}`: {e['message']}" for e in extra if isinstance(e, dict) and "key" in e]
-    return "; ".join(parts) or error.detail
+    wrong = [e for e in extra if isinstance(e, dict) and "key" in e]
+    return "; ".join(f"{_place(e['key'])}: {e['message']}" for e in wrong) or error.detail
+
+
+def _place(key: str) -> str:
+    """Return what Litestar calls `key`; the body as a whole has the name of our parameter there."""
+    return "the body" if key == "data" else f"`{key}`"

@@ -19,6 +19,7 @@ from gateway.types import InferenceRequest, Principal
 
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 4096
+_GZIP = b"\x1f\x8b"
 
 
 class BodyReader:
@@ -102,6 +103,8 @@ class BodyReader:
 
 def _unreadable(raw: bytes, error: Exception) -> InvalidRequest:
     """Return what a caller is told of a body that the decoder, or the wire's encoder, refused."""
+    if raw.startswith(_GZIP):
+        return InvalidRequest("The body is compressed; send it without a `Content-Encoding`.")
     is_misfit = isinstance(error, msgspec.ValidationError)
     # Of these the decoder names a byte at most.
     is_unnamed = not is_misfit or "out of range" in str(error)

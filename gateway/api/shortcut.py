@@ -1,7 +1,7 @@
 """A shortcut past Litestar for the inference routes: its routing costs more than a cache hit."""
 
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from backends.protocol import Task
 from gateway.api.inference import InferenceDoor
@@ -27,7 +27,10 @@ class Shortcut:
 
 
 class HeadAsGet:
-    """Hands requests to `app`, `HEAD` as `GET`: the server leaves the body out."""
+    """Hands requests to `app`, `HEAD` as `GET`: the server leaves the body out.
+
+    `Allow` of an answer then names `HEAD` beside `GET`, as Litestar knows of no such method.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -36,7 +39,19 @@ class HeadAsGet:
         """Answer a request."""
         if scope["type"] == ScopeType.HTTP and scope["method"] == "HEAD":
             scope = _as_get(scope)
-        await self._app(scope, receive, send)
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [_with_head(*header) for header in message["headers"]]
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+
+def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """Return a header as it was, or `Allow` with `HEAD` where it has `GET`."""
+    methods = set(value.split(b", ")) if name == b"allow" else set()
+    return name, b", ".join(sorted({b"HEAD", *methods})) if b"GET" in methods else value
 
 
 def _as_get(scope: HTTPScope) -> HTTPScope:

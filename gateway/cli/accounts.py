@@ -1,9 +1,13 @@
 """`sluicegate keys` and `sluicegate usage`: accounts, through the admin listener."""
 
+from datetime import UTC, datetime
+from typing import Any
+
 import click
 import msgspec
 
 from gateway.cli.admin_client import AdminClient, admin_options, quoted
+from gateway.cli.failures import Failure
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _GROUPS = ("tenant", "day", "model", "key", "task", "region")
@@ -34,7 +38,13 @@ def create(
     if new_tenant:
         client.ask("POST", "/admin/tenants", body={"id": tenant})
     body = {"tenant": tenant, "name": name, "models": list(models) or None}
-    answer = client.ask("POST", "/admin/keys", body=body)
+    try:
+        answer = client.ask("POST", "/admin/keys", body=body)
+    except Failure as failure:
+        if not new_tenant:
+            raise
+        there = f"The tenant `{tenant}` is created: leave out `--new-tenant` now"
+        raise Failure(f"{failure.message}. {there}", failure.exit_code) from failure
     if as_json:
         _print_json(answer)
     else:
@@ -53,8 +63,9 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
     if as_json:
         _print_json(answer)
         return
+    now = datetime.now(UTC)
     for key in answer["keys"]:
-        state = "revoked" if key["revoked"] else "active"
+        state = _state(key, now)
         click.echo("\t".join((key["id"], key["tenant"], state, key["created"], key["name"])))
 
 
@@ -97,6 +108,13 @@ def usage(
         names = "\t".join(str(row.get(group, "")) for group in group_by)
         figures = f"{row['requests']} requests\t{row['items']} items"
         click.echo(f"{names}\t{figures}\t{row['cost']} {row['currency']}")
+
+
+def _state(key: dict[str, Any], now: datetime) -> str:
+    if key["revoked"]:
+        return "revoked"
+    ends = key["expires"]
+    return "expired" if ends and datetime.fromisoformat(ends) <= now else "active"
 
 
 def _print_json(value: object) -> None:

@@ -49,6 +49,8 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
     if as_json:
         _print_json(answer)
         return
+    if not answer["regions"]:
+        click.echo("no gateway region lives: gateways without SLUICEGATE_REGION have whole limits")
     for region in answer["regions"]:
         click.echo(f"{region['name']:12} {region['workers']} workers, {region['expires_in']} s")
     for row in answer["shares"]:

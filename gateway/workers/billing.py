@@ -101,7 +101,7 @@ class Billing:
             await asyncio.sleep(0.05 if stop.is_set() else 0)
             return True
         if self._backoff.succeeded():
-            _log.info("events are billed again")
+            _log.info("billing goes on")
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
         return bool(entries)
 

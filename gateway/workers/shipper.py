@@ -142,7 +142,7 @@ class Shipper:
                 _log.warning("events wait on the disk", extra={"reason": type(error).__name__})
             return self._backoff.failed()
         if self._backoff.succeeded():
-            _log.info("events are shipped again")
+            _log.info("shipping goes on")
         if self._full:
             return self._poll * 5
         # A log that is found elsewhere again and again is busy, too, and must not make this spin.

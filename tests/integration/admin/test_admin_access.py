@@ -243,3 +243,13 @@ async def test_methods_of_a_route_are_told(admin: httpx.AsyncClient) -> None:
     refused(unknown, 405, "method_not_allowed")
     assert set(unknown.headers["allow"].split(", ")) == {"GET", "OPTIONS"}
     assert allowed.headers["allow"] == "GET, OPTIONS, PUT"
+
+
+async def test_what_is_wrong_with_a_body_is_said_of_the_body(admin: httpx.AsyncClient) -> None:
+    unknown = await admin.post("/admin/tenants", json={"tenant": "acme"})
+    shape = await admin.put("/admin/tenants/acme/limits", json={"limits": []})
+
+    refused(unknown, 400, "invalid_request")
+    assert "the body: Object contains unknown field `tenant`" in unknown.json()["detail"]
+    refused(shape, 400, "invalid_request")
+    assert "the body: Expected `array`, got `object`" in shape.json()["detail"]

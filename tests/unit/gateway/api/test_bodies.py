@@ -1,6 +1,7 @@
 """Bodies that cannot be read, and bodies that are small as text and large as values."""
 
 import contextlib
+import gzip
 import json
 import math
 import time
@@ -75,6 +76,12 @@ def test_the_largest_numbers_are_taken(number: bytes) -> None:
     reading = BodyReader().read(exchange(Task.INFER), "m", b'{"inputs":[%b]}' % number)
 
     assert len(reading.request.items) == 1
+
+
+def test_a_compressed_body_is_named() -> None:
+    body = gzip.compress(b'{"model":"m","input":"a"}')
+
+    assert "`Content-Encoding`" in refusal(Task.CLASSIFY, body)
 
 
 def test_what_does_not_fit_is_named_by_the_decoder() -> None:

@@ -6,9 +6,10 @@ import httpx
 import pytest
 
 from backends.protocol import Task
+from gateway.api.shortcut import Shortcut
 from gateway.config.document import RequestEntry
 from gateway.types import ItemFailure, Rule
-from tests.support.api import NARROW_KEY, Api, problem
+from tests.support.api import AUTHORIZATION, NARROW_KEY, Api, problem
 
 pytestmark = pytest.mark.anyio
 _BODY = {"model": "sentiment", "input": "a text"}
@@ -195,3 +196,14 @@ async def test_a_reading_route_names_the_methods_it_takes(client: httpx.AsyncCli
 
     problem(response, 405, "method_not_allowed")
     assert "GET" in response.headers["allow"]
+
+
+@pytest.mark.parametrize("method", ["POST", "OPTIONS"])
+async def test_a_reading_route_names_head_beside_get(api: Api, method: str) -> None:
+    app = Shortcut(api.application, api.door)
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+        response = await client.request(method, "/v1/models", headers=AUTHORIZATION)
+
+    assert response.headers["allow"] == "GET, HEAD, OPTIONS"

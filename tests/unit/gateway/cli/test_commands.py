@@ -16,6 +16,9 @@ from tests.support.certificates import Authority
 
 KEY = "kept-by-up-0123456789"
 _FOREIGN = "ein-schlüssel-ключ"
+_OK = b"200 OK\r\nConnection: close\r\n\r\n"
+_CREATED = b"201 Created\r\nConnection: close\r\n\r\n"
+_REFUSED = b"400 Bad Request\r\nConnection: close\r\n\r\n"
 CONFIG = Path(__file__).parents[4] / "config"
 
 
@@ -285,3 +288,33 @@ def test_a_listener_of_the_version_before_is_understood() -> None:
 
     assert [result.exit_code for result in results] == [0, 0], [r.exception for r in results]
     assert all("w: ok" in result.output for result in results)
+
+
+def test_a_tenant_whose_key_is_refused_is_said_to_be_there() -> None:
+    refusal = b'{"status":400,"code":"invalid_request","detail":"no model `x`"}'
+
+    with listener(_CREATED + b"{}", _REFUSED + refusal) as (there, _):
+        result = run("keys", "create", "acme", "--new-tenant", "--model", "x", *there)
+
+    assert result.exit_code == 4
+    assert "no model `x`. The tenant `acme` is created: leave out `--new-tenant`" in result.output
+
+
+def test_a_key_whose_time_is_over_is_listed_as_expired() -> None:
+    key = {"id": "k", "tenant": "acme", "name": "", "created": "2026-01-01T00:00:00Z"}
+    ends = ("2026-01-02T00:00:00Z", "2999-01-01T00:00:00Z", None)
+    keys = [{**key, "revoked": None, "expires": end} for end in ends]
+
+    with listener(_OK + msgspec.json.encode({"keys": keys})) as (there, _):
+        listed = run("keys", "list", *there)
+
+    states = [line.split("\t")[2] for line in listed.output.splitlines()]
+    assert states == ["expired", "active", "active"]
+
+
+def test_a_lone_gateway_region_is_said_to_have_no_shares() -> None:
+    with listener(_OK + b'{"regions":[],"shares":[]}') as (there, _):
+        result = run("regions", "shares", *there)
+
+    assert result.exit_code == 0
+    assert "SLUICEGATE_REGION" in result.output
