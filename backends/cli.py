@@ -19,7 +19,7 @@ from backends.executors.opening import executor_opener
 from backends.importing.command import import_command
 from backends.open_inference.address import servers
 from backends.protocol import ModelInfo
-from backends.repository.catalogue import Model, read_catalogue
+from backends.repository.catalogue import Catalogue, Model, read_catalogue
 from backends.repository.description import describe_model
 from backends.settings import BackendSettings, Provider, read_settings
 from backends.telemetry.logs import configure_logging
@@ -29,6 +29,11 @@ from backends.tuning.command import tune_command
 _CANNOT_START = 2
 _MODELS = click.option(
     "--models", type=click.Path(path_type=Path), help="Model repository directory."
+)
+_MORE_MODELS = click.option(
+    "--more-models",
+    type=click.Path(path_type=Path),
+    help="A second repository; of a name in both, the model of the first is served.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -42,18 +47,14 @@ class _OneLineGroup(click.Group):
             return super().invoke(ctx)
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """A Sluicegate backend: serves the models of a repository."""
 
 
 @main.command("serve")
 @_MODELS
-@click.option(
-    "--more-models",
-    type=click.Path(path_type=Path),
-    help="A second repository; of a name in both, the model of the first is served.",
-)
+@_MORE_MODELS
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on.")
 @click.option("--region", help="Region this backend belongs to.")
@@ -110,29 +111,35 @@ models_group.add_command(import_command)
 
 @models_group.command("list")
 @_MODELS
+@_MORE_MODELS
 @_JSON
-def list_command(models: Path | None, *, as_json: bool) -> None:
+def list_command(models: Path | None, more_models: Path | None, *, as_json: bool) -> None:
     """List what a backend would serve, and what it would not."""
-    settings = read_settings(models=models)
-    catalogue = read_catalogue(settings.models, servers(settings))
+    settings = read_settings(models=models, more_models=more_models)
+    catalogue = _read(settings)
     infos, problems = describe(catalogue)
     _print(infos, problems, as_json=as_json)
 
 
 @models_group.command("check")
 @_MODELS
+@_MORE_MODELS
 @_JSON
-def check_command(models: Path | None, *, as_json: bool) -> None:
+def check_command(models: Path | None, more_models: Path | None, *, as_json: bool) -> None:
     """Load every model and run it once; exit with 1 when one is broken.
 
     Shows what was inferred of a model whose `model.yaml` leaves it out, and from which file.
     """
-    settings = read_settings(models=models)
+    settings = read_settings(models=models, more_models=more_models)
     infos, problems = asyncio.run(_load_all(settings))
-    catalogue = read_catalogue(settings.models, servers(settings))
+    catalogue = _read(settings)
     _print(infos, problems, as_json=as_json, models=catalogue.models)
     if problems:
         sys.exit(1)
+
+
+def _read(settings: BackendSettings) -> Catalogue:
+    return read_catalogue(settings.models, servers(settings), more=settings.more_models)
 
 
 async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:

@@ -22,9 +22,11 @@ from gateway.job import Job
 from gateway.outcomes import hit_outcome, kept_entry
 from gateway.refreshing import Refresher
 from gateway.tasks import TaskStarter
-from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Stale
+from gateway.types import CacheDirectives, ItemFailure, ItemOutcome, ServedModel, Source, Stale
 
 _REFUSED = 422
+# Refusals that depend on what else ran at the time: the next try may be answered.
+_PASSING = frozenset({"algorithm_too_slow"})
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})
 _MOST_JITTER = 0.5
@@ -96,7 +98,7 @@ class StaleAnswers:
             # What another worker computed is stored by it.
             return
         failure = outcome.failure
-        if failure is not None and (failure.status != _REFUSED or failure.retryable):
+        if failure is not None and not _would_repeat(failure):
             return
         if failure is not None and not job.request.truncate:
             # Others may be answered by a part of the text.
@@ -198,6 +200,11 @@ class StaleAnswers:
             since = now
             self._taken_up[info.name] = (info.revision, since)
         return since
+
+
+def _would_repeat(failure: ItemFailure) -> bool:
+    """Tell whether the same item would be refused again for the same reason."""
+    return failure.status == _REFUSED and not failure.retryable and failure.code not in _PASSING
 
 
 def keeps_last(entry: ModelEntry) -> bool:

@@ -25,6 +25,7 @@ from backends.repository.manifest import (
 # Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
 # a change there that changes answers.
 _FOUNDATION_VERSION = 1
+_SPLIT = "split"
 
 
 def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
@@ -38,6 +39,7 @@ def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
         if name not in built:
             raise ModelProblem(f"it builds on `{name}`, which is broken")
     below = [built[name] for name in builds_on(manifest)]
+    _check_shared(model, below)
     if isinstance(manifest, EncoderManifest):
         return _encoder_endpoint(model, manifest)
     if isinstance(manifest, ClassifierManifest):
@@ -47,6 +49,22 @@ def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
     if isinstance(manifest, SplitManifest):
         return _split_endpoint(model, manifest, below)
     return _algorithm_endpoint(model, manifest, below)
+
+
+def _check_shared(model: Model, below: Sequence[Endpoint]) -> None:
+    """Refuse to build on a model whose revisions share its items, as that has no encoder or labels.
+
+    A model owner's code has its items answered, by whichever revision that is.
+    """
+    manifest = model.manifest
+    if isinstance(manifest, AlgorithmManifest) and manifest.algorithm == "custom":
+        return
+    for info in (endpoint.info for endpoint in below):
+        if info.algorithm == _SPLIT:
+            raise ModelProblem(
+                f"{model.folder}: it cannot build on `{info.name}`, whose revisions share its "
+                f"items; name one of them, as `{info.name}@1`"
+            )
 
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
@@ -152,7 +170,7 @@ def _split_endpoint(model: Model, manifest: SplitManifest, below: Sequence[Endpo
         revision=model.revision,
         profile="+".join(sorted({endpoint.info.profile for endpoint in below})),
         tasks=list(algorithms),
-        algorithm="split",
+        algorithm=_SPLIT,
         algorithm_version=combined_version(algorithms),
         labels=first.labels,
         max_tokens=min(endpoint.info.max_tokens for endpoint in below),

@@ -4,7 +4,7 @@ In its place answers, in this order, what was served last as far as its files ar
 is served until now (of a process that runs), or the newest of the older revisions that loads.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -44,7 +44,7 @@ def load_repository(
         catalogue = read(search.pinned)
         served = load(catalogue, [*running, *served.encoders])
     _keep_records(catalogue, served, search.pinned)
-    kept = _kept(before, catalogue, served, running)
+    kept = _kept(before, catalogue, served, running, broken=served.problems.keys() | search.reasons)
     problems = _explained(catalogue, served, kept, search)
     return Recovered(
         catalogue=catalogue, served=msgspec.structs.replace(served, problems=problems, kept=kept)
@@ -120,14 +120,20 @@ def _kept(
     catalogue: Catalogue,
     served: Served,
     running: Sequence[RunningEncoder],
+    *,
+    broken: Collection[str],
 ) -> dict[str, Retired]:
-    """Return what was served and is broken now; not what is gone from the repository."""
+    """Return what was served and is broken now; not what is gone from the repository.
+
+    A revision that `serving.yaml` kept warm is served on while its model is broken: nothing that
+    can be read says that it goes, and callers may name it.
+    """
     if before is None:
         return {}
     usable = {id(encoder.batcher) for encoder in running}
     found = {}
     for name, source in before.sources().items():
-        is_broken = name in served.problems or base_name(name) in served.problems
+        is_broken = name in broken or base_name(name) in broken
         if name in served.endpoints or not is_broken or name in catalogue.waiting:
             continue
         part = source.served.part(name)
@@ -143,8 +149,12 @@ def _explained(
     problems = dict(served.problems)
     for name, reason in search.reasons.items():
         if name in served.endpoints:
-            numbers = " and ".join(f"`{n}`" for n in catalogue.revisions[name].shares)
-            problems[name] = f"{reason}; revision {numbers}, served last, answers in its place"
+            numbers = [f"`{number}`" for number in catalogue.revisions[name].shares]
+            if len(numbers) == 1:
+                instead = f"revision {numbers[0]}, served last, answers in its place"
+            else:
+                instead = f"revisions {' and '.join(numbers)}, served last, answer in its place"
+            problems[name] = f"{reason}; {instead}"
         else:
             problems[name] = reason
     for name, retired in kept.items():

@@ -1,5 +1,6 @@
 """Every algorithm that a `model.yaml` may name: served, or refused with what is wrong."""
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,24 @@ def test_what_does_not_fit_is_named_and_stops_that_model_alone(
     assert said in problems[f"a-{name}"]
     assert set(problems) <= {f"a-{name}", "tower"}
     assert "mood" in {info.name for info in infos}
+
+
+def test_what_builds_on_a_model_whose_revisions_share_is_told_to_name_one(models: Path) -> None:
+    """It would be named as no encoder, or as one that does not classify."""
+    for name in ("mood", "tiny"):
+        shutil.copytree(models / name / "1", models / name / "2")
+    (models / "mood" / "serving.yaml").write_text("revisions: {1: 90, 2: 10}")
+    write_algorithm(models, "cascade", uses=["mood-2", "mood"])
+    write_algorithm(models, "ensemble", uses=["mood-2", "mood@2"])
+
+    _, problems = describe(read_catalogue(models))
+
+    said = "it cannot build on `mood`, whose revisions share its items; name one of them"
+    assert said in problems["a-cascade"]
+    assert "a-ensemble" not in problems
+
+    (models / "tiny" / "serving.yaml").write_text("revisions: {1: 90, 2: 10}")
+
+    _, problems = describe(read_catalogue(models))
+
+    assert "cannot build on `tiny`" in problems["intents"]

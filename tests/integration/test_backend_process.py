@@ -26,7 +26,7 @@ from backends.protocol import (
     Task,
 )
 from gateway.settings import process_environment
-from tests.support.backend_repository import write_repository
+from tests.support.backend_repository import write_head, write_repository
 from tests.support.steady_load import SteadyLoad
 from tests.support.waiting import until, wait_until
 
@@ -250,6 +250,39 @@ def test_models_are_listed_and_checked(models: Path) -> None:
     assert good.returncode == 0, good.stderr
     assert broken.returncode == 1
     assert "model.onnx: ONNX Runtime cannot load it" in broken.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "check"])
+def test_models_over_those_of_a_second_repository_are_looked_into_with_it(
+    models: Path, tmp_path: Path, command: str
+) -> None:
+    """`sluicegate up --demo-models` serves them so; alone they build on nothing."""
+    own = tmp_path / "own"
+    write_head(own, "my-mood", ["calm", "angry"])
+    arguments = ["models", command, "--models", str(own)]
+
+    alone = run_backend(*arguments)
+    both = run_backend(*arguments, "--more-models", str(models))
+
+    assert "`tiny`, which is not in the repository" in alone.stderr
+    assert "my-mood" in both.stdout
+    assert both.stderr == ""
+
+
+def test_usage_of_commands_on_models_is_that_of_sluicegate() -> None:
+    found = run_backend("models", "check", "-h")
+
+    assert found.stdout.startswith("Usage: sluicegate models check [OPTIONS]")
+
+
+def run_backend(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "backends", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
 
 
 def test_onnx_runtime_is_told_not_to_phone_home(models: Path, tmp_path: Path) -> None:

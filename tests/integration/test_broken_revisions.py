@@ -163,6 +163,29 @@ async def test_a_start_serves_what_was_served_last_and_not_what_is_newest(
         assert backend.engine.state().problems.keys() == {"mood"}
 
 
+async def test_a_broken_serving_yaml_takes_no_revision_away_that_callers_may_name(
+    models: Path,
+) -> None:
+    """The revisions that share, and those that were only kept warm, answer by their names."""
+    for number in (2, 3):
+        copy_revision(models, "mood", number)
+    serving = models / "mood" / "serving.yaml"
+    serving.write_text("{revisions: {1: 50, 2: 50}, preload: [3]}")
+    async with running_backend(models, executor()) as backend:
+        serving.write_text("revisions: [")
+
+        state = await reloaded(backend)
+
+        assert "revisions `1` and `2`, served last, answer in its place" in state.problems["mood"]
+        assert {"mood@1", "mood@2", "mood@3"} <= {model.name for model in state.models}
+        await backend.answer("mood@3", Task.CLASSIFY, "good")
+
+        serving.write_text("revisions: {1: 1}")
+        state = await reloaded(backend)
+
+        assert {model.name for model in state.models}.isdisjoint({"mood@1", "mood@2", "mood@3"})
+
+
 async def test_an_encoder_that_is_broken_takes_no_head_with_it(models: Path) -> None:
     """A head's own new revision waits for nothing: it runs on the encoder that is good."""
     async with running_backend(models, executor()) as backend:

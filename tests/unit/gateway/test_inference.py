@@ -160,6 +160,16 @@ async def test_a_refusal_is_remembered_for_a_short_while(scene: Scene) -> None:
     assert len(scene.runner.computed) == 2
 
 
+async def test_a_lack_of_time_is_not_remembered(scene: Scene) -> None:
+    slow = ItemFailure(status=422, code="algorithm_too_slow", detail="It took too long.")
+    scene.runner.failure = slow
+
+    await scene.ask("a")
+    await scene.ask("a")
+
+    assert len(scene.runner.computed) == 2
+
+
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
 async def test_a_fault_is_never_remembered(scene: Scene, status: int) -> None:
     scene.runner.failure = ItemFailure(status=status, code="x", detail="No.", retryable=True)
