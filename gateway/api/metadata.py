@@ -201,9 +201,10 @@ class MetadataController(Controller):
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
         groups = read_groups(group_by, _GROUPS, default="model")
-        asked = request.headers.get("x-request-timeout", "").encode()
+        asked = request.headers.get("x-request-timeout")
+        header = None if asked is None else asked.encode()
         try:
-            async with asyncio.timeout(time_allowed(asked, documents.document().deadline)):
+            async with asyncio.timeout(time_allowed(header, documents.document().deadline)):
                 lines = await usage.report(_principal(request), start, end, groups)
         except TimeoutError as error:
             raise DependencyUnavailable(

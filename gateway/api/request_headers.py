@@ -30,19 +30,19 @@ def read_headers(headers: Mapping[bytes, bytes], deadline: DeadlineEntry) -> Ask
         InvalidRequest: one of them cannot be understood.
     """
     return Asked(
-        allowed=time_allowed(headers.get(b"x-request-timeout", b""), deadline),
+        allowed=time_allowed(headers.get(b"x-request-timeout"), deadline),
         directives=cache_directives(headers.get(b"cache-control", b"")),
-        criticality=criticality(headers.get(b"sluicegate-criticality", b"")),
+        criticality=criticality(headers.get(b"sluicegate-criticality")),
     )
 
 
-def time_allowed(value: bytes, deadline: DeadlineEntry) -> float:
+def time_allowed(value: bytes | None, deadline: DeadlineEntry) -> float:
     """Return the seconds a request may take: what `X-Request-Timeout` asks, up to the maximum.
 
     Raises:
-        InvalidRequest: the header is no positive number of seconds.
+        InvalidRequest: the header is there and no positive number of seconds.
     """
-    if not value:
+    if value is None:
         return deadline.default
     try:
         asked = float(value)
@@ -53,13 +53,13 @@ def time_allowed(value: bytes, deadline: DeadlineEntry) -> float:
     return min(asked, deadline.maximum)
 
 
-def criticality(value: bytes) -> Criticality:
+def criticality(value: bytes | None) -> Criticality:
     """Return how important a request says it is.
 
     Raises:
-        InvalidRequest: it is none of the three.
+        InvalidRequest: the header is there and none of the three.
     """
-    if not value:
+    if value is None:
         return Criticality.DEFAULT
     try:
         return Criticality(value.decode("latin-1").strip().lower())

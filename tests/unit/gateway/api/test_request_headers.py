@@ -21,14 +21,14 @@ def test_the_key_is_taken_from_a_bearer_header(value: bytes, key: bytes) -> None
     assert bearer_token(value) == key
 
 
-@pytest.mark.parametrize(("value", "seconds"), [(b"", 10.0), (b"2.5", 2.5), (b"600", 60.0)])
+@pytest.mark.parametrize(("value", "seconds"), [(None, 10.0), (b"2.5", 2.5), (b"600", 60.0)])
 def test_a_request_gets_the_time_it_asks_for_up_to_the_maximum(
-    value: bytes, seconds: float
+    value: bytes | None, seconds: float
 ) -> None:
     assert time_allowed(value, _DEADLINE) == seconds
 
 
-@pytest.mark.parametrize("value", [b"0", b"-1", b"nan", b"inf", b"soon", b"\xff"])
+@pytest.mark.parametrize("value", [b"", b"0", b"-1", b"nan", b"inf", b"soon", b"\xff"])
 def test_a_time_that_is_none_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="X-Request-Timeout"):
         time_allowed(value, _DEADLINE)
@@ -37,18 +37,19 @@ def test_a_time_that_is_none_is_refused(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (b"", Criticality.DEFAULT),
+        (None, Criticality.DEFAULT),
         (b" Sheddable", Criticality.SHEDDABLE),
         (b"critical", Criticality.CRITICAL),
     ],
 )
-def test_a_request_says_how_important_it_is(value: bytes, expected: Criticality) -> None:
+def test_a_request_says_how_important_it_is(value: bytes | None, expected: Criticality) -> None:
     assert criticality(value) is expected
 
 
-def test_an_importance_that_is_none_is_refused() -> None:
+@pytest.mark.parametrize("value", [b"urgent", b""])
+def test_an_importance_that_is_none_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="Sluicegate-Criticality"):
-        criticality(b"urgent")
+        criticality(value)
 
 
 @pytest.mark.parametrize(
