@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import socket
 import threading
-from ipaddress import ip_address
 from typing import Protocol
 
 Addresses = tuple[str, ...]
 
 
-class ResolutionFailed(OSError):
+class ResolutionFailed(Exception):
     """A name has no addresses, or nobody could say; the message says which."""
 
 
@@ -20,7 +19,7 @@ class Resolver(Protocol):
     async def addresses(self, host: str) -> Addresses:
         """Return every address of `host` once, IPv4 or IPv6, in any order; there is one at least.
 
-        An address stands for itself. Takes as long as it takes: whoever asks bounds the wait.
+        Takes as long as it takes: whoever asks bounds the wait.
 
         Raises:
             ResolutionFailed: there is none, or it cannot be known now.
@@ -32,8 +31,7 @@ class SystemResolver:
     """As the operating system does it: its hosts file, search domains and name servers.
 
     It cannot be interrupted, so each look-up has a thread that nobody waits for at the end, and a
-    name that is being looked up is not looked up a second time. uvloop's own look-ups share two
-    threads, where names that nobody answers for hold up all others. Belongs to one event loop.
+    name that is being looked up is not looked up a second time. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -41,9 +39,6 @@ class SystemResolver:
 
     async def addresses(self, host: str) -> Addresses:
         """See `Resolver.addresses`."""
-        with contextlib.suppress(ValueError):
-            ip_address(host)
-            return (host,)
         asked = self._asked.get(host)
         if asked is None:
             asked = self._asked[host] = asyncio.get_running_loop().create_future()
@@ -73,7 +68,7 @@ class SystemResolver:
 
 def _addresses(host: str) -> Addresses:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    return tuple({str(address[0]) for *_, address in found})
 
 
 def _ignore_outcome(asked: asyncio.Future[Addresses]) -> None:

@@ -6,6 +6,7 @@ The parser is the server's, `httptools`.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from typing_extensions import override
 
 from gateway.errors import ConfigurationError
 from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
-from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
@@ -79,9 +79,7 @@ class BackendTransport:
         keepalive: float = KEEPALIVE_EXPIRY,
         tls: ClientTls | None = None,
         tcp_keepalive: TcpKeepalive = SHIPPED,
-        resolver: Resolver | None = None,
     ) -> None:
-        self._resolver = resolver or SystemResolver()
         self._keepalive = keepalive
         self._tcp_keepalive = tcp_keepalive
         self._tls = tls or ClientTls(TlsFiles())
@@ -148,7 +146,7 @@ class BackendTransport:
         try:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                transport, connection = await _connected(origin, context, self._resolver)
+                transport, connection = await _connected(origin, context)
             self._tcp_keepalive.apply(transport)
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
@@ -185,16 +183,18 @@ class BackendTransport:
 
 
 async def _connected(
-    origin: Origin, context: ssl.SSLContext | None, resolver: Resolver
+    origin: Origin, context: ssl.SSLContext | None
 ) -> tuple[asyncio.Transport, "_Connection"]:
     """Return a connection, and its transport, to the first address of the origin that takes it."""
+    # Resolved here: uvloop's own look-up outlives a cancelled connect, and its failure is logged.
     _, host, port, server_name = origin
-    failure = OSError("the name has no address")
-    for address in await resolver.addresses(host):
+    loop = asyncio.get_running_loop()
+    failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
+    for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         try:
-            return await asyncio.get_running_loop().create_connection(
+            return await loop.create_connection(
                 lambda: _Connection(context),
-                address,
+                str(address[0]),
                 port,
                 ssl=context,
                 server_hostname=server_name if context is not None else None,

@@ -24,32 +24,6 @@ async def test_a_sound_connection_is_used_again() -> None:
     assert server.connections == 1
 
 
-class OneNameHangs:
-    """Resolves every name but `gone.test`, whose look-ups nobody answers."""
-
-    async def addresses(self, host: str) -> tuple[str, ...]:
-        if host == "gone.test":
-            await asyncio.Event().wait()
-        return ("127.0.0.1",)
-
-
-async def test_names_that_nobody_answers_for_hold_up_no_connection_to_others() -> None:
-    async with Server(saying(OK)).open() as server:
-        transport = BackendTransport(resolver=OneNameHangs())
-        gone = locate("http://gone.test:1").origin
-        waiting = [
-            asyncio.create_task(transport.send(gone, b"GET / HTTP/1.1\r\n", b"", patience=60.0))
-            for _ in range(8)
-        ]
-        answer = await ask(transport, server.url.replace("127.0.0.1", "there.test"))
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        await transport.aclose()
-
-    assert answer == (200, b"ok")
-
-
 async def test_a_connection_is_not_kept_for_longer_than_told() -> None:
     async with Server(saying(OK, OK)).open() as server:
         transport = BackendTransport(keepalive=0.0)
