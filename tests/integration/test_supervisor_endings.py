@@ -86,7 +86,10 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         await made.stop()
 
 
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="sessions weigh nothing")
+@pytest.mark.skipif(
+    not Path("/proc/self/autogroup").exists(),
+    reason="needs scheduling by session, /proc/self/autogroup",
+)
 async def test_a_process_that_gives_way_is_given_time_to_end(bench: Bench) -> None:
     await bench.start(GIVES_WAY, Printed(bench.log))
 

@@ -64,7 +64,7 @@ async def test_a_socket_that_does_not_listen_yet_is_left_alone() -> None:
         await taking
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such filter")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs socket filters of Linux")
 async def test_new_callers_wait_and_those_who_came_before_are_served(
     listener: socket.socket,
 ) -> None:
@@ -81,7 +81,7 @@ async def test_new_callers_wait_and_those_who_came_before_are_served(
             assert after.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has no such filter")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs socket filters of Linux")
 async def test_where_no_filter_is_taken_the_end_of_accepting_goes_on_without(
     listener: socket.socket,
 ) -> None:

@@ -47,7 +47,9 @@ def test_a_leader_of_a_session_lowers_itself_and_its_group(tmp_path: Path) -> No
     assert group.read_text() == "19"
 
 
-@pytest.mark.skipif(not _SESSIONS_ARE_GROUPS, reason="sessions weigh nothing")
+@pytest.mark.skipif(
+    not _SESSIONS_ARE_GROUPS, reason="needs scheduling by session, /proc/self/autogroup"
+)
 def test_several_that_start_at_once_all_lower_their_groups() -> None:
     children = [
         subprocess.Popen(
