@@ -6,7 +6,6 @@ The parser is the server's, `httptools`.
 """
 
 import asyncio
-import socket
 import ssl
 from collections import deque
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing_extensions import override
 
 from gateway.errors import ConfigurationError
 from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
+from gateway.upstream.connecting import Connector
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
@@ -83,6 +83,7 @@ class BackendTransport:
         self._keepalive = keepalive
         self._tcp_keepalive = tcp_keepalive
         self._tls = tls or ClientTls(TlsFiles())
+        self._connector = Connector()
         self._idle: dict[Origin, list[tuple[float, _Connection]]] = {}
         self._busy: set[_Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -142,11 +143,16 @@ class BackendTransport:
         return None
 
     async def _connect(self, origin: Origin, patience: float | None) -> "_Connection":
-        scheme, *_ = origin
+        scheme, host, port, server_name = origin
         try:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(patience):
-                transport, connection = await _connected(origin, context)
+                transport, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(context),
+                    sock=await self._connector.connect(host, port, patience=patience),
+                    ssl=context,
+                    server_hostname=server_name if context is not None else None,
+                )
             self._tcp_keepalive.apply(transport)
         except TimeoutError as error:
             raise TransportError("no connection in time") from error
@@ -180,30 +186,6 @@ class BackendTransport:
             else:
                 del self._idle[origin]
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
-
-
-async def _connected(
-    origin: Origin, context: ssl.SSLContext | None
-) -> tuple[asyncio.Transport, "_Connection"]:
-    """Return a connection, and its transport, to the first address of the origin that takes it."""
-    # Resolved here: uvloop's own look-up outlives a cancelled connect, and its failure is logged.
-    _, host, port, server_name = origin
-    loop = asyncio.get_running_loop()
-    failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
-    for *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        try:
-            return await loop.create_connection(
-                lambda: _Connection(context),
-                str(address[0]),
-                port,
-                ssl=context,
-                server_hostname=server_name if context is not None else None,
-            )
-        except ssl.SSLError:
-            raise  # it is there, and another address would say the same
-        except OSError as error:
-            failure = error
-    raise failure
 
 
 class Response:
