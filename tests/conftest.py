@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.demo.build import build_demo_models
+from gateway.settings import process_environment
 from tests.support.ledgers import ledger_url
 from tests.support.postgresql import PostgreSQL, programs
 from tests.support.valkey import Valkey
@@ -26,8 +27,12 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of the real demo models, built once a session."""
-    target = tmp_path_factory.mktemp("demo-models")
+    """A repository of the real demo models, built once a session, which no test may change."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in process_environment():
+        # Of all the processes of the session: the first one builds, and the others wait.
+        folder = folder.parent
+    target = folder / "demo-models"
     build_demo_models(target, progress=lambda _: None)
     return target
 
