@@ -19,9 +19,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cache-lookups", type=int, default=4000, help="look-ups, many cancelled")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Async tests run on asyncio, as the product does."""
+    """Async tests run on asyncio, as the product does.
+
+    Each has a loop of its own, or that of its module's asynchronous fixtures.
+    """
     return "asyncio"
 
 

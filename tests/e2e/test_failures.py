@@ -17,22 +17,25 @@ from tests.support.system import System, until
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 # Each text has an answer that is known beforehand, so that a mix-up would show.
-_PRAISE = "a truly wonderful and moving film, number {}"
-_BLAME = "a dull, lifeless and terrible film, number {}"
+_PRAISE = "a truly wonderful and moving film, {} {}"
+_BLAME = "a dull, lifeless and terrible film, {} {}"
 _IN_FLIGHT = 32
 
 
-@pytest.fixture
-def system(demo_models: Path, tmp_path: Path) -> Iterator[System]:
-    with System(tmp_path / "data", models=demo_models, workers=2) as running:
+@pytest.fixture(scope="module")
+def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Two workers; each test waits until all is as it was."""
+    data = tmp_path_factory.mktemp("failures") / "data"
+    with System(data, models=demo_models, workers=2) as running:
         yield running
 
 
 class Load:
-    """Distinct requests, so many at a time; remembers what was answered, and to whom."""
+    """Requests that no other load sends, so many at a time; remembers what was answered."""
 
-    def __init__(self, system: System, *, count: int) -> None:
+    def __init__(self, system: System, name: str, *, count: int) -> None:
         self._system = system
+        self._name = name
         self._numbers = iter(range(count))
         self.answered: list[str] = []
         self.wrong: list[str] = []
@@ -55,7 +58,7 @@ class Load:
 
     async def _one(self, client: httpx.AsyncClient, number: int) -> None:
         expected, text = ("positive", _PRAISE) if number % 2 else ("negative", _BLAME)
-        body = {"model": "sentiment", "input": text.format(number)}
+        body = {"model": "sentiment", "input": text.format(self._name, number)}
         try:
             response = await client.post("/v1/classify", json=body)
         except httpx.TransportError:
@@ -66,21 +69,28 @@ class Load:
         if response.status_code == 200:
             label = response.json()["results"][0]["labels"][0]["label"]
             if label != expected:
-                self.wrong.append(text.format(number))
+                self.wrong.append(body["input"])
 
 
 async def test_a_killed_backend_of_the_preferred_region_is_not_noticed(system: System) -> None:
-    load = Load(system, count=1000)
+    load = Load(system, "backend", count=1000)
+    killed: list[int] = []
 
-    await load.run(then=lambda: system.kill("backend", region="eu"), after=200)
+    await load.run(then=lambda: killed.append(system.kill("backend", region="eu")), after=200)
 
+    until(
+        lambda: system.replaced("backend", killed[0], region="eu"), within=60, what="it is replaced"
+    )
+    answered = set(load.answered)
+    until(lambda: answered <= set(events(system)), within=60, what="every answer is in the ledger")
     assert load.statuses == {200: 1000}
     assert load.broken == 0
     assert load.wrong == []
 
 
 async def test_every_answer_is_billed_once_though_workers_are_killed(system: System) -> None:
-    load = Load(system, count=1000)
+    load = Load(system, "workers", count=1000)
+    before = set(events(system))
     killed: list[int] = []
 
     def kill() -> None:
@@ -100,14 +110,14 @@ async def test_every_answer_is_billed_once_though_workers_are_killed(system: Sys
     assert load.statuses[200] == len(load.answered)
     assert len(answered) == len(load.answered)
     assert max(counted.values()) == 1
-    assert len(set(counted) - answered) <= _IN_FLIGHT
+    assert len(set(counted) - answered - before) <= _IN_FLIGHT
     assert load.broken <= _IN_FLIGHT
     assert load.wrong == []
 
 
 async def test_answers_go_on_without_either_valkey(system: System) -> None:
     """The cache is then a miss, limits a local share; nothing hangs and nothing is a 500."""
-    load = Load(system, count=200)
+    load = Load(system, "valkey", count=200)
 
     def freeze() -> None:
         for role in ("valkey-cache", "valkey-state"):

@@ -32,15 +32,27 @@ class Answer(msgspec.Struct, frozen=True):
     positive: float
 
 
-@pytest.fixture
-def models(demo_models: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(demo_models, tmp_path / "models"))
+@pytest.fixture(scope="module")
+def folder(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("swap")
+    shutil.copytree(demo_models, folder / "models")
+    return folder
 
 
-@pytest.fixture
-def system(models: Path, tmp_path: Path) -> Iterator[System]:
-    with System(tmp_path / "data", models=models, workers=2) as running:
+@pytest.fixture(scope="module")
+def system(folder: Path) -> Iterator[System]:
+    with System(folder / "data", models=folder / "models", workers=2) as running:
         yield running
+
+
+@pytest.fixture
+def models(system: System, folder: Path) -> Iterator[Path]:
+    """The models; what a test wrote is taken away."""
+    yield folder / "models"
+    shutil.rmtree(folder / "models" / MODEL / "2")
+    with system.admin() as admin:
+        restored = admin.post("/admin/models/reload", timeout=60)
+    assert restored.status_code == 200, pretty(restored)
 
 
 def write_opposite(models: Path) -> None:
@@ -55,6 +67,9 @@ def write_opposite(models: Path) -> None:
     draft.rename(models / MODEL / "2")
 
 
+_NAMES = itertools.count()
+
+
 class Load:
     """Askers of known and of new texts, until they are stopped."""
 
@@ -64,13 +79,18 @@ class Load:
         self.failures: list[str] = []
         self.acknowledged = False
         self.enough = asyncio.Event()
-        self._numbers = itertools.count()
+        # Of texts that no other load asks for: those would be remembered.
+        self._name, self._numbers = next(_NAMES), itertools.count()
 
     async def ask(self) -> None:
         async with self._system.async_client() as client:
             while not (self.acknowledged and self.enough.is_set()):
                 number = next(self._numbers)
-                text = KNOWN[number // 2 % len(KNOWN)] if number % 2 else f"a new film, {number}"
+                text = (
+                    KNOWN[number // 2 % len(KNOWN)]
+                    if number % 2
+                    else f"a new film, {self._name} {number}"
+                )
                 after = self.acknowledged
                 response = await client.post("/v1/classify", json={"model": MODEL, "input": text})
                 if response.status_code != 200:

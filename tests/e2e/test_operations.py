@@ -17,16 +17,27 @@ pytestmark = pytest.mark.e2e
 _CONFIG = Path(__file__).parents[2] / "config"
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A copy of the default document, to be changed."""
-    return Path(shutil.copytree(_CONFIG, tmp_path / "config"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("operations")
 
 
-@pytest.fixture
-def system(demo_models: Path, tmp_path: Path, config: Path) -> Iterator[System]:
-    with System(tmp_path / "data", models=demo_models, workers=2, config=config) as running:
+@pytest.fixture(scope="module")
+def system(demo_models: Path, folder: Path) -> Iterator[System]:
+    """A system with a copy of the default document; each test leaves it as it found it."""
+    config = Path(shutil.copytree(_CONFIG, folder / "config"))
+    with System(folder / "data", models=demo_models, workers=2, config=config) as running:
         yield running
+
+
+@pytest.fixture
+def config(system: System, folder: Path) -> Iterator[Path]:
+    """The document, to be changed."""
+    yield folder / "config"
+    shutil.copytree(_CONFIG, folder / "config", dirs_exist_ok=True)
+    with system.admin() as admin:
+        restored = admin.post("/admin/config/reload")
+    assert restored.status_code == 200, pretty(restored)
 
 
 def edit(config: Path, old: str, new: str) -> int:
@@ -93,7 +104,7 @@ def test_a_broken_document_is_refused_with_its_line_and_changes_nothing(
 
 def test_usage_survives_a_restart(system: System) -> None:
     with system.client() as client:
-        assert client.post("/v1/classify", json={"model": "sentiment", "input": "kept"}).is_success
+        assert client.post("/v1/embed", json={"model": "minilm", "input": "kept"}).is_success
     assert system.stop() == 0
 
     system.start()
@@ -104,7 +115,7 @@ def test_usage_survives_a_restart(system: System) -> None:
 def _requests(system: System) -> int:
     with system.client() as client:
         lines = client.get("/v1/usage").json()["data"]
-        return sum(line["requests"] for line in lines if line["group"]["model"] == "sentiment")
+        return sum(line["requests"] for line in lines if line["group"]["model"] == "minilm")
 
 
 def test_a_revoked_key_is_refused_at_once(system: System) -> None:

@@ -22,7 +22,7 @@ from tests.support.backend_calls import Backend, running_backend
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def backend(demo_models: Path) -> AsyncIterator[Backend]:
     async with running_backend(demo_models, threads=2) as running:
         yield running

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -82,9 +81,9 @@ def refused() -> Iterator[tuple[str, str, Task, Any, Parameters, str]]:
     yield "an empty query", "tiny", Task.RERANK, "good", query, "empty_input"
 
 
-@pytest.fixture
-async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
-    models = write_repository(tmp_path / "models", real=True)
+@pytest.fixture(scope="module")
+async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backend]:
+    models = write_repository(tmp_path_factory.mktemp("bad-input") / "models", real=True)
     write_head(models, "nli", ["contradiction", "neutral", "entailment"])
     tasks = ("zero-shot", "choose", "rerank")
     for name, task in zip(PAIRWISE, tasks, strict=True):

@@ -30,11 +30,6 @@ BERT_PAIRS = Checkpoint(family="bert", purpose="many")
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def texts() -> list[str]:
     return read_texts()
 
