@@ -9,8 +9,8 @@ CHECKED := gateway backends loadtests tools tests
 PEERS := litserve bentoml triton
 ARGS ?=
 PYTEST_ARGS ?=
-# Test files that run side by side: two per core, as many tests wait most of the time.
-TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# Test files that run side by side: two per core and one, as many tests wait most of the time.
+TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN) + 1)
 UPGRADE ?=
 
 .DEFAULT_GOAL := help
