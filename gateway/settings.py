@@ -102,6 +102,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     usage_events_keep: float = 3 * 86_400.0
     """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
     alike are added up to one row."""
+    state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
+    """Seconds that the state Redis is waited for; limits then go by the local share."""
     tcp_keepalive_idle: _Seconds = 5
     """Seconds without a packet after which the other side of a connection is probed."""
     tcp_keepalive_interval: _Seconds = 2

@@ -70,12 +70,15 @@ def measure(*, duration: float, away: float) -> None:
     show(f"Redis is killed for {away:g} s", run(duration=duration, away=away))
 
 
-def run(*, duration: float, away: float) -> LimitsRun:
-    """Return how the limits were kept for `duration` seconds, Redis gone for `away` of them."""
+def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> LimitsRun:
+    """Return how the limits were kept for `duration` seconds, Redis gone for `away` of them.
+
+    On a machine that may stall, workers wait for Redis for a longer `state_timeout`.
+    """
     # Computed before anything is sent: how long the workers may think that Redis is away.
     unaware = away + _BREAKER + _TIMEOUT if away else 0.0
     by_share = local_share(RULE, share=SHARE, workers=WORKERS, away=unaware) if away else 0.0
-    with _gateway() as (gateway, state):
+    with _gateway(state_timeout) as (gateway, state):
         answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
     tenants = [_kept(f"tenant-{number}", one) for number, one in enumerate(answers)]
     return LimitsRun(tenants=tenants, away=away, by_share=by_share)
@@ -93,7 +96,7 @@ def show(title: str, result: LimitsRun) -> None:
 
 
 @contextlib.contextmanager
-def _gateway() -> Iterator[tuple[Gateway, Valkey]]:
+def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
     """Run workers with a Redis that can be taken away."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -111,6 +114,7 @@ def _gateway() -> Iterator[tuple[Gateway, Valkey]]:
             workers=WORKERS,
             cache_url=cache.url,
             state_url=state.url,
+            state_timeout=state_timeout,
         )
         with Ledger(gateway.settings.ledger) as ledger:
             for number in range(TENANTS):

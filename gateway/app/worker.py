@@ -77,7 +77,6 @@ from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
 
-_STATE_TIMEOUT = 1.0
 _PROBE = 0.5
 # Work that no request waits for any more: those had their time while the server drained.
 _LEFT_BEHIND = 0.5
@@ -143,7 +142,7 @@ async def build_worker(
     """
     async with AsyncExitStack() as stack:
         state = connect(
-            settings.state_url, timeout=_STATE_TIMEOUT, keepalive=settings.tcp_keepalive
+            settings.state_url, timeout=settings.state_timeout, keepalive=settings.tcp_keepalive
         )
         stack.push_async_callback(state.aclose)
         ledger = stack.enter_context(Ledger(settings.ledger))
