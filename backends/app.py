@@ -18,20 +18,20 @@ import uvicorn
 import uvloop
 from typing_extensions import override
 
-from backends.admission.admit import Admit, admit
-from backends.api.bounded import Waits
-from backends.api.calls import CallHandler, Door
-from backends.api.corked import CorkedProtocol
-from backends.api.engine import Engine
-from backends.api.loading import OpenExecutor, Tools
-from backends.api.reloading import Repository
+from backends.api.bounded import ConnectionTimeouts
+from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.routes import Routes
 from backends.api.status import ReloadHandler, StatusHandlers
 from backends.api.tls import ServerTls, files_of
+from backends.api.write_coalescing import WriteCoalescingProtocol
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.heartbeat import heartbeat
 from backends.listening import empty_queue
+from backends.qualification.admit import Admit, admit
+from backends.serving.core import ServingCore
+from backends.serving.loading import OpenExecutor, Tools
+from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, quiet_libraries
 from backends.stop_signals import StopSignals
 from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
@@ -86,7 +86,7 @@ async def open_backend(
 def make_routes(repository: Repository, settings: BackendSettings, tracing: Tracing) -> Routes:
     """Return the ASGI application over a repository's engine."""
     engine = repository.engine
-    door = Door(settings.token, wants_certificate=settings.tls_client_ca is not None)
+    door = CallAuthenticator(settings.token, wants_certificate=settings.tls_client_ca is not None)
     calls = CallHandler(
         engine=engine,
         door=door,
@@ -191,7 +191,7 @@ async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
 async def run_until_told(
     server: "BackendServer",
     listener: socket.socket,
-    engine: Engine,
+    engine: ServingCore,
     settings: BackendSettings,
     parent: int,
 ) -> None:
@@ -218,7 +218,7 @@ async def run_until_told(
 async def leave(
     server: "BackendServer",
     listener: socket.socket,
-    engine: Engine,
+    engine: ServingCore,
     settings: BackendSettings,
     stop: StopSignals,
 ) -> None:
@@ -233,7 +233,7 @@ async def leave(
     await drain(engine, settings.drain)
 
 
-async def drain(engine: Engine, bound: float) -> None:
+async def drain(engine: ServingCore, bound: float) -> None:
     """Take no more calls and wait until those in flight are answered, no longer than `bound`."""
     engine.draining = True
     try:
@@ -253,12 +253,15 @@ class BackendServer(uvicorn.Server):
     """uvicorn without its own idea of signals: ours drain first and exit with 0."""
 
     def __init__(
-        self, application: Routes, tls: ServerTls | None = None, waits: Waits | None = None
+        self,
+        application: Routes,
+        tls: ServerTls | None = None,
+        waits: ConnectionTimeouts | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 application,
-                http=partial(CorkedProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
+                http=partial(WriteCoalescingProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
                 ws="none",
                 lifespan="off",
                 loop="none",
@@ -280,7 +283,7 @@ class BackendServer(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         if counter % _TICKS == 0:
             for connection in list(self.server_state.connections):
-                if isinstance(connection, CorkedProtocol):
+                if isinstance(connection, WriteCoalescingProtocol):
                     connection.end_if_late(now)
         return await super().on_tick(counter)
 
@@ -303,7 +306,7 @@ class BackendServer(uvicorn.Server):
         """
         for _ in range(round(_FIRST_CALL / _LOOK)):
             for connection in list(self.server_state.connections):
-                if isinstance(connection, CorkedProtocol):
+                if isinstance(connection, WriteCoalescingProtocol):
                     connection.end_if_idle()
             if not self.server_state.connections:
                 return

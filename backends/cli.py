@@ -16,7 +16,8 @@ from backends.algorithms.registry import describe
 from backends.app import open_backend, serve
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
-from backends.importing.command import import_command
+from backends.model_tools.importing.command import import_command
+from backends.model_tools.tuning.command import tune_command
 from backends.open_inference.address import servers
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import Catalogue, Model, read_catalogue
@@ -24,7 +25,6 @@ from backends.repository.description import describe_model
 from backends.settings import BackendSettings, Provider, read_settings
 from backends.telemetry.logs import configure_logging
 from backends.telemetry.spans import NoTracing
-from backends.tuning.command import tune_command
 
 _CANNOT_START = 2
 _MODELS = click.option(

@@ -18,7 +18,7 @@ RUN python -m venv /opt/build
 COPY requirements/demo.txt requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/demo.txt
 COPY backends/ backends/
-RUN /opt/build/bin/python -m backends.demo --output /models
+RUN /opt/build/bin/python -m backends.model_tools.demo --output /models
 
 # What every backend runs; models are mounted at /models.
 FROM python:3.11.13-slim-bookworm AS backend

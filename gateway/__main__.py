@@ -16,12 +16,12 @@ from functools import partial
 from typing import Protocol
 
 from gateway.config.load import explain
-from gateway.draining import Stop
 from gateway.errors import ConfigurationError, GatewayError
-from gateway.heartbeat import heartbeat
-from gateway.priority import give_way
+from gateway.http.draining import Stop
 from gateway.settings import Settings, export_metrics_dir, load_settings
 from gateway.supervisor.errors import CannotStart, ExitCode
+from gateway.supervisor.heartbeat import heartbeat
+from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.errors import ConfigurationError
-from gateway.tcp_keepalive import TcpKeepalive
+from gateway.sockets.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
 _SENT = ("admin_key", "backend_token")

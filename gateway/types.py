@@ -268,7 +268,7 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     count: int = 1
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class BucketDemand(msgspec.Struct, kw_only=True):
     """What a worker's callers asked of a bucket since the last report, admitted or not."""
 
     units: int = 0
@@ -276,7 +276,7 @@ class Asked(msgspec.Struct, kw_only=True):
     """Units are held until work ends, which may take as long as a request."""
 
 
-class QuotaAsked(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
     """A quota that a region needs more of: `least` units, or what is usual where that is more."""
 
     whole: int
@@ -287,7 +287,7 @@ class QuotaAsked(msgspec.Struct, frozen=True, kw_only=True):
     least: int
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a bucket's limit that a region may use; until `raised` it was `before`.
 
     `raised` is a loop's time, or of the store where it comes from there.
@@ -307,11 +307,11 @@ class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     worker: str
     seen: int
-    asked: Mapping[str, Asked] = MappingProxyType({})
-    quotas: Mapping[str, QuotaAsked] = MappingProxyType({})
+    asked: Mapping[str, BucketDemand] = MappingProxyType({})
+    quotas: Mapping[str, QuotaDemand] = MappingProxyType({})
 
 
-class Shares(msgspec.Struct, frozen=True, kw_only=True):
+class BucketShares(msgspec.Struct, frozen=True, kw_only=True):
     """What a region may use, as of `now`, the store's time in nanoseconds, for `lease` seconds.
 
     `changed` are the shares that may have changed since the report's `seen`, or `are_all` there
@@ -321,7 +321,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     now: int
     lease: float
     regions: int
-    rest: Share
-    changed: Mapping[str, Share]
+    rest: BucketShare
+    changed: Mapping[str, BucketShare]
     are_all: bool
     granted: Mapping[str, int]

@@ -20,7 +20,7 @@ from typing import Any  # figures of many kinds
 import httpx
 import msgspec
 
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor.bootstrap import bootstrap

@@ -20,17 +20,17 @@ import msgspec
 import uvloop
 
 from backends.protocol import ClassifyParameters, Task
-from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.null import NullTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import Document, RoutingEntry
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.inference import Inference
+from gateway.inference.coalescing import Flights
+from gateway.inference.inference import Inference
+from gateway.inference.last_answers import StaleAnswers
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
-from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (

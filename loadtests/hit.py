@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
 from loadtests.machine import busy_seconds, pin, resident_mib, this_machine

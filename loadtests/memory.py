@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 from xxhash import xxh3_128_digest
 
-from gateway.cache.entry import Entry
+from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
 from loadtests.machine import this_machine
@@ -124,7 +124,9 @@ class _OurTier:
 class _Mapping:
     """A library's cache with `get` and `insert` or `set`."""
 
-    def __init__(self, get: Callable[[bytes], object], keep: Callable[[bytes, Entry], Any]) -> None:
+    def __init__(
+        self, get: Callable[[bytes], object], keep: Callable[[bytes, CachedResult], Any]
+    ) -> None:
         self._get = get
         self._keep = keep
         self._entry = _entry(_PAYLOAD, 0)
@@ -176,9 +178,9 @@ def _key(number: int) -> CacheKey:
     return CacheKey(address, address[::-1])
 
 
-def _entry(size: int, number: int) -> Entry:
+def _entry(size: int, number: int) -> CachedResult:
     payload = number.to_bytes(8, "little") * (size // 8)
-    return Entry(payload=payload, rows=1, tokens=7, stored_at=_NOW, expires_at=_NOW + 60.0)
+    return CachedResult(payload=payload, rows=1, tokens=7, stored_at=_NOW, expires_at=_NOW + 60.0)
 
 
 def _micro(seconds: float | None) -> str:

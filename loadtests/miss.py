@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import (
     CALL_PATH,
     BackendState,

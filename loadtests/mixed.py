@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Done, FrameReader
 from loadtests.backend import RunningBackend, backend, calls, run_closed
 from loadtests.capacity import capacity, sustained

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Done, Failed, FrameReader, Refusal
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.capacity import capacity, sustained

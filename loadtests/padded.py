@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from backends.demo.source import find_source
-from backends.graphs.bert import build_bert
-from backends.graphs.shapes import BertShape
-from backends.graphs.weights import read_safetensors
+from backends.model_tools.demo.source import find_source
+from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.weights import read_safetensors
 
 
 def write_padded(path: Path) -> Path:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Call, CallItem, ClassifyParameters, Task, ZeroShotParameters
 from loadtests.backend import RunningBackend, backend, run_closed
 from loadtests.generator import Outcome, Target, closed_loop

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend, backend, calls, run_closed
 from loadtests.machine import pin, this_machine
 from loadtests.open_loop import open_loop

@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend, backend, calls, run_closed
 from loadtests.generator import Outcome
 from loadtests.machine import resident_mib, this_machine

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import this_machine

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from gateway.settings import process_environment
 from tests.support.ledgers import ledger_url
 from tests.support.postgresql import PostgreSQL, programs

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ModelInfo, Task
 
 First = TypeVar("First")
@@ -27,12 +27,12 @@ class Algorithm(Protocol):
         ...
 
     # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.
-    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         """Return the answer of one item."""
         ...
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A served model: what is said of it, what answers each of its tasks, on which encoder."""
 
     info: ModelInfo

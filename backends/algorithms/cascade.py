@@ -4,7 +4,7 @@ from typing_extensions import override
 
 from backends.algorithms.classify import Labeller
 from backends.algorithms.ensemble import reorder
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function
 from backends.types import FloatArray, Text
 
@@ -28,7 +28,9 @@ class Cascade(Labeller):
         return 1 + self._small.version + self._large.version
 
     @override
-    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+    async def scores(
+        self, text: Text, ask: AlgorithmContext, function: Function | None = None
+    ) -> FloatArray:
         scores = await self._small.scores(text, ask)
         if self._small.confidence(scores) < self._threshold:
             return await self._large.scores(text, ask, function)

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function, apply_function, best_first, rounded
 from backends.protocol import ClassifyParameters
 from backends.types import FloatArray, Text
@@ -40,7 +40,9 @@ class Labeller(Algorithm):
         self.labels = list(labels)
 
     @abstractmethod
-    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+    async def scores(
+        self, text: Text, ask: AlgorithmContext, function: Function | None = None
+    ) -> FloatArray:
         """Return a score for each of `labels`, in their order.
 
         `function` makes scores of logits where it is given, else the model's own.
@@ -51,14 +53,19 @@ class Labeller(Algorithm):
         """Return how sure it is of scores that its own function made, between 0 and 1."""
 
     @override
-    async def run(self, item: Text, parameters: ClassifyParameters, ask: Ask) -> Any:
+    async def run(self, item: Text, parameters: ClassifyParameters, ask: AlgorithmContext) -> Any:
         if parameters.top_k is not None and parameters.top_k < 1:
             raise ItemRefused("bad_top_k", "`top_k` must be at least 1; leave it out for all")
         ranked = await self.rank(item, ask, top=parameters.top_k, function=parameters.function)
         return {"labels": [label.as_json() for label in ranked]}
 
     async def rank(
-        self, text: Text, ask: Ask, *, top: int | None = None, function: Function | None = None
+        self,
+        text: Text,
+        ask: AlgorithmContext,
+        *,
+        top: int | None = None,
+        function: Function | None = None,
     ) -> list[Label]:
         """Return the labels of a text, best first, for an algorithm above."""
         return rank(self.labels, await self.scores(text, ask, function), top)
@@ -78,7 +85,9 @@ class Classify(Labeller):
         return 1
 
     @override
-    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+    async def scores(
+        self, text: Text, ask: AlgorithmContext, function: Function | None = None
+    ) -> FloatArray:
         logits = (await ask(self.model, [text]))[0]
         return apply_function(np.asarray(logits), function or self.function)
 

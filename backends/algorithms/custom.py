@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from backends.algorithms.authoring import Ask as UserAsk
 from backends.algorithms.base import Algorithm
-from backends.algorithms.side_loop import SideLoop, Stuck
+from backends.algorithms.event_loop_thread import EventLoopBlocked, EventLoopThread
 from backends.algorithms.user_code import UserCode, place_of
 from backends.errors import BackendError, ItemRefused
-from backends.pipelines.ask import Ask, encode_result
+from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import ITEMS, PARAMETERS, InferParameters, Task
 from backends.types import FloatArray, Text
 
@@ -49,7 +49,7 @@ class Custom(Algorithm):
         self._below = below
         self._budget = budget
         self._file = code.run.__code__.co_filename.rpartition("/")[2]
-        self._side = SideLoop(f"algorithm {name}")
+        self._side = EventLoopThread(f"algorithm {name}")
         # Models come and go while serving: the thread ends with the last reference to its model.
         weakref.finalize(self, self._side.close)
 
@@ -59,7 +59,7 @@ class Custom(Algorithm):
         return 1 + sum(known.version for tasks in self._below.values() for known in tasks.values())
 
     @override
-    async def run(self, item: Any, parameters: InferParameters, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:
         typed = _convert(item, self._code.item, "bad_item")
         chosen = _convert(parameters.parameters, self._code.parameters, "bad_parameter")
         ask.limit_rows(self._budget.rows)
@@ -72,7 +72,7 @@ class Custom(Algorithm):
             # The caller has gone, or its own time is over.
             self._side.free(_PATIENCE)
             raise
-        except (TimeoutError, Stuck):
+        except (TimeoutError, EventLoopBlocked):
             self._side.free(_PATIENCE)
             raise ItemRefused(
                 "algorithm_too_slow",
@@ -106,7 +106,7 @@ class _SideAsk(UserAsk):
     def __init__(
         self,
         below: Mapping[str, Mapping[Task, Algorithm]],
-        ask: Ask,
+        ask: AlgorithmContext,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._below = below

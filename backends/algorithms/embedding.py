@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import normalize, rounded
 from backends.protocol import EmbedParameters, RerankParameters
 from backends.types import FloatArray
@@ -25,7 +25,7 @@ class Embed(Algorithm):
         return 1
 
     @override
-    async def run(self, item: str, parameters: EmbedParameters, ask: Ask) -> Any:
+    async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
         kept = self.kept(parameters)
         vectors = await ask(self.model, [item])
         return {"embedding": shorten(vectors, kept, parameters)[0]}
@@ -52,7 +52,7 @@ class Rerank(Algorithm):
         return 1
 
     @override
-    async def run(self, item: str, parameters: RerankParameters, ask: Ask) -> Any:
+    async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
         query, document = normalize(await ask(self._model, [parameters.query, item]))
         return {"score": rounded(query @ document[:, None])[0]}
 

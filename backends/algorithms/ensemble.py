@@ -9,7 +9,7 @@ from typing_extensions import override
 from backends.algorithms.base import all_of
 from backends.algorithms.classify import Label, Labeller
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function, rounded
 from backends.types import FloatArray, Text
 
@@ -39,7 +39,12 @@ class Ensemble(Labeller):
 
     @override
     async def rank(
-        self, text: Text, ask: Ask, *, top: int | None = None, function: Function | None = None
+        self,
+        text: Text,
+        ask: AlgorithmContext,
+        *,
+        top: int | None = None,
+        function: Function | None = None,
     ) -> list[Label]:
         mean, counted = await self._count(text, ask, function)
         order = np.lexsort((-mean, -counted))[:top]
@@ -47,11 +52,13 @@ class Ensemble(Labeller):
         return [Label(label=self.labels[index], score=written[index]) for index in order]
 
     @override
-    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+    async def scores(
+        self, text: Text, ask: AlgorithmContext, function: Function | None = None
+    ) -> FloatArray:
         return (await self._count(text, ask, function))[1]
 
     async def _count(
-        self, text: Text, ask: Ask, function: Function | None
+        self, text: Text, ask: AlgorithmContext, function: Function | None
     ) -> tuple[FloatArray, FloatArray]:
         """Return the mean of the members, and what is answered: that mean or their votes."""
         if self._combine == "vote" and function is not None:

@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function, apply_function, rounded
 from backends.protocol import EntitiesParameters
 from backends.types import FloatArray, Piece
@@ -40,7 +40,7 @@ class Entities(Algorithm):
         return 2
 
     @override
-    async def run(self, item: str, parameters: EntitiesParameters, ask: Ask) -> Any:
+    async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
         pieces, logits = await ask.tokens(self._model, item)
         scores = apply_function(logits, self._function)
         mentions = find_mentions(pieces, scores, self._labels, parameters.aggregation)

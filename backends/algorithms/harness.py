@@ -21,7 +21,7 @@ from backends.algorithms.base import Algorithm
 from backends.algorithms.custom import Budget, Custom
 from backends.algorithms.user_code import read_user_code
 from backends.batching.shared import Caller
-from backends.pipelines.ask import Ask, Pipeline, encode_result
+from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task
 from backends.types import FloatArray, Piece, Text
@@ -57,7 +57,7 @@ def answer(
         budget=Budget(time=time, rows=rows),
     )
     fakes: dict[str, Pipeline] = {name: _FakeRows(fake) for name, fake in models.items()}
-    ask = Ask(fakes, Caller(scope="harness", deadline=math.inf))
+    ask = AlgorithmContext(fakes, Caller(scope="harness", deadline=math.inf))
     given = InferParameters(parameters=dict(parameters or {}))
     return msgspec.json.decode(encode_result(asyncio.run(custom.run(item, given, ask))))
 
@@ -83,7 +83,7 @@ class _Told(Algorithm):
         return 1
 
     @override
-    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         ask.spend(1)
         return self._fake(item)
 

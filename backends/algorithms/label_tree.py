@@ -11,7 +11,7 @@ from backends.algorithms.base import all_of
 from backends.algorithms.classify import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function
 from backends.types import FloatArray, Text
 
@@ -52,13 +52,20 @@ class LabelTree(Labeller):
 
     @override
     async def rank(
-        self, text: Text, ask: Ask, *, top: int | None = None, function: Function | None = None
+        self,
+        text: Text,
+        ask: AlgorithmContext,
+        *,
+        top: int | None = None,
+        function: Function | None = None,
     ) -> list[Label]:
         ranked = await super().rank(text, ask, top=top, function=function)
         return [label for label in ranked if label.score > 0.0]
 
     @override
-    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+    async def scores(
+        self, text: Text, ask: AlgorithmContext, function: Function | None = None
+    ) -> FloatArray:
         if function not in (None, "softmax"):
             raise ItemRefused("bad_function", "a tree's scores are by `softmax`; leave it out")
         if not isinstance(text, str):
@@ -70,7 +77,7 @@ class LabelTree(Labeller):
     def confidence(self, scores: FloatArray) -> float:
         return float(scores.max())
 
-    async def _walk(self, text: str, ask: Ask) -> dict[str, float]:
+    async def _walk(self, text: str, ask: AlgorithmContext) -> dict[str, float]:
         reached: dict[str, float] = {}
         beam: list[tuple[float, Sequence[Node]]] = [(1.0, self._tree)]
         while beam:
@@ -86,7 +93,7 @@ class LabelTree(Labeller):
         return reached
 
     async def _judge_children(
-        self, text: str, nodes: Sequence[Node], ask: Ask
+        self, text: str, nodes: Sequence[Node], ask: AlgorithmContext
     ) -> list[tuple[float, Node]]:
         if len(nodes) == 1:
             return [(1.0, nodes[0])]

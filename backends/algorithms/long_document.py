@@ -8,7 +8,7 @@ from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, shorten
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function, apply_function
 from backends.protocol import EmbedParameters
 from backends.types import FloatArray, Text
@@ -28,7 +28,7 @@ class Windows:
         self._combine = combine
         self._overlap = overlap
 
-    async def ask(self, text: str, ask: Ask, function: Function) -> FloatArray:
+    async def ask(self, text: str, ask: AlgorithmContext, function: Function) -> FloatArray:
         """Return the combination of what `function` makes of each window."""
         if self._combine == "first":
             first = await ask.windows(self._model, text, overlap=self._overlap, most=1)
@@ -53,7 +53,9 @@ class LongClassify(Labeller):
         return 1 + self._below.version
 
     @override
-    async def scores(self, text: Text, ask: Ask, function: Function | None = None) -> FloatArray:
+    async def scores(
+        self, text: Text, ask: AlgorithmContext, function: Function | None = None
+    ) -> FloatArray:
         if not isinstance(text, str):
             raise ItemRefused("bad_item", "a long document is one text, not a pair")
         return await self._windows.ask(text, ask, function or self._below.function)
@@ -81,7 +83,7 @@ class LongEmbed(Algorithm):
         return 1 + self._below.version
 
     @override
-    async def run(self, item: str, parameters: EmbedParameters, ask: Ask) -> Any:
+    async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
         kept = self._below.kept(parameters)
         vector = await self._windows.ask(item, ask, "none")
         return {"embedding": shorten(vector[None, :], kept, parameters)[0]}

@@ -19,7 +19,7 @@ from backends.algorithms.questions import (
     fill_template,
 )
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, rounded, sigmoid, softmax
 from backends.protocol import ChooseItem, ChooseParameters, RerankParameters
 
@@ -55,7 +55,13 @@ class EntailmentZeroShot(ZeroShotTask):
 
     @override
     async def rank(
-        self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
+        self,
+        text: str,
+        ask: AlgorithmContext,
+        *,
+        labels: list[str],
+        template: str,
+        multi_label: bool,
     ) -> list[Label]:
         check_labels(labels)
         filled = fill_template(template, labels)
@@ -81,7 +87,9 @@ class MultipleChoice(Algorithm):
         return 1
 
     @override
-    async def run(self, item: ChooseItem, parameters: ChooseParameters, ask: Ask) -> Any:
+    async def run(
+        self, item: ChooseItem, parameters: ChooseParameters, ask: AlgorithmContext
+    ) -> Any:
         check_choices(item.choices)
         logits = await ask.pairs(self._model, item.prompt, item.choices)
         scores = softmax(logits[:, 0])
@@ -103,7 +111,7 @@ class CrossEncode(Algorithm):
         return 1
 
     @override
-    async def run(self, item: str, parameters: RerankParameters, ask: Ask) -> Any:
+    async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
         logits = await ask(self._model, [(parameters.query, item)])
         scores = sigmoid(logits[0]) if logits.shape[1] == 1 else softmax(logits[0])
         return {"score": rounded(scores)[-1]}

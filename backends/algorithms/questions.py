@@ -8,7 +8,7 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ZeroShotParameters
 
 MAX_LABELS = 256
@@ -20,7 +20,13 @@ class ZeroShotTask(Algorithm):
 
     @abstractmethod
     async def rank(
-        self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
+        self,
+        text: str,
+        ask: AlgorithmContext,
+        *,
+        labels: list[str],
+        template: str,
+        multi_label: bool,
     ) -> list[Label]:
         """Return the labels, best first.
 
@@ -28,7 +34,7 @@ class ZeroShotTask(Algorithm):
         """
 
     @override
-    async def run(self, item: str, parameters: ZeroShotParameters, ask: Ask) -> Any:
+    async def run(self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext) -> Any:
         ranked = await self.rank(
             item,
             ask,

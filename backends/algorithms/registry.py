@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from backends.algorithms.base import Algorithm, Endpoint
+from backends.algorithms.base import Algorithm, ServedModel
 from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, Rerank
 from backends.algorithms.entities import Entities
@@ -28,7 +28,7 @@ _FOUNDATION_VERSION = 1
 _SPLIT = "split"
 
 
-def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
+def build_endpoint(model: Model, built: Mapping[str, ServedModel]) -> ServedModel:
     """Return the endpoint of a model; those it builds on are in `built` unless they are broken.
 
     Raises:
@@ -51,7 +51,7 @@ def build_endpoint(model: Model, built: Mapping[str, Endpoint]) -> Endpoint:
     return _algorithm_endpoint(model, manifest, below)
 
 
-def _check_shared(model: Model, below: Sequence[Endpoint]) -> None:
+def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
     """Refuse to build on a model whose revisions share its items, as that has no encoder or labels.
 
     A model owner's code has its items answered, by whichever revision that is.
@@ -69,7 +69,7 @@ def _check_shared(model: Model, below: Sequence[Endpoint]) -> None:
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
     """Return what a catalogue would serve, and what is wrong, without loading any weights."""
-    endpoints: dict[str, Endpoint] = {}
+    endpoints: dict[str, ServedModel] = {}
     problems = dict(catalogue.problems)
     for name, model in catalogue.models.items():
         try:
@@ -79,7 +79,7 @@ def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
     return [endpoint.info for endpoint in endpoints.values()], problems
 
 
-def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> Endpoint:
+def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> ServedModel:
     known: Algorithms = {
         Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
         Task.RERANK: Rerank(model=model.name),
@@ -97,10 +97,10 @@ def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> Endpoint:
         description=manifest.description,
         demonstration=manifest.demonstration,
     )
-    return Endpoint(info=info, encoder=model.name, algorithms=algorithms)
+    return ServedModel(info=info, encoder=model.name, algorithms=algorithms)
 
 
-def _classifier_endpoint(model: Model, manifest: ClassifierManifest) -> Endpoint:
+def _classifier_endpoint(model: Model, manifest: ClassifierManifest) -> ServedModel:
     try:
         algorithms = {
             task: _answer_by_logits(task, model.name, manifest) for task in manifest.tasks
@@ -119,7 +119,7 @@ def _classifier_endpoint(model: Model, manifest: ClassifierManifest) -> Endpoint
         description=manifest.description,
         demonstration=manifest.demonstration,
     )
-    return Endpoint(info=info, encoder=model.name, algorithms=algorithms)
+    return ServedModel(info=info, encoder=model.name, algorithms=algorithms)
 
 
 def _answer_by_logits(task: Task, name: str, manifest: ClassifierManifest) -> Algorithm:
@@ -136,7 +136,7 @@ def _answer_by_logits(task: Task, name: str, manifest: ClassifierManifest) -> Al
     return Classify(model=name, labels=labels, function=function)
 
 
-def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> Endpoint:
+def _head_endpoint(model: Model, manifest: HeadManifest, encoder: ServedModel) -> ServedModel:
     labels, function = manifest.labels, manifest.function
     algorithm: Algorithm
     if manifest.task is Task.CLASSIFY:
@@ -156,10 +156,12 @@ def _head_endpoint(model: Model, manifest: HeadManifest, encoder: Endpoint) -> E
         description=manifest.description,
         demonstration=manifest.demonstration,
     )
-    return Endpoint(info=info, encoder=encoder.encoder, algorithms=algorithms)
+    return ServedModel(info=info, encoder=encoder.encoder, algorithms=algorithms)
 
 
-def _split_endpoint(model: Model, manifest: SplitManifest, below: Sequence[Endpoint]) -> Endpoint:
+def _split_endpoint(
+    model: Model, manifest: SplitManifest, below: Sequence[ServedModel]
+) -> ServedModel:
     weights = list(manifest.arms.values())
     algorithms = split_tasks([endpoint.algorithms for endpoint in below], weights)
     if not algorithms:
@@ -178,12 +180,12 @@ def _split_endpoint(model: Model, manifest: SplitManifest, below: Sequence[Endpo
         description=first.description,
         demonstration=first.demonstration,
     )
-    return Endpoint(info=info, encoder=below[0].encoder, algorithms=algorithms)
+    return ServedModel(info=info, encoder=below[0].encoder, algorithms=algorithms)
 
 
 def _algorithm_endpoint(
-    model: Model, manifest: AlgorithmManifest, below: Sequence[Endpoint]
-) -> Endpoint:
+    model: Model, manifest: AlgorithmManifest, below: Sequence[ServedModel]
+) -> ServedModel:
     recipe = RECIPES.get(manifest.algorithm)
     if recipe is None:
         raise ModelProblem(
@@ -212,7 +214,7 @@ def _algorithm_endpoint(
         description=manifest.description,
         demonstration=manifest.demonstration,
     )
-    return Endpoint(info=info, encoder=below[0].encoder, algorithms=algorithms)
+    return ServedModel(info=info, encoder=below[0].encoder, algorithms=algorithms)
 
 
 def _labels(algorithms: Algorithms) -> list[str] | None:

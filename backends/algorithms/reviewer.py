@@ -9,7 +9,7 @@ from backends.algorithms.base import Algorithm, together
 from backends.algorithms.classify import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import InferParameters
 
 DEFAULT_TOPICS = ("payments", "cards", "account", "delivery", "service", "product", "price")
@@ -43,7 +43,7 @@ class Reviewer(Algorithm):
         return 1 + self._mood.version + self._topics.version + self._intent.version
 
     @override
-    async def run(self, item: Any, parameters: InferParameters, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:
         message = _read_message(item)
         threshold = _read_threshold(parameters.parameters)
         (mood,), topics = await together(

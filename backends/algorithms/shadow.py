@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, Endpoint
+from backends.algorithms.base import Algorithm, ServedModel
 from backends.algorithms.comparison import compare
 from backends.algorithms.split import place_of
 from backends.errors import BackendError
-from backends.pipelines.ask import Ask, encode_result
+from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.repository.serving import Shadow
 from backends.types import ShadowStatistics
 
@@ -50,7 +50,7 @@ class Mirror:
         self._largest: dict[tuple[str, str], float] = {}
 
     def offer(
-        self, shadow: "Shadowed", item: Any, parameters: Any, *, answer: Any, ask: Ask
+        self, shadow: "Shadowed", item: Any, parameters: Any, *, answer: Any, ask: AlgorithmContext
     ) -> None:
         """Mirror an item that was answered, if there is room; returns at once."""
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
@@ -72,7 +72,7 @@ class Mirror:
         return ShadowStatistics(outcomes=dict(self._outcomes), largest=dict(self._largest))
 
     async def _run(
-        self, shadow: "Shadowed", item: Any, parameters: Any, answer: Any, ask: Ask
+        self, shadow: "Shadowed", item: Any, parameters: Any, answer: Any, ask: AlgorithmContext
     ) -> None:
         try:
             async with asyncio.timeout(self._patience):
@@ -125,7 +125,7 @@ class Shadowed(Algorithm):
         return self._below.version
 
     @override
-    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         answer = await self._below.run(item, parameters, ask)
         if place_of("shadow", ask.scope, item) < self._share:
             self._mirror.offer(self, item, parameters, answer=answer, ask=ask)
@@ -133,8 +133,8 @@ class Shadowed(Algorithm):
 
 
 def shadowed(
-    endpoint: Endpoint, shadow: Endpoint, *, plan: Shadow, mirror: Mirror
-) -> Endpoint | None:
+    endpoint: ServedModel, shadow: ServedModel, *, plan: Shadow, mirror: Mirror
+) -> ServedModel | None:
     """Return an endpoint whose items are mirrored; `None` where the two have no task in common."""
     common: Mapping[Any, Algorithm] = {
         task: Shadowed(
@@ -149,7 +149,7 @@ def shadowed(
     }
     if not common:
         return None
-    return Endpoint(
+    return ServedModel(
         info=endpoint.info, encoder=endpoint.encoder, algorithms={**endpoint.algorithms, **common}
     )
 

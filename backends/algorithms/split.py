@@ -8,7 +8,7 @@ import msgspec
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Split(Algorithm):
         return 1 + sum(arm.algorithm.version for arm in self._arms)
 
     @override
-    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         return await self.choose(ask.scope, item).run(item, parameters, ask)
 
     def choose(self, scope: str, item: Any) -> Algorithm:

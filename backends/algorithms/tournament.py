@@ -9,7 +9,7 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm, all_of
 from backends.algorithms.classify import Labeller
 from backends.errors import ItemRefused
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import InferParameters
 
 MAX_DOCUMENTS = 256
@@ -46,7 +46,7 @@ class Tournament(Algorithm):
         return 1 + self._judge.version
 
     @override
-    async def run(self, item: Any, parameters: InferParameters, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:
         contest, top = _read(item, parameters)
         bracket = _Bracket(self, contest, ask)
         ranking = await bracket.rank(top)
@@ -55,7 +55,7 @@ class Tournament(Algorithm):
             "comparisons": bracket.comparisons,
         }
 
-    async def compare(self, query: str, first: str, second: str, ask: Ask) -> bool:
+    async def compare(self, query: str, first: str, second: str, ask: AlgorithmContext) -> bool:
         """Return whether the first document is at least as good an answer as the second."""
         if not self._both_ways:
             return await self._likelihood(query, first, second, ask) >= 0.5  # noqa: PLR2004
@@ -67,7 +67,9 @@ class Tournament(Algorithm):
         )
         return bool(ahead >= behind)
 
-    async def _likelihood(self, query: str, first: str, second: str, ask: Ask) -> float:
+    async def _likelihood(
+        self, query: str, first: str, second: str, ask: AlgorithmContext
+    ) -> float:
         pair = (f"{query} {first}" if query else first, second)
         return float((await self._judge.scores(pair, ask, "softmax"))[self._better])
 
@@ -75,7 +77,7 @@ class Tournament(Algorithm):
 class _Bracket:
     """A knockout over the documents of one item, and what was compared so far."""
 
-    def __init__(self, tournament: Tournament, contest: _Contest, ask: Ask) -> None:
+    def __init__(self, tournament: Tournament, contest: _Contest, ask: AlgorithmContext) -> None:
         self._tournament = tournament
         self._contest = contest
         self._ask = ask

@@ -14,7 +14,7 @@ from backends.algorithms.questions import (
     check_labels,
     fill_template,
 )
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, normalize, rounded, sigmoid, softmax
 from backends.protocol import ChooseItem, ChooseParameters
 from backends.types import FloatArray
@@ -46,7 +46,13 @@ class ZeroShot(ZeroShotTask):
 
     @override
     async def rank(
-        self, text: str, ask: Ask, *, labels: list[str], template: str, multi_label: bool
+        self,
+        text: str,
+        ask: AlgorithmContext,
+        *,
+        labels: list[str],
+        template: str,
+        multi_label: bool,
     ) -> list[Label]:
         check_labels(labels)
         filled = fill_template(template, labels)
@@ -83,7 +89,9 @@ class Choose(Algorithm):
         return 1
 
     @override
-    async def run(self, item: ChooseItem, parameters: ChooseParameters, ask: Ask) -> Any:
+    async def run(
+        self, item: ChooseItem, parameters: ChooseParameters, ask: AlgorithmContext
+    ) -> Any:
         check_choices(item.choices)
         vectors = normalize(await ask(self._model, [item.prompt, *item.choices]))
         scores = softmax((vectors[1:] @ vectors[0]) / TEMPERATURE)

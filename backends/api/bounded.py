@@ -19,7 +19,7 @@ _PIECE = 4 * 1024
 _PIECE_OF_BODY = 64 * 1024
 
 
-class Waits(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long a connection is waited for, in seconds."""
 
     head: float = 10.0
@@ -37,9 +37,9 @@ class _TooLarge(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds on heads, on chunk extensions and trailers, and on time."""
 
-    def __init__(self, *args: Any, waits: Waits | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, waits: ConnectionTimeouts | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._waits = waits or Waits()
+        self._waits = waits or ConnectionTimeouts()
         self._since = 0.0
         self._is_in_head = False
         self._is_in_body = False

@@ -19,9 +19,6 @@ from backends.api.asgi import (
     read_body,
     respond,
 )
-from backends.api.call_work import CallWork
-from backends.api.engine import Engine
-from backends.api.items import Decoders, ItemAnswerer
 from backends.errors import (
     BackendError,
     BadCall,
@@ -41,6 +38,9 @@ from backends.protocol import (
     Refusal,
     encode_frame,
 )
+from backends.serving.call_work import CallWork
+from backends.serving.core import ServingCore
+from backends.serving.items import Decoders, ItemAnswerer
 from backends.telemetry.spans import Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
@@ -59,7 +59,7 @@ _START: Message = {
 }
 
 
-class Door:
+class CallAuthenticator:
     """Lets in whoever knows the shared token and has a certificate, as far as these are wanted.
 
     Whoever is let in is believed what tenant an item is of. Where neither is wanted, only this
@@ -88,8 +88,8 @@ class CallHandler:
     def __init__(
         self,
         *,
-        engine: Engine,
-        door: Door,
+        engine: ServingCore,
+        door: CallAuthenticator,
         tracing: Tracing,
         clock: Callable[[], float],
         max_body_bytes: int,
@@ -191,7 +191,7 @@ class _Reply:
     What is sent in the meantime is a report like any other: no outcome, but a sign of life.
     """
 
-    def __init__(self, send: Send, engine: Engine, work: CallWork, *, interval: float) -> None:
+    def __init__(self, send: Send, engine: ServingCore, work: CallWork, *, interval: float) -> None:
         self._send = send
         self._engine = engine
         self._work = work

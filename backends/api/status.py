@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from backends.api.asgi import Receive, Scope, Send, respond
-from backends.api.calls import Door, send_refusal
-from backends.api.engine import Engine
+from backends.api.calls import CallAuthenticator, send_refusal
 from backends.errors import NotReady, StartProblem, Unauthorized
 from backends.protocol import MEDIA_TYPE
+from backends.serving.core import ServingCore
 from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
 
 _JSON = b"application/json"
@@ -19,7 +19,7 @@ _OK, _UNAVAILABLE = 200, 503
 class StatusHandlers:
     """The handlers that only read."""
 
-    def __init__(self, *, engine: Engine, door: Door) -> None:
+    def __init__(self, *, engine: ServingCore, door: CallAuthenticator) -> None:
         self._engine = engine
         self._door = door
         self._metrics = BackendMetrics(engine.snapshot)
@@ -72,7 +72,7 @@ class ReloadHandler:
     """`POST /v1/models/reload`: reads the repository again, and answers when it is served."""
 
     def __init__(
-        self, *, reload: Callable[[], Awaitable[None]], engine: Engine, door: Door
+        self, *, reload: Callable[[], Awaitable[None]], engine: ServingCore, door: CallAuthenticator
     ) -> None:
         self._reload = reload
         self._engine = engine

@@ -4,8 +4,8 @@ An item may bring its rows in several steps, and a request its items. What was l
 promised as a whole: work that comes later does not take its place.
 """
 
-from backends.batching.caution import Caution
-from backends.batching.flows import BULK, FlowKey
+from backends.batching.fair_queue import BULK, FlowKey
+from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.queue import RowQueue
 from backends.batching.row import RequestWork
@@ -46,7 +46,9 @@ class Admission:
     may be written by lanes meanwhile.
     """
 
-    def __init__(self, *, name: str, queue: RowQueue, meter: Meter, caution: Caution) -> None:
+    def __init__(
+        self, *, name: str, queue: RowQueue, meter: Meter, caution: LatenessMargin
+    ) -> None:
         self._name = name
         self._queue = queue
         self._meter = meter

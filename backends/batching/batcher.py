@@ -11,16 +11,16 @@ from typing import Self
 import msgspec
 
 from backends.batching.admission import SOONEST, Admission, Promise
-from backends.batching.caution import Caution
 from backends.batching.device import Device
-from backends.batching.flows import FlowKey
-from backends.batching.line import Line
+from backends.batching.fair_queue import FlowKey
+from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue, Taken
+from backends.batching.queue import RowQueue, TakenRows
+from backends.batching.room_queue import RoomQueue
 from backends.batching.row import Row
 from backends.batching.runner import Outcome, Runner
-from backends.batching.width import Width
+from backends.batching.width import ParallelismChoice
 from backends.errors import (
     BackendError,
     ExecutorDied,
@@ -91,7 +91,9 @@ class Batcher:
         self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
         self._lanes = min(executor.lanes, lanes or executor.lanes)
         self._meter = Meter(lanes=self._lanes, clock=clock)
-        self._width = Width(narrow=self._cost, wide=executor.wide_cost, always=always_wide)
+        self._width = ParallelismChoice(
+            narrow=self._cost, wide=executor.wide_cost, always=always_wide
+        )
         self._runner = Runner(
             executor=executor,
             queue=self._queue,
@@ -105,8 +107,8 @@ class Batcher:
         self._incoming: list[Row] = []
         self._incoming_flows: Counter[FlowKey] = Counter()
         self._incoming_tokens = 0
-        self._line = Line()
-        self._caution = Caution()
+        self._line = RoomQueue()
+        self._caution = LatenessMargin()
         self.admission = Admission(
             name=name, queue=self._queue, meter=self._meter, caution=self._caution
         )
@@ -304,7 +306,7 @@ class Batcher:
         except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
             loop.call_soon_threadsafe(self._lose_lane, error)
 
-    def _run_taken(self, taken: Taken, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
+    def _run_taken(self, taken: TakenRows, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
         outcomes: list[Outcome] = []
         started = self._clock()
         self._meter.begin(taken.work)

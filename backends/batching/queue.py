@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.batching.flows import FlowKey, Flows
+from backends.batching.fair_queue import FairQueue, FlowKey
 from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
 from backends.batching.row import RequestWork, Row
 from backends.executors.cost import CostModel
@@ -16,7 +16,7 @@ _Shelf = dict[int, deque[Row]]
 _NONE: deque[Row] = deque()
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class TakenRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a thread takes: rows to run together, and rows whose time or askers are gone.
 
     `seconds` is the predicted time, `work` the part of it that the rows bring with them, `more`
@@ -73,7 +73,7 @@ class RowQueue:
         self._cost = cost
         self._clock = clock
         self._changed = threading.Condition()
-        self._flows = Flows()
+        self._flows = FairQueue()
         # By output and lane: rows of other lanes or outputs do not join.
         self._shelves: dict[tuple[str, str], _Shelf] = {}
         self._counts: dict[tuple[str, str], dict[int, int]] = {}
@@ -121,7 +121,7 @@ class RowQueue:
                 self._changed.wait()
             return not self._closed
 
-    def take(self) -> Taken | None:
+    def take(self) -> TakenRows | None:
         """Take a batch; `None` when another thread was quicker or the queue is closed."""
         with self._changed:
             if self._closed:
@@ -202,7 +202,7 @@ class RowQueue:
             return _NO_REQUEST
         return self._requests.get((row.request, row.shelf), _NO_REQUEST)
 
-    def _oldest(self, lead: Row, now: float, dropped: list[Row]) -> Taken:
+    def _oldest(self, lead: Row, now: float, dropped: list[Row]) -> TakenRows:
         """Take rows in their order until the batch is full."""
         rows: list[Row] = []
         following: Row | None = lead
@@ -238,8 +238,8 @@ class RowQueue:
 
     def _taken(
         self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
-    ) -> Taken:
-        return Taken(
+    ) -> TakenRows:
+        return TakenRows(
             rows=rows,
             dropped=dropped,
             release=release,

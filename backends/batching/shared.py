@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backends.batching.admission import Promise
 from backends.batching.batcher import Batcher
-from backends.batching.flows import BULK
+from backends.batching.fair_queue import BULK
 from backends.batching.row import Row, RowKey, Ticket
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span

@@ -6,7 +6,7 @@ from backends.executors.cost import CostModel
 _CALM = 3
 
 
-class Width:
+class ParallelismChoice:
     """Decides for one model. Called by one lane at a time."""
 
     def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:

@@ -52,7 +52,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return (self.token + self.padded + self.square * length) * length
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class CostSample(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that was run and the time it took."""
 
     rows: int
@@ -61,7 +61,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def fit(trials: Sequence[Trial]) -> CostModel:
+def fit(trials: Sequence[CostSample]) -> CostModel:
     """Return the model with the least relative error whose terms are not negative."""
     seconds = np.array([trial.seconds for trial in trials])
     padded = np.array([trial.rows * trial.longest for trial in trials])
@@ -100,7 +100,7 @@ def measure_cost(
             run(ids, ids)
             seconds.append(clock() - started)
         trials.append(
-            Trial(
+            CostSample(
                 rows=len(lengths),
                 longest=max(lengths),
                 tokens=sum(lengths),

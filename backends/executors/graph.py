@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from backends.errors import ModelProblem
-from backends.open_inference.address import Upstream
+from backends.open_inference.address import RemoteModelServer
 from backends.types import OutputKind
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -29,7 +29,7 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int
     max_tokens: int | None = None
     digest: str = ""
-    upstream: Upstream | None = None
+    upstream: RemoteModelServer | None = None
 
 
 def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:

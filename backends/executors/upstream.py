@@ -17,9 +17,9 @@ from backends.errors import (
 )
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
-from backends.executors.doubt import Doubt
+from backends.executors.failure_detector import FailureDetector
 from backends.executors.graph import INPUTS, GraphSource
-from backends.open_inference.address import ModelMetadata, Upstream
+from backends.open_inference.address import ModelMetadata, RemoteModelServer
 from backends.open_inference.client import Reply, UpstreamClient
 from backends.open_inference.tensors import FLOATS, INTEGERS, decode, encode
 from backends.types import FloatArray, IntArray, OutputKind
@@ -37,7 +37,9 @@ _BINARY, _CONFIGURATION = "binary_tensor_data", "model_configuration"
 class UpstreamExecutor(ModelExecutor):
     """A model of another server; as many runs at a time as `upstream.runs` says."""
 
-    def __init__(self, source: GraphSource, upstream: Upstream, *, token: str = "") -> None:
+    def __init__(
+        self, source: GraphSource, upstream: RemoteModelServer, *, token: str = ""
+    ) -> None:
         """Ask the server for the model, run it once, and measure what batches take.
 
         Raises:
@@ -50,7 +52,7 @@ class UpstreamExecutor(ModelExecutor):
         weakref.finalize(self, self._client.close)
         self._version: str | None = None
         self._cost = CostModel()
-        self._doubt = Doubt(time.monotonic)
+        self._doubt = FailureDetector(time.monotonic)
         try:
             extensions = self._client.server().extensions
             self._binary = _BINARY in extensions
@@ -188,7 +190,7 @@ class UpstreamExecutor(ModelExecutor):
             return CostModel()
 
 
-def _check_inputs(metadata: ModelMetadata, upstream: Upstream) -> dict[str, str]:
+def _check_inputs(metadata: ModelMetadata, upstream: RemoteModelServer) -> dict[str, str]:
     for tensor in metadata.inputs:
         if tensor.name not in INPUTS or tensor.datatype not in INTEGERS:
             raise ModelProblem(
@@ -205,7 +207,9 @@ def _check_inputs(metadata: ModelMetadata, upstream: Upstream) -> dict[str, str]
     return {tensor.name: tensor.datatype for tensor in metadata.inputs}
 
 
-def _check_outputs(metadata: ModelMetadata, source: GraphSource, upstream: Upstream) -> None:
+def _check_outputs(
+    metadata: ModelMetadata, source: GraphSource, upstream: RemoteModelServer
+) -> None:
     found = {tensor.name: tensor for tensor in metadata.outputs}
     for name in source.outputs.values():
         if name not in found:

@@ -14,7 +14,7 @@ _URL = r"https?://[^/?#@\s]+(/[^?#\s]*)?"
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
-class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model of a server; without a `version` the one that the server chooses.
 
     Without a `url` it is of the server that the process is told of. A `revision` is for people to
@@ -60,15 +60,17 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     runs: int = 4
     runs_graphs: bool = False
 
-    def find(self, upstream: Upstream | None, *, name: str, version: str) -> Upstream | None:
+    def find(
+        self, upstream: RemoteModelServer | None, *, name: str, version: str
+    ) -> RemoteModelServer | None:
         """Return where a model runs if not here; `upstream` is what it says of itself."""
         if upstream is not None:
             return msgspec.structs.replace(upstream, url=upstream.url or self.url)
         if not self.runs_graphs:
             return None
-        return Upstream(url=self.url, model=name, version=version, runs=self.runs)
+        return RemoteModelServer(url=self.url, model=name, version=version, runs=self.runs)
 
-    def token_for(self, upstream: Upstream) -> str:
+    def token_for(self, upstream: RemoteModelServer) -> str:
         """Return the token to send; no other server than the one it is for gets to know it."""
         return self.token if upstream.url == self.url else ""
 

@@ -19,8 +19,8 @@ from backends.errors import UpstreamUnavailable
 from backends.open_inference.address import (
     ModelConfig,
     ModelMetadata,
+    RemoteModelServer,
     ServerMetadata,
-    Upstream,
 )
 
 # What is asked of a server beside its model's runs is answered at once, or it is not well.
@@ -53,7 +53,11 @@ class UpstreamClient:
     """Calls of one server, from any number of threads at once."""
 
     def __init__(
-        self, upstream: Upstream, *, token: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        upstream: RemoteModelServer,
+        *,
+        token: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._upstream = upstream
         self._clock = clock
@@ -275,7 +279,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and is_number else None
 
 
-def fingerprint(upstream: Upstream, token: str = "") -> str:
+def fingerprint(upstream: RemoteModelServer, token: str = "") -> str:
     """Return a digest of what a server that is ready says of a model, "" where it is not ready.
 
     It names the model's inputs and outputs, and its versions unless one is asked for: weights that

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from backends.batching.flows import BULK
+from backends.batching.fair_queue import BULK
 from backends.batching.shared import Caller
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Piece, Text
@@ -36,7 +36,7 @@ class Pipeline(Protocol):
         ...
 
 
-class Ask:
+class AlgorithmContext:
     """Asks models on behalf of one item; every question joins the batches of everyone else's."""
 
     def __init__(self, pipelines: Mapping[str, Pipeline], caller: Caller) -> None:
@@ -47,10 +47,10 @@ class Ask:
         """Allow no more than `most` rows from here on, unless less was left already."""
         self._caller.left = min(self._caller.left, most)
 
-    def aside(self, *, deadline: float) -> "Ask":
+    def aside(self, *, deadline: float) -> "AlgorithmContext":
         """Return one of the same scope that counts nothing to the item and waits behind others."""
         caller = Caller(scope=self._caller.scope, deadline=deadline, lane=BULK)
-        return Ask(self._pipelines, caller)
+        return AlgorithmContext(self._pipelines, caller)
 
     @property
     def scope(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from backends.errors import ModelProblem, StartProblem
-from backends.open_inference.address import Servers, Upstream
+from backends.open_inference.address import RemoteModelServer, Servers
 from backends.open_inference.client import fingerprint
 from backends.repository.manifest import (
     NAME,
@@ -39,7 +39,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     inferred: dict[str, str] = {}
     shadow: Shadow | None = None
     beside: Path | None = None
-    upstream: Upstream | None = None
+    upstream: RemoteModelServer | None = None
 
     def file(self, name: str) -> Path:
         """Return where a file of the model lies: in its folder, or beside that."""
@@ -75,7 +75,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     revisions: dict[str, Revisions] = {}
     blocked: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
-    upstreams: dict[Upstream, str] = {}
+    upstreams: dict[RemoteModelServer, str] = {}
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
     own_digest: str
     shadow: Shadow | None = None
     beside: Path | None = None
-    upstream: Upstream | None = None
+    upstream: RemoteModelServer | None = None
 
 
 class _Findings:
@@ -166,13 +166,13 @@ def _numbers(folder: Path) -> list[str]:
     return numbers
 
 
-def _ask_upstreams(findings: _Findings, servers: Servers) -> dict[Upstream, str]:
+def _ask_upstreams(findings: _Findings, servers: Servers) -> dict[RemoteModelServer, str]:
     """Say of models where they run, if not here; return the fingerprints.
 
     What a server says of a model is part of its digest where there is no graph to tell one from
     another.
     """
-    prints: dict[Upstream, str] = {}
+    prints: dict[RemoteModelServer, str] = {}
     found, problems = findings.found, findings.problems
     for name, own in found.items():
         manifest = own.entry.manifest

@@ -9,9 +9,9 @@ import msgspec
 import yaml
 
 from backends.errors import ModelProblem
-from backends.open_inference.address import Upstream
+from backends.open_inference.address import RemoteModelServer
 from backends.protocol import Task
-from backends.repository.inference import Files, infer
+from backends.repository.manifest_defaults import Files, infer
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
@@ -46,7 +46,7 @@ class EncoderManifest(
 
     description: str = ""
     graph: File = ""
-    upstream: Upstream | None = None
+    upstream: RemoteModelServer | None = None
     tokenizer: File
     max_tokens: Count
     dimensions: Count
@@ -74,7 +74,7 @@ class ClassifierManifest(
 
     description: str = ""
     graph: File = ""
-    upstream: Upstream | None = None
+    upstream: RemoteModelServer | None = None
     tokenizer: File
     max_tokens: Count
     truncate: bool = False

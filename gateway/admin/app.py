@@ -27,8 +27,6 @@ from gateway.admin.publishing import Publisher
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
-from gateway.cache.redis_pipes import Pipe
-from gateway.draining import Draining
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -38,8 +36,10 @@ from gateway.errors import (
     NotFound,
     PayloadTooLarge,
 )
+from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import bearer
+from gateway.redis.connect import Pipe
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings

@@ -8,10 +8,10 @@ from litestar import Controller, Request, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, HeaderParameter
 
-from gateway.admin.publishing import Change, Checked, Publisher, etag
+from gateway.admin.publishing import CheckedDocument, PublishedChange, Publisher, etag
 from gateway.config.document import Document
 from gateway.config.load import load_sources
-from gateway.config.sources import MAX_SOURCE_BYTES, Source
+from gateway.config.sources import MAX_SOURCE_BYTES, DocumentSource
 from gateway.errors import InvalidRequest, NotFound, PayloadTooLarge
 from gateway.runtime.control import Control, Published, Topic
 from gateway.settings import Settings
@@ -37,7 +37,7 @@ class ActiveConfig(msgspec.Struct, frozen=True, kw_only=True):
     author: str
     reason: str
     time: float
-    files: tuple[Source, ...]
+    files: tuple[DocumentSource, ...]
     document: Document
     workers: dict[str, str]
     history: list[Generation]
@@ -82,7 +82,7 @@ class ConfigController(Controller):
         publisher: NamedDependency[Publisher],
         if_match: Annotated[str, HeaderParameter(name="if-match")] = "",
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
-    ) -> Response[Change | Checked]:
+    ) -> Response[PublishedChange | CheckedDocument]:
         """Publish the posted YAML (or JSON) document in place of everything."""
         text = await _text(request)
         if dry_run:
@@ -90,14 +90,16 @@ class ConfigController(Controller):
         return _answer(await publisher.put(text, if_match=if_match, author=_AUTHOR))
 
     @post("/reload")
-    async def reload(self, publisher: NamedDependency[Publisher]) -> Response[Change | Checked]:
+    async def reload(
+        self, publisher: NamedDependency[Publisher]
+    ) -> Response[PublishedChange | CheckedDocument]:
         """Publish the configuration folder; 200 when live everywhere, 202 when not yet."""
         return _answer(await publisher.reload(author=_AUTHOR))
 
     @post("/rollback")
     async def rollback(
         self, request: Request[Any, Any, Any], publisher: NamedDependency[Publisher]
-    ) -> Response[Change | Checked]:
+    ) -> Response[PublishedChange | CheckedDocument]:
         """Publish an earlier document again."""
         body = await request.body() or b"{}"
         try:
@@ -107,7 +109,7 @@ class ConfigController(Controller):
         return _answer(await publisher.rollback(wanted.generation, author=_AUTHOR))
 
 
-def _answer(change: Change) -> Response[Change | Checked]:
+def _answer(change: PublishedChange) -> Response[PublishedChange | CheckedDocument]:
     tag = f'"{change.generation}-{change.digest}"'
     return Response(change, status_code=200 if change.live else 202, headers={"etag": tag})
 

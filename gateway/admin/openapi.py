@@ -9,8 +9,8 @@ from litestar.types import ControllerRouterHandler
 from gateway.admin.answers import BrokenModels, CacheFigures, InvoiceDocument, Regions, UsagePage
 from gateway.admin.configuration import ActiveConfig, Rollback
 from gateway.admin.models import Reloaded
-from gateway.admin.operations import Readiness
-from gateway.admin.publishing import Change, Checked
+from gateway.admin.operations import OperatorsReadiness
+from gateway.admin.publishing import CheckedDocument, PublishedChange
 from gateway.api.customer_operations import MOMENT
 from gateway.api.openapi import Described, build_document, described_by_litestar
 from gateway.api.openapi_parts import PROBLEM_JSON, Content, Json, Operation
@@ -70,7 +70,7 @@ models:
 def _change(kind: object) -> Mapping[int, tuple[Content, ...]]:
     return {
         200: (Content(type=kind, summary="Published, and every worker follows"),),
-        202: (Content(type=Change, summary="Published; not every worker follows yet"),),
+        202: (Content(type=PublishedChange, summary="Published; not every worker follows yet"),),
     }
 
 
@@ -152,7 +152,7 @@ _CONFIGURATION: dict[tuple[str, str], Operation] = {
             Content(type=Document, example=_DOCUMENT),
             Content(schema={"type": "string"}, media="application/yaml", example=_YAML),
         ),
-        answers=_change(Change | Checked),
+        answers=_change(PublishedChange | CheckedDocument),
         headers=("ETag",),
         about={
             "if-match": _ETAG,
@@ -164,7 +164,7 @@ _CONFIGURATION: dict[tuple[str, str], Operation] = {
         summary="Publish the configuration folder",
         tag="configuration",
         errors=(ConfigurationError, Conflict, DependencyUnavailable),
-        answers=_change(Change),
+        answers=_change(PublishedChange),
         headers=("ETag",),
     ),
     ("post", "/admin/config/rollback"): Operation(
@@ -174,7 +174,7 @@ _CONFIGURATION: dict[tuple[str, str], Operation] = {
         errors=(NotFound, ConfigurationError, Conflict, DependencyUnavailable),
         body=(Content(type=Rollback, example={"generation": 1}),),
         is_body_required=False,
-        answers=_change(Change),
+        answers=_change(PublishedChange),
         headers=("ETag",),
     ),
 }
@@ -300,8 +300,8 @@ _HEALTH: dict[tuple[str, str], Operation] = {
         tag="health",
         is_public=True,
         answers={
-            200: (Content(type=Readiness, summary="Ready"),),
-            503: (Content(type=Readiness, summary="Not ready, or too many connections"),),
+            200: (Content(type=OperatorsReadiness, summary="Ready"),),
+            503: (Content(type=OperatorsReadiness, summary="Not ready, or too many connections"),),
         },
     ),
 }

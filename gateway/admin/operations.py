@@ -15,13 +15,13 @@ from gateway.admin.active import ActiveDocument
 from gateway.admin.fleet_view import backends_seen
 from gateway.admin.known_models import KnownModels
 from gateway.api.health import Liveness
-from gateway.cache.redis_pipes import Pipe
-from gateway.cache.redis_watch import answers
 from gateway.config.document import BackendEntry
-from gateway.draining import DRAINING, Draining
 from gateway.errors import GatewayError, InvalidRequest, NotFound
+from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.shares import RegionLease, ShareRow
+from gateway.redis.connect import Pipe
+from gateway.redis.health import answers
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
@@ -66,7 +66,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[str, str]
 
 
-class RegionShares(msgspec.Struct, frozen=True, kw_only=True):
+class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
     """Gateway regions that live, and their shares of limits by bucket.
 
     The bucket without a name stands for all that are not listed.
@@ -76,7 +76,7 @@ class RegionShares(msgspec.Struct, frozen=True, kw_only=True):
     shares: list[ShareRow]
 
 
-class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Ready when nothing is `missing`; `degraded` names what is away and not needed for changes.
 
     Who has the key is told what `backends` lack, and why.
@@ -158,13 +158,13 @@ class OperationsController(Controller):
     @get("/regions/shares")
     async def shares(
         self, ledger: NamedDependency[Ledger], tenant: FromQuery[str | None] = None
-    ) -> RegionShares:
+    ) -> RegionLimitShares:
         """Return the gateway regions, and what each may use of limits (of one tenant, or all)."""
         if tenant is not None:
             await asyncio.to_thread(ledger.accounts.tenant, tenant)
         regions = await asyncio.to_thread(ledger.shares.regions)
         rows = await asyncio.to_thread(ledger.shares.shares, tenant)
-        return RegionShares(regions=regions, shares=rows)
+        return RegionLimitShares(regions=regions, shares=rows)
 
     @post("/regions/{region:str}/backends/{backend:str}/drain", status_code=200)
     async def drain(
@@ -228,7 +228,7 @@ async def ready(
     ledger: NamedDependency[Ledger],
     cache_redis: NamedDependency[SkipValidation[Pipe]],
     draining: NamedDependency[Draining],
-) -> Response[Readiness]:
+) -> Response[OperatorsReadiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
     missing = [DRAINING] if draining.is_announced else []
     for name, question in (
@@ -242,7 +242,9 @@ async def ready(
     degraded = [] if await answers(cache_redis) else ["cache_redis: cannot be reached"]
     is_admin = request.scope["state"]["is_admin"]
     backends = (await _trouble(control) or msgspec.UNSET) if is_admin else msgspec.UNSET
-    readiness = Readiness(ready=not missing, missing=missing, degraded=degraded, backends=backends)
+    readiness = OperatorsReadiness(
+        ready=not missing, missing=missing, degraded=degraded, backends=backends
+    )
     return Response(readiness, status_code=503 if missing else 200)
 
 

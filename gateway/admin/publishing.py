@@ -15,7 +15,7 @@ from gateway.config import tree
 from gateway.config.document import Document, PriceEntry
 from gateway.config.load import check_memory, check_models, digest, explain, load_sources
 from gateway.config.mounts import check_mounts, mounted_files
-from gateway.config.sources import Source, read_folder
+from gateway.config.sources import DocumentSource, Sources, read_folder
 from gateway.errors import (
     ConfigurationError,
     Conflict,
@@ -36,7 +36,7 @@ _SECOND = 1_000_000_000
 _TRIES = 3
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
     """A document that is published; `live` when every worker has taken it.
 
     `workers` has `ok`, `pending` or what was wrong, by worker. `notice` says why a change that was
@@ -51,7 +51,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     notice: str = ""
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A document that would be accepted."""
 
     valid: bool = True
@@ -129,7 +129,7 @@ class Publisher:
                     self._unkept = active
                 self._unanswered = None
 
-    async def reload(self, *, author: str) -> Change:
+    async def reload(self, *, author: str) -> PublishedChange:
         """Publish the configuration folder.
 
         Raises:
@@ -144,7 +144,7 @@ class Publisher:
                 if not tries:
                     raise
 
-    async def put(self, text: str, *, if_match: str, author: str) -> Change:
+    async def put(self, text: str, *, if_match: str, author: str) -> PublishedChange:
         """Publish `text` in place of everything, provided that `if_match` names what is active.
 
         Raises:
@@ -152,7 +152,7 @@ class Publisher:
                 changed.
             PreconditionFailed: another version is active.
         """
-        sources = (Source(name=_POSTED, text=text),)
+        sources = (DocumentSource(name=_POSTED, text=text),)
         await self._check(sources)
         active = await self._active()
         _match(if_match, active)
@@ -160,17 +160,17 @@ class Publisher:
         await self._check_change(sources, active)
         return await self._publish(active, sources, author=author, reason="put")
 
-    async def check(self, text: str, *, if_match: str) -> Checked:
+    async def check(self, text: str, *, if_match: str) -> CheckedDocument:
         """Do what `put` does, up to the point where something would change."""
-        sources = (Source(name=_POSTED, text=text),)
+        sources = (DocumentSource(name=_POSTED, text=text),)
         checked = await self._check(sources)
         active = await self._control.active()
         _match(if_match, active)
         await self._check_models(sources, active)
         await self._check_change(sources, active)
-        return Checked(digest=checked)
+        return CheckedDocument(digest=checked)
 
-    async def rollback(self, generation: int | None, *, author: str) -> Change:
+    async def rollback(self, generation: int | None, *, author: str) -> PublishedChange:
         """Publish an earlier generation's document again; by default the one before the active.
 
         Raises:
@@ -186,7 +186,7 @@ class Publisher:
             active, target.sources, author=author, reason=reason, origin=target.origin
         )
 
-    async def _reload(self, author: str) -> Change:
+    async def _reload(self, author: str) -> PublishedChange:
         folder = self._settings.config
         await asyncio.to_thread(check_mounts, folder)
         sources = await asyncio.to_thread(read_folder, folder)
@@ -223,13 +223,13 @@ class Publisher:
         await self._recovery.reconcile()
         return await self._control.active()
 
-    async def _check(self, sources: Sequence[Source]) -> str:
+    async def _check(self, sources: Sources) -> str:
         """Return the digest of `sources`, which are valid with this gateway's placement too."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         await asyncio.to_thread(check_memory, sources, self._settings.memory_limit_bytes)
         return await asyncio.to_thread(lambda: digest(load_sources(sources)))
 
-    async def _check_models(self, sources: Sequence[Source], active: Published | None) -> None:
+    async def _check_models(self, sources: Sources, active: Published | None) -> None:
         """Check the models that `sources` name; a start and a rollback go by what was accepted.
 
         Raises:
@@ -240,7 +240,7 @@ class Publisher:
             explain = partial(unknown, known=known)
             await asyncio.to_thread(check_models, sources, known, explain)
 
-    async def _check_change(self, sources: Sequence[Source], active: Published | None) -> None:
+    async def _check_change(self, sources: Sources, active: Published | None) -> None:
         """Check what `sources` would change: something is left, and the past costs the same.
 
         Raises:
@@ -254,7 +254,7 @@ class Publisher:
             )
         await self._check_prices(sources, active)
 
-    async def _check_prices(self, sources: Sequence[Source], active: Published | None) -> None:
+    async def _check_prices(self, sources: Sources, active: Published | None) -> None:
         prices = (await asyncio.to_thread(load_sources, sources)).prices
         try:
             await asyncio.to_thread(self._ledger.prices.check, prices)
@@ -266,13 +266,13 @@ class Publisher:
     async def _publish(
         self,
         active: Published | None,
-        sources: Sequence[Source],
+        sources: Sources,
         *,
         author: str,
         reason: str,
         folder_digest: str = "",
         origin: int = 0,
-    ) -> Change:
+    ) -> PublishedChange:
         published_digest = await asyncio.to_thread(lambda: digest(load_sources(sources)))
         replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
@@ -334,11 +334,11 @@ class Publisher:
         subject = f"generation {published.generation}"
         self._ledger.audit(published.author, action, subject, detail)
 
-    async def _waited(self, published: Published, *, changed: bool) -> Change:
+    async def _waited(self, published: Published, *, changed: bool) -> PublishedChange:
         workers = await self._control.settled(
             Topic.CONFIG, published.generation, within=self._patience
         )
-        return Change(
+        return PublishedChange(
             generation=published.generation,
             digest=published.digest,
             changed=changed,

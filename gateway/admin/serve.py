@@ -6,18 +6,18 @@ import time
 from functools import partial
 
 from gateway.admin.app import build_admin, new_id
+from gateway.admin.operator_access import access_to, hold_access
 from gateway.admin.publishing import Publisher
-from gateway.api.shortcut import HeadAsGet
-from gateway.cache.redis_pipes import open_pipe
-from gateway.corked import CorkedProtocol
-from gateway.draining import Draining
+from gateway.api.inference_router import HeadAsGet
 from gateway.errors import ConfigurationError
+from gateway.http.draining import Draining
+from gateway.http.server import listener_on, serve
+from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.ledger.ledger import Ledger
-from gateway.operator_access import access_to, hold_access
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
+from gateway.redis.connect import open_pipe
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
-from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 
 _TIMEOUT = 2.0
@@ -71,7 +71,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             tasks.create_task(publisher.start(stop))
             tasks.create_task(publisher.follow(stop))
             tasks.create_task(recovery.follow(stop))
-            protocol = partial(CorkedProtocol, new_id=new_id)
+            protocol = partial(WriteCoalescingProtocol, new_id=new_id)
             await serve(
                 HeadAsGet(app),
                 listener,

@@ -7,8 +7,8 @@ import msgspec
 
 from backends.protocol import Task
 from gateway.api.answers import failed_usage
-from gateway.api.exchange import Exchange, Reading
 from gateway.api.json_bounds import check_json
+from gateway.api.request_state import ParsedBody, RequestState
 from gateway.api.schemas import TASK_BODIES, Body, InferBody, RerankBody, TaskBody
 from gateway.api.unreadable import name_unreadable
 from gateway.errors import InvalidRequest, PayloadTooLarge
@@ -30,9 +30,9 @@ class BodyReader:
         self._infer_decoder = msgspec.json.Decoder(InferBody)
         self._large = asyncio.Lock()
         self._runtime: Runtime | None = None
-        self._readings: dict[tuple[Principal | None, Task, str, bytes], Reading] = {}
+        self._readings: dict[tuple[Principal | None, Task, str, bytes], ParsedBody] = {}
 
-    def read(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+    def read(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
         """Return what a body says; the same bytes of the same caller are read once.
 
         Raises:
@@ -52,7 +52,7 @@ class BodyReader:
                 self._readings[name] = reading
         return reading
 
-    async def read_large(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+    async def read_large(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
         """Return what a large body says, read in a thread: one at a time.
 
         Each step of it holds the interpreter's lock, so that others wait for a step and not for
@@ -65,7 +65,7 @@ class BodyReader:
         async with self._large:
             return await asyncio.to_thread(self._decode, exchange, model, raw)
 
-    def _decode(self, exchange: Exchange, model: str, raw: bytes) -> Reading:
+    def _decode(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
         bounds = exchange.runtime.document.request
         check_json(raw, max_values=bounds.max_values)
         body: Body
@@ -80,14 +80,14 @@ class BodyReader:
                 request = routed.request()
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _unreadable(raw, error) from error
-        return Reading(
+        return ParsedBody(
             body=body,
             request=request,
             charges=self._charges(exchange, request),
             failed=failed_usage(len(request.items)),
         )
 
-    def _charges(self, exchange: Exchange, request: InferenceRequest) -> tuple[Charge, ...]:
+    def _charges(self, exchange: RequestState, request: InferenceRequest) -> tuple[Charge, ...]:
         if exchange.principal is None:
             return ()
         limits = exchange.runtime.document.limits

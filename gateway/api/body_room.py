@@ -1,6 +1,6 @@
 """Bounds what the large bodies of requests take together, while they arrive and are answered."""
 
-from gateway.api.exchange import Exchange
+from gateway.api.request_state import RequestState
 from gateway.errors import Overloaded
 
 LARGE = 256 * 1024
@@ -15,7 +15,7 @@ class BodyRoom:
     def __init__(self) -> None:
         self.taken_bytes = 0
 
-    def take(self, exchange: Exchange, size: int) -> None:
+    def take(self, exchange: RequestState, size: int) -> None:
         """Count that `size` bytes of a request's body have arrived.
 
         Raises:
@@ -31,7 +31,7 @@ class BodyRoom:
                 retry_after=1.0,
             )
 
-    def give_back(self, exchange: Exchange) -> None:
+    def give_back(self, exchange: RequestState) -> None:
         """Count no more what the body of a request took, which has ended."""
         self.taken_bytes -= exchange.body_bytes
         exchange.body_bytes = 0

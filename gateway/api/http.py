@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from litestar.types import HTTPScope, Receive, Send
 
-from gateway.corked import WHOLE, Whole
 from gateway.errors import InvalidRequest, PayloadTooLarge
+from gateway.http.write_coalescing import WHOLE, BufferedHttpExtension
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -74,7 +74,7 @@ async def read_body(
     raise ClientDisconnected
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """A complete answer; `lines` are its headers but for its length, each ended by CRLF."""
 
     status: int
@@ -82,10 +82,10 @@ class Reply(NamedTuple):
     body: bytes
 
 
-def whole(scope: HTTPScope) -> Whole | None:
+def whole(scope: HTTPScope) -> BufferedHttpExtension | None:
     """Return the server's extension for whole bodies and answers, where it has one."""
     extension = (scope.get("extensions") or {}).get(WHOLE)
-    return extension if isinstance(extension, Whole) else None
+    return extension if isinstance(extension, BufferedHttpExtension) else None
 
 
 def bounded(body: bytes, *, limit: int) -> bytes:
@@ -99,7 +99,7 @@ def bounded(body: bytes, *, limit: int) -> bytes:
     return body
 
 
-async def respond(send: Send, reply: Reply) -> None:
+async def respond(send: Send, reply: HttpReply) -> None:
     """Send one complete answer."""
     headers: Headers = []
     for line in reply.lines.split(b"\r\n")[:-1]:

@@ -12,7 +12,7 @@ from gateway.types import CacheDirectives, Criticality
 _NO_DIRECTIVES = CacheDirectives()
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request's headers ask for; `allowed` is the seconds it may take."""
 
     allowed: float = 0.0
@@ -20,16 +20,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     criticality: Criticality = Criticality.DEFAULT
 
 
-NOTHING_ASKED = Asked()
+NOTHING_ASKED = RequestOptions()
 
 
-def read_headers(headers: Mapping[bytes, bytes], deadline: DeadlineEntry) -> Asked:
+def read_headers(headers: Mapping[bytes, bytes], deadline: DeadlineEntry) -> RequestOptions:
     """Return what `headers`, by their names in lower case, ask for.
 
     Raises:
         InvalidRequest: one of them cannot be understood.
     """
-    return Asked(
+    return RequestOptions(
         allowed=time_allowed(headers.get(b"x-request-timeout"), deadline),
         directives=cache_directives(headers.get(b"cache-control", b"")),
         criticality=criticality(headers.get(b"sluicegate-criticality")),

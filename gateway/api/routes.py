@@ -16,7 +16,7 @@ from gateway.api.application import Application
 from gateway.api.customer_operations import OPERATIONS, TAGS
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.health import HealthController, ReadinessSource
-from gateway.api.inference import InferenceDoor
+from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import Documents, MetadataController, ModelCatalog, UsageSource
 from gateway.api.openapi import Described, build_document, described_by_litestar
 from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
@@ -32,7 +32,7 @@ _NO_ROUTE = "There is no such route; GET /docs shows those there are."
 def build_api(
     *,
     version: str,
-    door: InferenceDoor,
+    door: InferenceHandler,
     admission: AdmissionMiddleware,
     ids: Ids,
     models: ModelCatalog,
@@ -94,7 +94,7 @@ def _provide(value: object) -> Provide:
     return Provide(lambda: value, sync_to_thread=False)
 
 
-def _raw_route(door: InferenceDoor, task: Task) -> ASGIRouteHandler:
+def _raw_route(door: InferenceHandler, task: Task) -> ASGIRouteHandler:
     """Return the route of `task`: a plain ASGI handler, since it is the hot path."""
     # Litestar gives raw handlers no path parameters; a mount is given the rest of the path.
     names_model = task is Task.INFER

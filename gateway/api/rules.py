@@ -25,14 +25,13 @@ from gateway.api.answers import (
     row_lines,
 )
 from gateway.api.bodies import BodyReader
-from gateway.api.exchange import Exchange, Repeat, RequestIds
-from gateway.api.http import Reply, check_length
+from gateway.api.http import HttpReply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
 from gateway.api.request_headers import read_headers
+from gateway.api.request_state import HitReplay, RequestIds, RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
-from gateway.cache.entry import Found
-from gateway.corked import CLOSE
+from gateway.cache.entry import CacheHit
 from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -42,13 +41,14 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.events.base import EventPublisher
-from gateway.events.run import Run
-from gateway.inference import Inference
-from gateway.job import Job
+from gateway.events.hit_run import HitRun
+from gateway.http.write_coalescing import CLOSE
+from gateway.inference.inference import Inference
+from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
-from gateway.rate_limit.spender import Spender
+from gateway.rate_limit.repeated_charges import RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
@@ -75,7 +75,7 @@ class Limiter(Protocol):
         """Decide, asking the shared state when needed."""
         ...
 
-    def spender(self, charges: Sequence[Charge]) -> Spender:
+    def spender(self, charges: Sequence[Charge]) -> RepeatedCharge:
         """Return what takes `charges` again and again."""
         ...
 
@@ -109,15 +109,17 @@ class InferenceRules:
         self._wall = wall
         self._bodies = BodyReader()
         self._runtime: Runtime | None = None
-        self._runs: dict[tuple[Principal, Task, str, str, bool], Run] = {}
+        self._runs: dict[tuple[Principal, Task, str, str, bool], HitRun] = {}
 
-    def exchange(self, task: Task) -> Exchange:
+    def exchange(self, task: Task) -> RequestState:
         """Return a new exchange, under the current runtime and an id of its own."""
-        return Exchange(
+        return RequestState(
             self._ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
         )
 
-    def read_head(self, exchange: Exchange, method: str, headers: Mapping[bytes, bytes]) -> None:
+    def read_head(
+        self, exchange: RequestState, method: str, headers: Mapping[bytes, bytes]
+    ) -> None:
         """Find out who asks and for what, by the request's headers (names in lower case).
 
         Raises:
@@ -135,7 +137,7 @@ class InferenceRules:
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         exchange.asked = read_headers(headers, document.deadline)
 
-    async def read_large(self, exchange: Exchange, model: str, raw: bytes) -> None:
+    async def read_large(self, exchange: RequestState, model: str, raw: bytes) -> None:
         """Read a body that would hold the event loop, before `reply_now` is given it.
 
         Raises:
@@ -147,7 +149,7 @@ class InferenceRules:
         except TimeoutError as error:
             raise DeadlineExceeded("The body could not be read in time.") from error
 
-    def reply_now(self, exchange: Exchange, model: str, raw: bytes) -> Reply | None:
+    def reply_now(self, exchange: RequestState, model: str, raw: bytes) -> HttpReply | None:
         """Return the whole answer, its event published, or `None` where it has to be waited for.
 
         `model` is that of the path, where one is; `raw` the request's body.
@@ -171,7 +173,7 @@ class InferenceRules:
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(exchange, error)
 
-    def seek(self, exchange: Exchange, told: Callable[[Reply | None], object]) -> bool:
+    def seek(self, exchange: RequestState, told: Callable[[HttpReply | None], object]) -> bool:
         """Ask the cache for an exchange that `reply_now` could not answer.
 
         `told` is called in a later turn with the whole answer, or `None` where `reply_later` has
@@ -182,7 +184,7 @@ class InferenceRules:
         if job is None or not job.may_read(directives):
             return False
 
-        def found(entries: list[Found | None]) -> None:
+        def found(entries: list[CacheHit | None]) -> None:
             reply = None
             try:
                 reply = self._found(exchange, job, entries)
@@ -192,7 +194,7 @@ class InferenceRules:
         self._inference.seek(job, found)
         return True
 
-    async def reply_later(self, exchange: Exchange) -> Reply:
+    async def reply_later(self, exchange: RequestState) -> HttpReply:
         """Return the whole answer to an exchange that `reply_now` could not answer."""
         try:
             job = exchange.job
@@ -212,7 +214,7 @@ class InferenceRules:
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(exchange, error)
 
-    def failed(self, exchange: Exchange, error: BaseException) -> Reply:
+    def failed(self, exchange: RequestState, error: BaseException) -> HttpReply:
         """Return the problem that `error` is; failures are events too, and cost nothing."""
         known = _known(exchange, error)
         if exchange.job is not None:
@@ -227,7 +229,7 @@ class InferenceRules:
         exchange.lines = problem_lines(known)
         return self._reply(exchange, encode_problem(known, exchange.id))
 
-    async def _ask_limiter(self, exchange: Exchange) -> Decision:
+    async def _ask_limiter(self, exchange: RequestState) -> Decision:
         _, reading = exchange.known()
         try:
             async with asyncio.timeout_at(exchange.deadline):
@@ -235,7 +237,7 @@ class InferenceRules:
         except TimeoutError as error:
             raise DeadlineExceeded("The limits could not be asked in time.") from error
 
-    def _admitted(self, exchange: Exchange, decision: Decision) -> Job:
+    def _admitted(self, exchange: RequestState, decision: Decision) -> PreparedRequest:
         """Return the work of a request that is within its limits and its key's rights."""
         exchange.admitted = self._now()
         if not decision.allowed:
@@ -254,7 +256,7 @@ class InferenceRules:
         reading.job = job = self._inference.prepare(request, principal, exchange.runtime)
         return job
 
-    def _answered(self, exchange: Exchange, answer: Answer) -> Reply:
+    def _answered(self, exchange: RequestState, answer: Answer) -> HttpReply:
         _, reading = exchange.known()
         exchange.model = answer.model.info.name
         exchange.revision = answer.model.info.revision
@@ -270,7 +272,9 @@ class InferenceRules:
         exchange.lines = lines
         return self._reply(exchange, body)
 
-    def _found(self, exchange: Exchange, job: Job, found: list[Found | None]) -> Reply | None:
+    def _found(
+        self, exchange: RequestState, job: PreparedRequest, found: list[CacheHit | None]
+    ) -> HttpReply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
             directives = exchange.asked.directives
@@ -282,7 +286,7 @@ class InferenceRules:
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(exchange, error)
 
-    def _hit(self, exchange: Exchange, job: Job, answer: Answer) -> Reply:
+    def _hit(self, exchange: RequestState, job: PreparedRequest, answer: Answer) -> HttpReply:
         """Answer, and let the next request that says the same and finds the same repeat it."""
         reply = self._answered(exchange, answer)
         if len(answer.outcomes) > 1 or answer.outcomes[0].source is not Source.HIT:
@@ -292,7 +296,7 @@ class InferenceRules:
         run = self._run(exchange)
         if entry is None or run is None:
             return reply
-        reading.repeat = Repeat(
+        reading.repeat = HitReplay(
             entry=entry,
             model=exchange.model,
             revision=exchange.revision,
@@ -303,7 +307,7 @@ class InferenceRules:
         )
         return reply
 
-    def _run(self, exchange: Exchange) -> Run | None:
+    def _run(self, exchange: RequestState) -> HitRun | None:
         """Return the run of all memory hits like this one."""
         principal, _ = exchange.known()
         # Hits of texts that were cut are counted as such.
@@ -319,10 +323,10 @@ class InferenceRules:
                 return None
             if len(self._runs) >= _MOST_REMEMBERED:
                 self._runs.clear()
-            run = self._runs[name] = Run(event)
+            run = self._runs[name] = HitRun(event)
         return run
 
-    def _repeated(self, exchange: Exchange, repeat: Repeat, age: float) -> Reply:
+    def _repeated(self, exchange: RequestState, repeat: HitReplay, age: float) -> HttpReply:
         """Answer as the last time: all but id, times and limits is the same."""
         duration = self._now() - exchange.started
         event = repeat.run.event
@@ -335,7 +339,7 @@ class InferenceRules:
         exchange.lines = b"%b%d\r\n" % (HIT, age)
         return self._reply(exchange, repeat.body)
 
-    def _publish(self, exchange: Exchange) -> None:
+    def _publish(self, exchange: RequestState) -> None:
         """Put the event on disk: an answer without one must not leave."""
         now = self._now()
         event = exchange.event(wall=self._wall, now=now, region=self._region)
@@ -357,7 +361,7 @@ class InferenceRules:
         if usage.rows:
             self._metrics.work(model, rows=usage.rows, tokens=usage.tokens)
 
-    def _reply(self, exchange: Exchange, body: bytes) -> Reply:
+    def _reply(self, exchange: RequestState, body: bytes) -> HttpReply:
         """Return the answer with the headers that every answer has."""
         lines = b"%bx-request-id: %b%b" % (exchange.lines, exchange.id.encode(), PRIVATE)
         if exchange.decision is not None:
@@ -367,10 +371,10 @@ class InferenceRules:
             lines += CLOSE
         if exchange.wants_timing:
             lines += _server_timing(exchange, self._now())
-        return Reply(exchange.status, lines, body)
+        return HttpReply(exchange.status, lines, body)
 
 
-def _known(exchange: Exchange, error: BaseException) -> GatewayError:
+def _known(exchange: RequestState, error: BaseException) -> GatewayError:
     """Return `error` in the gateway's terms; a fault of ours is logged with the request's id."""
     if isinstance(error, GatewayError):
         return error
@@ -381,7 +385,7 @@ def _known(exchange: Exchange, error: BaseException) -> GatewayError:
     return InternalError("This is our fault; report it with the `request_id`.")
 
 
-def _server_timing(exchange: Exchange, now: float) -> bytes:
+def _server_timing(exchange: RequestState, now: float) -> bytes:
     admission = (exchange.admitted - exchange.started) * 1000
     total = (now - exchange.started) * 1000
     steps = {"admission": admission, "inference": total - admission, "total": total}

@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from gateway.app.figures import Source
+from gateway.app.stats_reporter import Source
 from gateway.config.document import Document
 from gateway.errors import DependencyUnavailable
 from gateway.rate_limit.shares import LimitShares, RegionalShares, WholeLimits
 from gateway.runtime.follower import identity
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.types import ShareReport, Shares
+from gateway.types import BucketShares, ShareReport
 
 
 class LimitsOfRegion(NamedTuple):
@@ -34,7 +34,7 @@ _SOON = 0.1
 class ShareStore(Protocol):
     """Where shares are kept. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
 
-    def report(self, report: ShareReport, *, lease: float, longest: float) -> Shares:
+    def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
         """Take in what a worker says, and return what its region may use."""
         ...
 

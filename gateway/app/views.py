@@ -14,7 +14,7 @@ from gateway.api.health import Readiness, ReadinessSource
 from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
 from gateway.config.document import Document
-from gateway.draining import DRAINING, Draining
+from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.rendering import exact
 from gateway.ledger.types import GroupBy, UsageRow

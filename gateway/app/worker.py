@@ -20,19 +20,19 @@ from litestar.types import ASGIApp
 from prometheus_client import REGISTRY, CollectorRegistry
 from redis.asyncio import Redis
 
-from gateway.api.exchange import RequestIds
-from gateway.api.fast_lane import FastLane, FastLaneProtocol
-from gateway.api.inference import InferenceDoor
-from gateway.api.known_heads import KnownHeads
+from gateway.api.fast_path.head_cache import RequestHeadCache
+from gateway.api.fast_path.hit_events import HitEventBatch
+from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
+from gateway.api.inference_handler import InferenceHandler
+from gateway.api.inference_router import InferenceRouter
+from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
-from gateway.api.shortcut import Shortcut
-from gateway.api.turn import Turn
 from gateway.app.call_spans import CallSpans
-from gateway.app.figures import Figures, worker_statistics
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
 from gateway.app.shares import limits_of_region
+from gateway.app.stats_reporter import StatsReporter, worker_statistics
 from gateway.app.views import (
     CurrentDocument,
     LedgerUsage,
@@ -41,24 +41,27 @@ from gateway.app.views import (
 )
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.build import build_cache
-from gateway.cache.coalescing import Flights
 from gateway.cache.key import KeyMaker
-from gateway.cache.redis_pipes import open_pipe
-from gateway.cache.redis_watch import RedisWatch
-from gateway.corked import CorkedProtocol
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.limited import LimitedRunner
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
-from gateway.draining import Draining
 from gateway.events.log import EventLog
-from gateway.inference import Inference
+from gateway.http.connection_timeouts import ConnectionTimeouts
+from gateway.http.draining import Draining
+from gateway.http.server import listener_on, serve
+from gateway.http.write_coalescing import WriteCoalescingProtocol
+from gateway.inference.claiming import ClaimingRunner
+from gateway.inference.coalescing import Flights
+from gateway.inference.inference import Inference
+from gateway.inference.last_answers import StaleAnswers
 from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import AdmissionMiddleware
-from gateway.patience import Patience
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
+from gateway.redis.connect import open_pipe
+from gateway.redis.health import RedisWatch
 from gateway.routing.fleet import Fleet
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
@@ -66,10 +69,7 @@ from gateway.runtime.models import ModelsFollower
 from gateway.runtime.recovery import LedgerRecovery, Recovery
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.serving import listener_on, serve
 from gateway.settings import Settings, process_environment
-from gateway.shared_work import SharedWork
-from gateway.stale import StaleAnswers
 from gateway.tasks import TaskOwner
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
@@ -83,7 +83,7 @@ _LEFT_BEHIND = 0.5
 _LONGEST_IN_LOG_NAME = 8
 
 
-class Doors(NamedTuple):
+class Listeners(NamedTuple):
     """The ways into a worker: its application, and the protocol that runs before it."""
 
     app: ASGIApp
@@ -110,7 +110,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
             drain=settings.drain,
             stop=stop,
             protocol=protocol,
-            patience=Patience(
+            patience=ConnectionTimeouts(
                 head=settings.head_timeout,
                 idle=settings.keep_alive,
                 connections=settings.max_connections,
@@ -135,7 +135,7 @@ async def build_worker(
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
     draining: Draining | None = None,
-) -> AsyncIterator[Doors]:
+) -> AsyncIterator[Listeners]:
     """Make a worker and enter its parts, each before those that use it.
 
     Names are looked up by `resolver`, by default as the operating system does.
@@ -250,7 +250,7 @@ class _Worker:
             tracer=CallSpans(self.tracer),
         )
 
-        self.runner = SharedWork(
+        self.runner = ClaimingRunner(
             LimitedRunner(runner=self.dispatcher, limiter=self.limiter, runtimes=self.runtimes),
             cache=self.cache,
             lease=self.runtimes.current.document.cache.lease,
@@ -284,7 +284,7 @@ class _Worker:
         self._configure(self.runtimes.current)
         self.prober.refresh()
 
-    async def enter(self, stack: AsyncExitStack, draining: Draining) -> Doors:
+    async def enter(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
         """Start every part, and return the doors once backends are known, or had their time."""
         figures = self.figures
         follower = RuntimeFollower(
@@ -321,8 +321,8 @@ class _Worker:
         )
         return watch
 
-    def _figures(self) -> Figures:
-        return Figures(
+    def _figures(self) -> StatsReporter:
+        return StatsReporter(
             metrics=self.metrics,
             sources={
                 "cache": self.cache.statistics,
@@ -344,7 +344,7 @@ class _Worker:
         )
         return ReadinessUntilDraining(source, draining)
 
-    def _doors(self, draining: Draining) -> Doors:
+    def _doors(self, draining: Draining) -> Listeners:
         ids = RequestIds()
         inference = Inference(
             models=self.fleet,
@@ -367,7 +367,7 @@ class _Worker:
             loop_time=self.loop_time,
             region=self.settings.region,
         )
-        door = InferenceDoor(rules=rules, tracer=self.tracer)
+        door = InferenceHandler(rules=rules, tracer=self.tracer)
         api = build_api(
             version=version("sluicegate"),
             door=door,
@@ -380,20 +380,21 @@ class _Worker:
             usage=LedgerUsage(self.ledger, self.runtimes),
             health=self._readiness(draining),
         )
-        app = Shortcut(api, door)
+        app = InferenceRouter(api, door)
         if not self.settings.fast_lane or not isinstance(self.tracer, NullTracer):
             # Spans are recorded on the application's way.
-            return Doors(app, partial(CorkedProtocol, new_id=ids.new))
-        heads = KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes)
+            return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
+        heads = RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes)
         draining.on_close(heads.close)
-        turn = Turn(ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time)
-        lane = FastLane(
+        lane = FastPath(
             rules=rules,
             heads=heads,
             limiter=self.limiter,
             inference=inference,
             runtimes=self.runtimes,
             ids=ids,
-            turn=turn,
+            turn=HitEventBatch(
+                ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time
+            ),
         )
-        return Doors(app, partial(FastLaneProtocol, lane=lane, new_id=ids.new))
+        return Listeners(app, partial(FastPathProtocol, lane=lane, new_id=ids.new))

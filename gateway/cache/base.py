@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from gateway.cache.entry import Entry, Found, Validity
+from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryStatistics
 
@@ -49,20 +49,22 @@ class RemoteTier(Protocol):
     Entering starts it, leaving writes what is queued and closes the connection.
     """
 
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
+    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
         """Return what is known of each key, within the tier's timeout; may be out of date."""
         ...
 
-    def ask(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> None:
+    def ask(
+        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
+    ) -> None:
         """Call `told` with what `fetch` would return: once, and not before a later turn."""
         ...
 
-    def store(self, key: CacheKey, entry: Entry, now: float) -> None:
+    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Write `entry` soon, or drop it; tells nobody."""
         ...
 
     async def claim(
-        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+        self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
         """Tell others that this worker computes `keys`; say which another does, or just has.
 
@@ -94,13 +96,13 @@ class Cache(Protocol):
     An entry is returned only to the very key it was stored under, and never after `expires_at`.
     """
 
-    def peek(self, key: CacheKey, now: float) -> Entry | None:
+    def peek(self, key: CacheKey, now: float) -> CachedResult | None:
         """Return the entry if this worker's memory has it; `now` is the wall clock's."""
         ...
 
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[Found | None]:
+    ) -> list[CacheHit | None]:
         """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
 
         What memory has and is not valid is asked of Redis, too; what Redis has may not be valid.
@@ -110,7 +112,7 @@ class Cache(Protocol):
     def seek(
         self,
         keys: Sequence[CacheKey],
-        told: Callable[[list[Found | None]], object],
+        told: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
         """Call `told` with what `lookup` would return: once, and not before a later turn.
@@ -119,7 +121,7 @@ class Cache(Protocol):
         """
         ...
 
-    def store(self, key: CacheKey, entry: Entry) -> None:
+    def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep `entry`: in memory now, in Redis soon."""
         ...
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from gateway.cache.base import RemoteTier
 from gateway.cache.configurable import ConfigurableCache
 from gateway.cache.null import NullTier
-from gateway.cache.redis_pipes import open_pipe
 from gateway.cache.redis_tier import RedisTier
 from gateway.config.document import CacheEntry
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.redis.connect import open_pipe
+from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
 
 _PATIENCE = 0.1
 """Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from hashlib import sha1
 from typing import Any, NamedTuple
 
-from gateway.cache.entry import Entry, decode_entry, encode_claim, read_claim
+from gateway.cache.entry import CachedResult, decode_entry, encode_claim, read_claim
 from gateway.cache.key import CacheKey
-from gateway.cache.redis_pipes import Pipe
 from gateway.cache.redis_values import each, unpacked
-from gateway.redis_pipe import Command
+from gateway.redis.connect import Pipe
+from gateway.redis.pipeline import Command
 from gateway.tasks import TaskOwner
 
 _MOST_REMEMBERED = 4096
@@ -39,7 +39,7 @@ class _Request(NamedTuple):
     """A key to claim; `is_elsewhere` is whether another worker computes it, or just has."""
 
     key: CacheKey
-    is_current: Callable[[Entry], bool]
+    is_current: Callable[[CachedResult], bool]
     is_elsewhere: asyncio.Future[bool]
 
     def may_be_given(self, value: bytes) -> bool:
@@ -94,7 +94,7 @@ class Claims:
         return True
 
     async def claim(
-        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool], *, within: float
+        self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool], *, within: float
     ) -> list[bool]:
         """Claim `keys`, and say of each whether another worker computes it, or just has.
 
@@ -136,7 +136,9 @@ class Claims:
         ]
         self._tasks.start(self._tell(commands))
 
-    def _send(self, key: CacheKey, is_current: Callable[[Entry], bool]) -> asyncio.Future[bool]:
+    def _send(
+        self, key: CacheKey, is_current: Callable[[CachedResult], bool]
+    ) -> asyncio.Future[bool]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         if not self._unsent:

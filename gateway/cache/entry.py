@@ -20,7 +20,7 @@ _BODY = 17
 """Where the entry begins in a stored value: after the format's byte and the tag."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """An answer ready to send: JSON `payload`, or a refusal when `status` is not 200.
 
     `rows` and `tokens` were computed for it. Times are seconds of the wall clock, since entries
@@ -45,22 +45,22 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
     """How many tokens the text has that the model cut; 0 where it cut nothing."""
 
 
-Validity = Callable[[Entry, float], bool]
+Validity = Callable[[CachedResult, float], bool]
 """Tells whether a stored answer may be given at a time of the wall clock."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class CacheHit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An entry, and the tier that had it."""
 
-    entry: Entry
+    entry: CachedResult
     tier: Tier
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Entry)
+_decoder = msgspec.msgpack.Decoder(CachedResult)
 
 
-def encode_entry(key: CacheKey, entry: Entry) -> bytes:
+def encode_entry(key: CacheKey, entry: CachedResult) -> bytes:
     """Return the value to store at `key.address`: format, tag, msgpack."""
     return _PLAIN + key.tag + _encoder.encode(entry)
 
@@ -95,7 +95,7 @@ def unpack(value: bytes) -> bytes:
         return value
 
 
-def decode_entry(key: CacheKey, value: bytes) -> Entry | None:
+def decode_entry(key: CacheKey, value: bytes) -> CachedResult | None:
     """Return the entry in an unpacked `value` if it is `key`'s.
 
     `None`: it is another's, or of another format.

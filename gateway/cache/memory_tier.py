@@ -14,7 +14,7 @@ from collections import deque
 
 import msgspec
 
-from gateway.cache.entry import Entry
+from gateway.cache.entry import CachedResult
 from gateway.cache.frequency_sketch import FrequencySketch
 from gateway.cache.key import CacheKey
 
@@ -30,7 +30,7 @@ class _Node(msgspec.Struct, gc=False):
 
     address: bytes
     tag: bytes
-    entry: Entry
+    entry: CachedResult
     cost: int
     hits: int = 0
     in_main: bool = False
@@ -64,7 +64,7 @@ class MemoryTier:
         self._main_bytes = 0
         self._hits = self._misses = self._mismatches = self._evicted = self._refused = 0
 
-    def peek(self, key: CacheKey, now: float) -> Entry | None:
+    def peek(self, key: CacheKey, now: float) -> CachedResult | None:
         """Return `key`'s entry unless it expired by `now`."""
         node = self._nodes.get(key.address)
         if node is None:
@@ -81,7 +81,7 @@ class MemoryTier:
         self._hits += 1
         return entry
 
-    def put(self, key: CacheKey, entry: Entry, now: float) -> None:
+    def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep `entry`, in place of what was at its address, if it is worth its bytes."""
         cost = ENTRY_OVERHEAD_BYTES + len(entry.payload) + len(entry.detail)
         if cost > self._main_capacity:
@@ -141,7 +141,7 @@ class MemoryTier:
         self._window_capacity = int(capacity_bytes * _WINDOW_SHARE)
         self._main_capacity = capacity_bytes - self._window_capacity
 
-    def _replace(self, node: _Node, key: CacheKey, entry: Entry, cost: int) -> None:
+    def _replace(self, node: _Node, key: CacheKey, entry: CachedResult, cost: int) -> None:
         if node.in_main:
             self._main_bytes += cost - node.cost
         else:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from gateway.cache.base import RemoteStatistics
-from gateway.cache.entry import Entry
+from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 
 
@@ -18,20 +18,22 @@ class NullTier:
     async def __aexit__(self, *exc_info: object) -> None:
         return None
 
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
+    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
         """Return a miss for each key."""
         return [None] * len(keys)
 
-    def ask(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> None:
+    def ask(
+        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
+    ) -> None:
         """Tell of a miss for each key."""
-        misses: list[Entry | None] = [None] * len(keys)
+        misses: list[CachedResult | None] = [None] * len(keys)
         asyncio.get_running_loop().call_soon(told, misses)
 
-    def store(self, key: CacheKey, entry: Entry, now: float) -> None:
+    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep nothing."""
 
     async def claim(
-        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+        self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
         """Tell nobody."""
         return [False] * len(keys)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-from gateway.cache.ask import Ask, resolve
 from gateway.cache.base import RemoteStatistics
 from gateway.cache.claims import Claims
-from gateway.cache.entry import Entry, decode_entry, encode_entry, pack
+from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack
 from gateway.cache.key import CacheKey
-from gateway.cache.redis_pipes import Pipe
+from gateway.cache.pending_lookup import PendingLookup, resolve
 from gateway.cache.redis_values import each, is_much, read_values, unpacked
-from gateway.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.redis_pipe import Command, Replies
+from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
+from gateway.redis.connect import Pipe
+from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskOwner
 
 KEY_PREFIX = b"sg:r:"
@@ -71,7 +71,7 @@ class RedisTier:
         self._monotonic = monotonic
         self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
-        self._asks: deque[Ask] = deque()
+        self._asks: deque[PendingLookup] = deque()
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
         self._tasks = TaskOwner(drain=_DRAIN)
@@ -101,28 +101,30 @@ class RedisTier:
             await self._read_pipe.aclose()
             await self._write_pipe.aclose()
 
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[Entry | None]:
+    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
         """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
         if not self._is_usable():
             self._skipped += len(keys)
             return [None] * len(keys)
-        future: asyncio.Future[list[Entry | None]] = self._loop.create_future()
+        future: asyncio.Future[list[CachedResult | None]] = self._loop.create_future()
         ask = self._queue(keys, partial(resolve, future))
         try:
             return await future
         finally:
             ask.forget()
 
-    def ask(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> None:
+    def ask(
+        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
+    ) -> None:
         """Call `told` with what `fetch` would return: once, and not before a later turn."""
         if self._is_usable():
             self._queue(keys, told)
         else:
             self._skipped += len(keys)
-            misses: list[Entry | None] = [None] * len(keys)
+            misses: list[CachedResult | None] = [None] * len(keys)
             self._loop.call_soon(told, misses)
 
-    def store(self, key: CacheKey, entry: Entry, now: float) -> None:
+    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Queue `entry` to be written with what is left of its life, shortened by the jitter."""
         life = (entry.expires_at - now) * (1 - self._ttl_jitter * self._random())
         milliseconds = int(life * 1000)
@@ -139,7 +141,7 @@ class RedisTier:
             self._tasks.start(self._write())
 
     async def claim(
-        self, keys: Sequence[CacheKey], is_current: Callable[[Entry], bool]
+        self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
         """Claim `keys` with others of this iteration; say which another worker computes."""
         if self._breaker.state is not BreakerState.CLOSED:
@@ -201,8 +203,10 @@ class RedisTier:
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
 
-    def _queue(self, keys: Sequence[CacheKey], told: Callable[[list[Entry | None]], object]) -> Ask:
-        ask = Ask(keys, told)
+    def _queue(
+        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
+    ) -> PendingLookup:
+        ask = PendingLookup(keys, told)
         loop = self._loop
         late = self._timeout + _PER_KEY * len(keys)
         ask.timer = loop.call_later(late, loop.call_later, _GRACE, self._give_up, ask)
@@ -215,7 +219,7 @@ class RedisTier:
             self._scheduled = True
             self._loop.call_soon(self._send)
 
-    def _give_up(self, ask: Ask) -> None:
+    def _give_up(self, ask: PendingLookup) -> None:
         told = ask.told
         if told is not None:
             self._timeouts += 1
@@ -226,7 +230,7 @@ class RedisTier:
         """Start reading what was asked for in this tick, and what waited for a free round trip."""
         self._scheduled = False
         while self._asks and self._reading < _MOST_READS:
-            batch: list[Ask] = []
+            batch: list[PendingLookup] = []
             size = 0
             while self._asks and size < _MOST_KEYS:
                 ask = self._asks.popleft()
@@ -236,7 +240,7 @@ class RedisTier:
             if batch:
                 self._read(batch)
 
-    def _read(self, batch: list[Ask]) -> None:
+    def _read(self, batch: list[PendingLookup]) -> None:
         self._reading += 1
         self._reads += 1
         names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
@@ -258,7 +262,9 @@ class RedisTier:
         finally:
             told(replies)
 
-    def _replied(self, batch: list[Ask], count: int, started: float, replies: Replies) -> None:
+    def _replied(
+        self, batch: list[PendingLookup], count: int, started: float, replies: Replies
+    ) -> None:
         read = None if isinstance(replies, OSError) else read_values(replies[0], count)
         values: list[bytes | None] | None = None
         if read is None:
@@ -275,14 +281,14 @@ class RedisTier:
         finally:
             self._settle(batch, values)
 
-    async def _unpack(self, batch: list[Ask], read: list[bytes | None]) -> None:
+    async def _unpack(self, batch: list[PendingLookup], read: list[bytes | None]) -> None:
         values: list[bytes | None] | None = None
         try:
             values = await each(unpacked, read)
         finally:
             self._settle(batch, values)
 
-    def _settle(self, batch: list[Ask], values: list[bytes | None] | None) -> None:
+    def _settle(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
         self._reading -= 1
         if self._asks:
             self._schedule()
@@ -292,7 +298,7 @@ class RedisTier:
             end = place + len(ask.keys)
             told = ask.told
             if told is not None:
-                entries: list[Entry | None] = [None] * len(ask.keys)
+                entries: list[CachedResult | None] = [None] * len(ask.keys)
                 if values is not None:
                     mine = zip(ask.keys, values[place:end], strict=True)
                     entries = [self._entry(key, value) for key, value in mine]
@@ -301,7 +307,7 @@ class RedisTier:
                 loop.call_soon(told, entries)
             place = end
 
-    def _entry(self, key: CacheKey, value: bytes | None) -> Entry | None:
+    def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
         if value is None:
             self._misses += 1
             return None

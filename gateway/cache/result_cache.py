@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 from gateway.cache.base import CacheStatistics, RemoteTier
-from gateway.cache.entry import Entry, Found, Validity
+from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryTier
 
-__all__ = ["Found", "ResultCache"]
+__all__ = ["CacheHit", "ResultCache"]
 
 
 class ResultCache:
@@ -24,7 +24,7 @@ class ResultCache:
         self, *, memory: MemoryTier, remote: RemoteTier, clock: Callable[[], float]
     ) -> None:
         self._memory = memory
-        self.peek: Callable[[CacheKey, float], Entry | None] = memory.peek
+        self.peek: Callable[[CacheKey, float], CachedResult | None] = memory.peek
         """Returns a key's entry if memory has it."""
         self._remote = remote
         self._clock = clock
@@ -39,7 +39,7 @@ class ResultCache:
 
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[Found | None]:
+    ) -> list[CacheHit | None]:
         """Return what memory and, for the rest, Redis have of `keys`."""
         found, missing = self._in_memory(keys, is_valid)
         if missing:
@@ -50,7 +50,7 @@ class ResultCache:
     def seek(
         self,
         keys: Sequence[CacheKey],
-        told: Callable[[list[Found | None]], object],
+        told: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
         """Call `told` later with what memory and, for the rest, Redis have of `keys`."""
@@ -59,7 +59,7 @@ class ResultCache:
             asyncio.get_running_loop().call_soon(told, found)
             return
 
-        def fetched(entries: list[Entry | None]) -> None:
+        def fetched(entries: list[CachedResult | None]) -> None:
             try:
                 self._add(keys, found, missing, entries)
             finally:
@@ -67,7 +67,7 @@ class ResultCache:
 
         self._remote.ask([keys[index] for index in missing], fetched)
 
-    def store(self, key: CacheKey, entry: Entry) -> None:
+    def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep `entry` in memory now, and in Redis soon."""
         now = self._clock()
         if entry.expires_at <= now:
@@ -78,7 +78,7 @@ class ResultCache:
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Tell the workers that share Redis that this one computes `keys`."""
 
-        def is_current(entry: Entry) -> bool:
+        def is_current(entry: CachedResult) -> bool:
             now = self._clock()
             return entry.expires_at > now and (is_valid is None or is_valid(entry, now))
 
@@ -98,10 +98,10 @@ class ResultCache:
 
     def _in_memory(
         self, keys: Sequence[CacheKey], is_valid: Validity | None
-    ) -> tuple[list[Found | None], list[int]]:
+    ) -> tuple[list[CacheHit | None], list[int]]:
         """Return what memory has of `keys` that is valid, and the places of the rest."""
         now = self._clock()
-        found: list[Found | None] = []
+        found: list[CacheHit | None] = []
         missing: list[int] = []
         for index, key in enumerate(keys):
             entry = self._memory.peek(key, now)
@@ -109,19 +109,19 @@ class ResultCache:
                 missing.append(index)
                 found.append(None)
             else:
-                found.append(Found(entry=entry, tier="memory"))
+                found.append(CacheHit(entry=entry, tier="memory"))
         return found, missing
 
     def _add(
         self,
         keys: Sequence[CacheKey],
-        found: list[Found | None],
+        found: list[CacheHit | None],
         missing: Sequence[int],
-        fetched: Sequence[Entry | None],
+        fetched: Sequence[CachedResult | None],
     ) -> None:
         """Put what was fetched for the `missing` places into `found`, and into memory."""
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:
                 self._memory.put(keys[index], entry, now)
-                found[index] = Found(entry=entry, tier="redis")
+                found[index] = CacheHit(entry=entry, tier="redis")

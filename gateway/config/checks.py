@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
 from gateway.config.document import BackendEntry, Document, LimitsEntry, PriceEntry, RegionEntry
-from gateway.config.shape import Finding
+from gateway.config.shape import ConfigFinding
 from gateway.config.tree import Path
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
@@ -25,7 +25,7 @@ _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
 
-def findings(document: Document) -> Iterator[Finding]:
+def findings(document: Document) -> Iterator[ConfigFinding]:
     """Yield everything that is wrong with `document`, in its order."""
     yield from _regions(document.regions)
     for name, entry in document.models.items():
@@ -70,47 +70,47 @@ def _references(document: Document) -> Iterator[tuple[Path, str]]:
             yield ("prices", index, "model"), price.model
 
 
-def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[Finding]:
+def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[ConfigFinding]:
     """Yield what is wrong with a list of limits, wherever it stands."""
     rules = tuple(rules)
     for index, rule in enumerate(rules):
         here = (*path, index)
         if not _RULE_NAME.fullmatch(rule.name):
             detail = f"`{rule.name}` must be 1 to 32 letters, digits or `_`"
-            yield Finding((*here, "name"), detail)
+            yield ConfigFinding((*here, "name"), detail)
         if rule.unit not in _UNITS:
             known = "`, `".join(_UNITS)
-            yield Finding((*here, "unit"), f"`{rule.unit}` must be one of `{known}`")
+            yield ConfigFinding((*here, "unit"), f"`{rule.unit}` must be one of `{known}`")
         yield from _at_least(rule.capacity, 1, (*here, "capacity"))
         yield from _refill(rule, here)
     yield from _unique([rule.name for rule in rules], path, "name")
 
 
-def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[Finding]:
+def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[ConfigFinding]:
     yield from rule_findings(rules, path)
     for index, rule in enumerate(rules):
         if rule.model:
-            yield Finding((*path, index, "model"), "the model is known here: leave it out")
+            yield ConfigFinding((*path, index, "model"), "the model is known here: leave it out")
 
 
-def _refill(rule: Rule, here: Path) -> Iterator[Finding]:
+def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
     """Yield what is wrong with how a rule's units come back: one way of three."""
     if rule.period not in ("", "month"):
-        yield Finding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
+        yield ConfigFinding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
     elif rule.unit == CONCURRENT:
         if rule.window or rule.period:
             detail = "`concurrent` units come back as work ends: leave out `window` and `period`"
-            yield Finding((*here, "unit"), detail)
+            yield ConfigFinding((*here, "unit"), detail)
     elif rule.period and rule.window:
-        yield Finding((*here, "window"), "a rule has a `window` or a `period`: leave one out")
+        yield ConfigFinding((*here, "window"), "a rule has a `window` or a `period`: leave one out")
     elif not rule.period and not rule.window > 0:
         detail = "must be more than 0 seconds; a quota has `period: month` in its place"
-        yield Finding((*here, "window"), detail)
+        yield ConfigFinding((*here, "window"), detail)
     elif math.isinf(rule.window):
-        yield Finding((*here, "window"), "must be a number of seconds")
+        yield ConfigFinding((*here, "window"), "must be a number of seconds")
 
 
-def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:
+def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[ConfigFinding]:
     owners: dict[str, Path] = {}
     for index, region in enumerate(regions):
         here: Path = ("regions", index)
@@ -122,7 +122,7 @@ def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:
                 path = (*pool_path, "backends", backend_index)
                 yield from _named(backend.id, (*path, "id"))
                 if backend.id in owners:
-                    yield Finding((*path, "id"), f"another backend is called `{backend.id}`")
+                    yield ConfigFinding((*path, "id"), f"another backend is called `{backend.id}`")
                 owners[backend.id] = path
                 yield from _place(backend, path)
                 yield from _server_name(backend, (*path, "server_name"))
@@ -131,15 +131,15 @@ def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[Finding]:
     yield from _unique([region.name for region in regions], ("regions",), "name")
 
 
-def _deadline(document: Document) -> Iterator[Finding]:
+def _deadline(document: Document) -> Iterator[ConfigFinding]:
     deadline = document.deadline
     yield from _positive(deadline.default, ("deadline", "default"))
     yield from _positive(deadline.maximum, ("deadline", "maximum"))
     if deadline.default > deadline.maximum:
-        yield Finding(("deadline", "default"), "must not be longer than `deadline.maximum`")
+        yield ConfigFinding(("deadline", "default"), "must not be longer than `deadline.maximum`")
 
 
-def _cache(document: Document) -> Iterator[Finding]:
+def _cache(document: Document) -> Iterator[ConfigFinding]:
     cache = document.cache
     yield from _at_least(cache.memory_bytes, 0, ("cache", "memory_bytes"))
     yield from _positive(cache.redis_timeout, ("cache", "redis_timeout"))
@@ -149,14 +149,14 @@ def _cache(document: Document) -> Iterator[Finding]:
     yield from _at_least(cache.refreshes, 0, ("cache", "refreshes"))
 
 
-def _limits(limits: LimitsEntry) -> Iterator[Finding]:
+def _limits(limits: LimitsEntry) -> Iterator[ConfigFinding]:
     yield from rule_findings(limits.tenant, ("limits", "tenant"))
     yield from rule_findings(limits.key, ("limits", "key"))
     yield from _between(limits.local_share, ("limits", "local_share"))
     yield from _at_least(limits.share_lease, 5, ("limits", "share_lease"))
 
 
-def _routing(document: Document) -> Iterator[Finding]:
+def _routing(document: Document) -> Iterator[ConfigFinding]:
     routing = document.routing
     for name in ("attempts", "eject_after", "max_calls_per_backend"):
         yield from _at_least(getattr(routing, name), 1, ("routing", name))
@@ -178,28 +178,32 @@ def _routing(document: Document) -> Iterator[Finding]:
         yield from _between(getattr(routing, name), ("routing", name))
 
 
-def _prices(prices: tuple[PriceEntry, ...]) -> Iterator[Finding]:
+def _prices(prices: tuple[PriceEntry, ...]) -> Iterator[ConfigFinding]:
     seen: set[tuple[str, str]] = set()
     for index, price in enumerate(prices):
         here: Path = ("prices", index)
         if not _is_date(price.since):
-            yield Finding((*here, "since"), f"`{price.since}` must be a date such as `2026-01-31`")
+            yield ConfigFinding(
+                (*here, "since"), f"`{price.since}` must be a date such as `2026-01-31`"
+            )
         if not _CURRENCY.fullmatch(price.currency):
             detail = f"`{price.currency}` must be three capital letters such as `EUR`"
-            yield Finding((*here, "currency"), detail)
+            yield ConfigFinding((*here, "currency"), detail)
         for name in ("hit", "computed", "row", "token"):
             yield from _amount(getattr(price, name), (*here, name))
         if (price.model, price.since) in seen:
             detail = f"`{price.model}` has another price from {price.since} on"
-            yield Finding((*here, "since"), detail)
+            yield ConfigFinding((*here, "since"), detail)
         seen.add((price.model, price.since))
 
 
-def _amount(value: int, path: Path) -> Iterator[Finding]:
+def _amount(value: int, path: Path) -> Iterator[ConfigFinding]:
     if value < 0:
-        yield Finding(path, "must be at least 0")
+        yield ConfigFinding(path, "must be at least 0")
     elif value > _LARGEST_PRICE:
-        yield Finding(path, f"must be at most {_LARGEST_PRICE}, a million of the currency a unit")
+        yield ConfigFinding(
+            path, f"must be at most {_LARGEST_PRICE}, a million of the currency a unit"
+        )
 
 
 def _is_date(text: str) -> bool:
@@ -209,7 +213,7 @@ def _is_date(text: str) -> bool:
         return False
 
 
-def _url(url: str, path: Path) -> Iterator[Finding]:
+def _url(url: str, path: Path) -> Iterator[ConfigFinding]:
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -218,58 +222,60 @@ def _url(url: str, path: Path) -> Iterator[Finding]:
     else:
         valid = valid and not (parts.query or parts.fragment or parts.username)
     if not valid:
-        yield Finding(path, "must be a URL such as `http://10.0.0.5:9000`")
+        yield ConfigFinding(path, "must be a URL such as `http://10.0.0.5:9000`")
 
 
-def _place(backend: BackendEntry, path: Path) -> Iterator[Finding]:
+def _place(backend: BackendEntry, path: Path) -> Iterator[ConfigFinding]:
     """Yield what is wrong with where a backend is said to be: by a URL, or by a name."""
     if not backend.dns:
         yield from _url(backend.url, (*path, "url"))
         if backend.tls:
-            yield Finding((*path, "tls"), "the URL says it: leave it out")
+            yield ConfigFinding((*path, "tls"), "the URL says it: leave it out")
         return
     if backend.url:
-        yield Finding((*path, "dns"), "a backend has a `url` or a `dns`: leave one out")
+        yield ConfigFinding((*path, "dns"), "a backend has a `url` or a `dns`: leave one out")
     host, _, port = backend.dns.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT
     if not _HOST.fullmatch(host) or not is_port:
         detail = "must be a name and a port such as `backends.default.svc.cluster.local:8100`"
-        yield Finding((*path, "dns"), detail)
+        yield ConfigFinding((*path, "dns"), detail)
 
 
-def _server_name(backend: BackendEntry, path: Path) -> Iterator[Finding]:
+def _server_name(backend: BackendEntry, path: Path) -> Iterator[ConfigFinding]:
     name = backend.server_name
     if name and not _HOST.fullmatch(name):
-        yield Finding(path, f"`{name[:80]}` must be a host name such as `backends.example.com`")
+        yield ConfigFinding(
+            path, f"`{name[:80]}` must be a host name such as `backends.example.com`"
+        )
     elif name and not (backend.tls or backend.url.startswith("https://")):
         detail = "there is no certificate without TLS: begin the URL with `https://`, or set `tls`"
-        yield Finding(path, detail)
+        yield ConfigFinding(path, detail)
 
 
-def _named(name: str, path: Path) -> Iterator[Finding]:
+def _named(name: str, path: Path) -> Iterator[ConfigFinding]:
     if not _NAME.fullmatch(name):
-        yield Finding(path, f"`{name[:80]}` {_NAME_RULE}")
+        yield ConfigFinding(path, f"`{name[:80]}` {_NAME_RULE}")
 
 
-def _unique(names: list[str], path: Path, field: str) -> Iterator[Finding]:
+def _unique(names: list[str], path: Path, field: str) -> Iterator[ConfigFinding]:
     repeated = {name for name, count in Counter(names).items() if count > 1}
     for name in sorted(repeated):
         index = len(names) - 1 - names[::-1].index(name)
-        yield Finding((*path, index, field), f"`{name}` is given twice")
+        yield ConfigFinding((*path, index, field), f"`{name}` is given twice")
 
 
-def _at_least(value: float, minimum: int, path: Path) -> Iterator[Finding]:
+def _at_least(value: float, minimum: int, path: Path) -> Iterator[ConfigFinding]:
     if isinstance(value, int) and value > _LARGEST_NUMBER:
-        yield Finding(path, f"must be at most {_LARGEST_NUMBER}")
+        yield ConfigFinding(path, f"must be at most {_LARGEST_NUMBER}")
     elif not (math.isfinite(value) and value >= minimum):
-        yield Finding(path, f"must be at least {minimum}, got {value:g}")
+        yield ConfigFinding(path, f"must be at least {minimum}, got {value:g}")
 
 
-def _positive(value: float, path: Path) -> Iterator[Finding]:
+def _positive(value: float, path: Path) -> Iterator[ConfigFinding]:
     if not (math.isfinite(value) and value > 0):
-        yield Finding(path, f"must be more than 0, got {value:g}")
+        yield ConfigFinding(path, f"must be more than 0, got {value:g}")
 
 
-def _between(value: float, path: Path) -> Iterator[Finding]:
+def _between(value: float, path: Path) -> Iterator[ConfigFinding]:
     if not 0 <= value <= 1:
-        yield Finding(path, f"must be from 0 to 1, got {value:g}")
+        yield ConfigFinding(path, f"must be from 0 to 1, got {value:g}")

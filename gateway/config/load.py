@@ -9,8 +9,8 @@ import msgspec
 
 from gateway.config import checks, tree
 from gateway.config.document import Document, RegionEntry
-from gateway.config.shape import Misfit, shape
-from gateway.config.sources import Source, read_folder, read_source
+from gateway.config.shape import SchemaViolation, shape
+from gateway.config.sources import DocumentSource, read_folder, read_source
 from gateway.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ BESIDE_CACHE_BYTES = 256 * 1024 * 1024
 """What a worker takes beside its cache; more than it has been seen to need."""
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlacedBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a placement file says: where the backends really are."""
 
     regions: tuple[RegionEntry, ...] = ()
@@ -33,7 +33,7 @@ def load_folder(folder: Path, *, placement: Path | None = None) -> Document:
     return load_sources(read_folder(folder), placement=placement)
 
 
-def load_sources(sources: Sequence[Source], *, placement: Path | None = None) -> Document:
+def load_sources(sources: Sequence[DocumentSource], *, placement: Path | None = None) -> Document:
     """Return the document that `sources` make together; a section may stand in one of them only.
 
     Raises:
@@ -42,7 +42,7 @@ def load_sources(sources: Sequence[Source], *, placement: Path | None = None) ->
     values, places = _join(sources)
     if placement is not None:
         overlay = tree.parse(read_source(placement))
-        _shape(overlay.values, Placement, overlay.places)
+        _shape(overlay.values, PlacedBackends, overlay.places)
         values = values | overlay.values
         places = places | overlay.places
     document = _shape(values, Document, places)
@@ -52,7 +52,7 @@ def load_sources(sources: Sequence[Source], *, placement: Path | None = None) ->
 
 
 def check_models(
-    sources: Sequence[Source], known: Collection[str], explain: Callable[[str], str]
+    sources: Sequence[DocumentSource], known: Collection[str], explain: Callable[[str], str]
 ) -> None:
     """Refuse a document that names a model which is neither `known` nor planned.
 
@@ -65,7 +65,7 @@ def check_models(
         raise _located(path, explain(name), places)
 
 
-def check_memory(sources: Sequence[Source], limit: int) -> None:
+def check_memory(sources: Sequence[DocumentSource], limit: int) -> None:
     """Refuse a document whose cache, once full, would take a worker beyond `limit` bytes (0: none).
 
     Raises:
@@ -89,7 +89,7 @@ def load_text(text: str, *, name: str = "document", placement: Path | None = Non
     Raises:
         ConfigurationError: the first thing that is wrong, with its line and field.
     """
-    return load_sources((Source(name=name, text=text),), placement=placement)
+    return load_sources((DocumentSource(name=name, text=text),), placement=placement)
 
 
 def digest(document: Document) -> str:
@@ -127,10 +127,10 @@ def explain(error: ConfigurationError) -> str:
 
 
 def _join(
-    sources: Sequence[Source],
-) -> tuple[dict[str, object], dict[tree.Path, tree.Place]]:
+    sources: Sequence[DocumentSource],
+) -> tuple[dict[str, object], dict[tree.Path, tree.SourcePosition]]:
     values: dict[str, object] = {}
-    places: dict[tree.Path, tree.Place] = {}
+    places: dict[tree.Path, tree.SourcePosition] = {}
     for source in sources:
         parsed = tree.parse(source)
         for section in parsed.values:
@@ -142,15 +142,15 @@ def _join(
     return values, places
 
 
-def _shape(values: object, kind: type[T], places: Mapping[tree.Path, tree.Place]) -> T:
+def _shape(values: object, kind: type[T], places: Mapping[tree.Path, tree.SourcePosition]) -> T:
     try:
         return shape(values, kind)
-    except Misfit as error:
+    except SchemaViolation as error:
         raise _located(error.path, error.detail, places) from error
 
 
 def _located(
-    path: tree.Path, detail: str, places: Mapping[tree.Path, tree.Place]
+    path: tree.Path, detail: str, places: Mapping[tree.Path, tree.SourcePosition]
 ) -> ConfigurationError:
     place = tree.place_of(places, path)
     return ConfigurationError(

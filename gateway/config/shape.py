@@ -11,7 +11,7 @@ from gateway.config.tree import Path
 T = TypeVar("T")
 
 
-class Misfit(Exception):
+class SchemaViolation(Exception):
     """A value does not fit the document; `path` says which."""
 
     def __init__(self, path: Path, detail: str) -> None:
@@ -20,7 +20,7 @@ class Misfit(Exception):
         self.detail = detail
 
 
-class Finding(NamedTuple):
+class ConfigFinding(NamedTuple):
     """Something that is wrong in meaning, not in shape."""
 
     path: Path
@@ -55,7 +55,7 @@ def _inspect(value: object, kind: Any, path: Path) -> None:
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             detail = str(error)
-            raise Misfit(path, detail[0].lower() + detail[1:]) from error
+            raise SchemaViolation(path, detail[0].lower() + detail[1:]) from error
 
 
 def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> None:
@@ -63,11 +63,11 @@ def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> No
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key, entry in entries.items():
         if key not in fields:
-            raise Misfit((*path, key), _unknown(key, list(fields)))
+            raise SchemaViolation((*path, key), _unknown(key, list(fields)))
         _inspect(entry, fields[key].type, (*path, key))
     for name, field in fields.items():
         if field.required and name not in entries:
-            raise Misfit(path, f"the field `{name}` is missing")
+            raise SchemaViolation(path, f"the field `{name}` is missing")
 
 
 def _mapping(value: object, path: Path) -> Mapping[str, object]:
@@ -78,7 +78,7 @@ def _mapping(value: object, path: Path) -> Mapping[str, object]:
 
 def _misfit(path: Path, expected: str, value: object) -> NoReturn:
     got = "nothing" if value is None else f"`{type(value).__name__}`"
-    raise Misfit(path, f"{expected}, got {got}")
+    raise SchemaViolation(path, f"{expected}, got {got}")
 
 
 def _unknown(key: str, known: list[str]) -> str:

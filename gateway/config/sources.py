@@ -1,5 +1,6 @@
 """The texts a configuration document is made of, and reading them from a folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,14 +10,18 @@ from gateway.errors import ConfigurationError
 MAX_SOURCE_BYTES = 4 * 1024 * 1024
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class DocumentSource(msgspec.Struct, frozen=True, kw_only=True):
     """One YAML text; `name` is what errors call it, a path where it came from a file."""
 
     name: str
     text: str
 
 
-def read_folder(folder: Path) -> tuple[Source, ...]:
+Sources = Sequence[DocumentSource]
+"""The texts of one document, in the order of their names."""
+
+
+def read_folder(folder: Path) -> tuple[DocumentSource, ...]:
     """Return every `*.yaml` of `folder`, ordered by name.
 
     Raises:
@@ -32,7 +37,7 @@ def read_folder(folder: Path) -> tuple[Source, ...]:
     return tuple(read_source(path) for path in paths)
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> DocumentSource:
     """Return the text of one file.
 
     Raises:
@@ -48,7 +53,7 @@ def read_source(path: Path) -> Source:
     if len(content) > MAX_SOURCE_BYTES:
         raise ConfigurationError(f"the file is larger than {MAX_SOURCE_BYTES} bytes", file=name)
     try:
-        return Source(name=name, text=content.decode())
+        return DocumentSource(name=name, text=content.decode())
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigurationError("the file is not UTF-8", file=name, line=line) from error

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from gateway.config.sources import Source
+from gateway.config.sources import DocumentSource
 from gateway.errors import ConfigurationError
 
 Path = tuple[str | int, ...]
@@ -24,7 +24,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 
 
-class Place(msgspec.Struct, frozen=True):
+class SourcePosition(msgspec.Struct, frozen=True):
     """A line of a source, counted from 1."""
 
     file: str
@@ -35,7 +35,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     """A text as plain values, and the place of each."""
 
     values: dict[str, Any]  # Any: what a YAML text may hold is not known before it is checked
-    places: dict[Path, Place]
+    places: dict[Path, SourcePosition]
 
 
 def field_name(path: Path) -> str:
@@ -49,7 +49,7 @@ def field_name(path: Path) -> str:
     return name
 
 
-def place_of(places: Mapping[Path, Place], path: Path) -> Place | None:
+def place_of(places: Mapping[Path, SourcePosition], path: Path) -> SourcePosition | None:
     """Return the place of `path`, or that of the nearest value around it."""
     for length in range(len(path), -1, -1):
         if (place := places.get(path[:length])) is not None:
@@ -57,7 +57,7 @@ def place_of(places: Mapping[Path, Place], path: Path) -> Place | None:
     return None
 
 
-def parse(source: Source) -> Tree:
+def parse(source: DocumentSource) -> Tree:
     """Return the values of `source`, whose top must be a mapping; an empty text is an empty one.
 
     Raises:
@@ -69,7 +69,7 @@ def parse(source: Source) -> Tree:
     except yaml.YAMLError as error:
         raise _syntax_error(source, error) from error
     if node is None or (isinstance(node, yaml.ScalarNode) and not node.value):
-        return Tree(values={}, places={(): Place(source.name, 1)})
+        return Tree(values={}, places={(): SourcePosition(source.name, 1)})
     if not isinstance(node, yaml.MappingNode):
         raise ConfigurationError(
             "the top of the document must be a mapping such as `models:`",
@@ -81,7 +81,7 @@ def parse(source: Source) -> Tree:
     return Tree(values=values, places=builder.places)
 
 
-def _check_depth(source: Source) -> None:
+def _check_depth(source: DocumentSource) -> None:
     """Refuse a text that is nested too deep: the composer, in C, overflows its stack and crashes.
 
     Raises:
@@ -104,7 +104,7 @@ class _Builder:
     """Turns nodes into values; refuses duplicate keys, foreign tags and texts that explode."""
 
     def __init__(self, file: str) -> None:
-        self.places: dict[Path, Place] = {}
+        self.places: dict[Path, SourcePosition] = {}
         self._file = file
         self._scalars = yaml.SafeLoader("")
         self._open: set[int] = set()
@@ -118,7 +118,7 @@ class _Builder:
             raise self._error(node, (), _TOO_DEEP)
         if node.tag not in _PLAIN_TAGS:
             raise self._error(node, path, f"the tag `{node.tag}` is not allowed here")
-        self.places.setdefault(path, Place(self._file, _line(node)))
+        self.places.setdefault(path, SourcePosition(self._file, _line(node)))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self._open:
@@ -154,7 +154,7 @@ class _Builder:
             if key in seen:
                 raise self._error(key_node, (*path, key), "the field is given twice")
             seen.add(key)
-            self.places[(*path, key)] = Place(self._file, _line(key_node))
+            self.places[(*path, key)] = SourcePosition(self._file, _line(key_node))
             yield key, value_node
 
     def _error(self, node: yaml.Node, path: Path, detail: str) -> ConfigurationError:
@@ -165,7 +165,7 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _syntax_error(source: Source, error: yaml.YAMLError) -> ConfigurationError:
+def _syntax_error(source: DocumentSource, error: yaml.YAMLError) -> ConfigurationError:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     line = mark.line + 1 if mark is not None else None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from backends.protocol import Done, Failed
 from gateway.dispatch import failures
 from gateway.dispatch.work import WorkItem
-from gateway.routing.fleet import Verdict
+from gateway.routing.fleet import ProbeVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause
 
@@ -84,11 +84,11 @@ class Attempt:
         failed, self.failed = self.failed, []
         return failed
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ProbeVerdict:
         """Judge the backend by a call that ended with a report."""
         if self._is_useful:
-            return Verdict.OK
-        return Verdict.FAILED if self.waiting or self._is_to_blame else Verdict.UNDECIDED
+            return ProbeVerdict.OK
+        return ProbeVerdict.FAILED if self.waiting or self._is_to_blame else ProbeVerdict.UNDECIDED
 
 
 # The backend does not know our token.
@@ -105,10 +105,10 @@ def is_misplaced(error: CallFailed) -> bool:
     return error.cause is Cause.REFUSED and error.status in failures.CHANGED | _UNAUTHORIZED
 
 
-def verdict_on(error: CallFailed, *, is_patient: bool) -> Verdict:
+def verdict_on(error: CallFailed, *, is_patient: bool) -> ProbeVerdict:
     """Judge the backend by a call that failed; silence counts only if it was given its time."""
     if error.cause is Cause.REFUSED and error.status not in _UNAUTHORIZED:
-        return Verdict.UNDECIDED
+        return ProbeVerdict.UNDECIDED
     if error.cause is Cause.TIMED_OUT and not is_patient:
-        return Verdict.UNDECIDED
-    return Verdict.FAILED
+        return ProbeVerdict.UNDECIDED
+    return ProbeVerdict.FAILED

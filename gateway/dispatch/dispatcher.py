@@ -7,7 +7,7 @@ from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.hedging import Hedging
-from gateway.dispatch.run import Means, Run, Settle
+from gateway.dispatch.operation import DispatchContext, DispatchOperation, Settle
 from gateway.dispatch.statistics import Counters, DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
 from gateway.dispatch.work import Work
@@ -36,8 +36,8 @@ class Dispatcher:
         self._counters = Counters()
         self.hedging = Hedging()
         """What is late, and what may be tried twice."""
-        self._runs: set[Run] = set()
-        self._means = Means(
+        self._runs: set[DispatchOperation] = set()
+        self._means = DispatchContext(
             fleet=fleet,
             client=client,
             reprobe=reprobe,
@@ -74,7 +74,9 @@ class Dispatcher:
         """
         if work.items:
             self.hedging.share = self._means.fleet.routing.hedge_share
-            run = Run(self._means, work, deadline=deadline, settle=settle, traceparent=traceparent)
+            run = DispatchOperation(
+                self._means, work, deadline=deadline, settle=settle, traceparent=traceparent
+            )
             await run.finish()
 
     def _leave(self, endpoint: Endpoint) -> None:

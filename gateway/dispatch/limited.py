@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.dispatch.work import Work, WorkRunner
-from gateway.rate_limit.work import Limiter, Reservation, WorkRules, estimate, reserve
+from gateway.rate_limit.work import Limiter, Reservation, WorkLimits, estimate, reserve
 from gateway.runtime.store import RuntimeStore
 from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Rule, Source
 
@@ -58,7 +58,7 @@ class LimitedRunner:
             )
 
     async def _reserve(
-        self, rules: WorkRules, work: Work, principal: Principal, deadline: float
+        self, rules: WorkLimits, work: Work, principal: Principal, deadline: float
     ) -> Reservation:
         info = work.model.info
         items = [item.body for item in work.items]
@@ -69,17 +69,17 @@ class LimitedRunner:
         except TimeoutError:
             return Reservation(refusal=_LATE)
 
-    def _rules(self, work: Work) -> WorkRules:
+    def _rules(self, work: Work) -> WorkLimits:
         document = self._runtimes.current.document
         entry = document.models.get(work.model.info.name)
-        return WorkRules(
+        return WorkLimits(
             tenant=document.limits.tenant,
             key=document.limits.key,
             model=entry.limits if entry is not None else (),
         )
 
 
-def _may_cost(rules: WorkRules, principal: Principal) -> bool:
+def _may_cost(rules: WorkLimits, principal: Principal) -> bool:
     own: tuple[Rule, ...] = (principal.tenant_rules or rules.tenant) + (
         principal.key_rules or rules.key
     )

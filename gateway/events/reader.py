@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.events import segment
-from gateway.events.segment import Stop
+from gateway.events.segment import ScanEnd
 
 _CHUNK_BYTES: Final = 512 * 1024
 
@@ -17,14 +17,14 @@ class UnreadableLog(Exception):
     """A log of another format: it is left alone, for a version that knows it."""
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """A place in a log: an offset in the file of a segment."""
 
     number: int
     offset: int
 
 
-class Run(NamedTuple):
+class RecordBatch(NamedTuple):
     """Records with consecutive sequence numbers, from `first` on; `end` is the place behind.
 
     `more` says that behind them something is written already.
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
     first: int
     payloads: list[bytes]
-    end: Place
+    end: LogPosition
     more: bool
 
     @property
@@ -40,12 +40,12 @@ class Run(NamedTuple):
         """The sequence number of the last record."""
         return self.first + len(self.payloads) - 1
 
-    def behind(self, sequence: int) -> "Run":
+    def behind(self, sequence: int) -> "RecordBatch":
         """Return the run without the records up to `sequence`."""
         known = sequence + 1 - self.first
         if known <= 0:
             return self
-        return Run(sequence + 1, self.payloads[known:], self.end, self.more)
+        return RecordBatch(sequence + 1, self.payloads[known:], self.end, self.more)
 
 
 def list_logs(directory: Path) -> list[Path]:
@@ -73,7 +73,7 @@ class LogReader:
         self._gone = False
         self._shortened = False
         self._firsts: dict[int, int] = {}
-        self._place = Place(0, segment.HEADER.size)
+        self._place = LogPosition(0, segment.HEADER.size)
         self.sequence = 0
         """The last sequence number that was accepted, or sought."""
         self.ended = False
@@ -85,7 +85,7 @@ class LogReader:
         """The log's id, which is its folder's name."""
         return self._directory.name
 
-    def read(self, limit: int) -> Run | None:
+    def read(self, limit: int) -> RecordBatch | None:
         """Return the next records, at most `limit`; the same again until they are accepted."""
         if self.ended:  # as most are that are only kept
             return None
@@ -94,20 +94,20 @@ class LogReader:
         while True:
             found = self._scan(limit)
             if found.payloads:
-                end = Place(self._place.number, self._place.offset + found.size)
-                more = found.stop is not Stop.UNWRITTEN
-                run = Run(found.first, found.payloads, end, more)
+                end = LogPosition(self._place.number, self._place.offset + found.size)
+                more = found.stop is not ScanEnd.UNWRITTEN
+                run = RecordBatch(found.first, found.payloads, end, more)
                 if run.last > self.sequence:
                     return run.behind(self.sequence)
                 self._place = end
                 continue
-            following = self._following() if gone or found.stop is Stop.CONTINUED else None
+            following = self._following() if gone or found.stop is ScanEnd.CONTINUED else None
             if following is None:
-                self.ended = gone or found.stop is Stop.FINISHED
+                self.ended = gone or found.stop is ScanEnd.FINISHED
                 return None
-            self._place = Place(following, segment.HEADER.size)
+            self._place = LogPosition(following, segment.HEADER.size)
 
-    def accept(self, run: Run) -> None:
+    def accept(self, run: RecordBatch) -> None:
         """Go on behind `run`."""
         self._place = run.end
         self.sequence = run.last
@@ -118,7 +118,7 @@ class LogReader:
         numbers = sorted(self._firsts)
         before = [n for n in numbers if self._firsts[n] <= sequence + 1]
         number = before[-1] if before else min(numbers, default=0)
-        self._place = Place(number, segment.HEADER.size)
+        self._place = LogPosition(number, segment.HEADER.size)
         self.sequence = sequence
         self.ended = False
 
@@ -182,11 +182,11 @@ class LogReader:
         try:
             file = os.open(self._directory / segment.file_name(number), os.O_RDONLY)
         except FileNotFoundError:
-            return segment.Scan(0, [], 0, Stop.UNWRITTEN)
+            return segment.Scan(0, [], 0, ScanEnd.UNWRITTEN)
         try:
             mark = os.pread(file, segment.MARK.size, offset)
             if not any(mark):
-                return segment.Scan(0, [], 0, Stop.UNWRITTEN)
+                return segment.Scan(0, [], 0, ScanEnd.UNWRITTEN)
             return segment.scan(os.pread(file, _CHUNK_BYTES, offset), limit=limit)
         finally:
             os.close(file)

@@ -30,7 +30,7 @@ LOCK_NAME: Final = "writer.lock"
 SUFFIX: Final = ".log"
 
 
-class Stop(Enum):
+class ScanEnd(Enum):
     """Why a scan went no further."""
 
     LIMIT = auto()
@@ -51,7 +51,7 @@ class Scan(NamedTuple):
     first: int
     payloads: list[bytes]
     size: int
-    stop: Stop
+    stop: ScanEnd
 
 
 def file_name(number: int) -> str:
@@ -81,26 +81,28 @@ def scan(buffer: bytes, *, limit: int) -> Scan:
         if not payloads:
             first = sequence
         if len(payloads) == limit or sequence != first + len(payloads):
-            return Scan(first, payloads, position, Stop.LIMIT)
+            return Scan(first, payloads, position, ScanEnd.LIMIT)
         payloads.append(payload)
         position += RECORD.size + len(payload)
 
 
-def _record(buffer: bytes, position: int) -> tuple[int, bytes, Stop | None]:
+def _record(buffer: bytes, position: int) -> tuple[int, bytes, ScanEnd | None]:
     room = len(buffer) - position
     if room < MARK.size:
-        return 0, b"", Stop.CUT
+        return 0, b"", ScanEnd.CUT
     (mark,) = MARK.unpack_from(buffer, position)
-    stop = {0: Stop.UNWRITTEN, CONTINUED: Stop.CONTINUED, FINISHED: Stop.FINISHED}.get(mark)
+    stop = {0: ScanEnd.UNWRITTEN, CONTINUED: ScanEnd.CONTINUED, FINISHED: ScanEnd.FINISHED}.get(
+        mark
+    )
     if stop is not None:
         return 0, b"", stop
     if mark > MAX_PAYLOAD_BYTES:
-        return 0, b"", Stop.TORN
+        return 0, b"", ScanEnd.TORN
     if room < RECORD.size + mark:
-        return 0, b"", Stop.CUT
+        return 0, b"", ScanEnd.CUT
     length, expected, sequence = RECORD.unpack_from(buffer, position)
     start = position + RECORD.size
     payload = buffer[start : start + length]
     if checksum(length, sequence, payload) != expected:
-        return 0, b"", Stop.TORN
+        return 0, b"", ScanEnd.TORN
     return sequence, payload, None

@@ -11,7 +11,7 @@ from gateway.errors import InvalidRequest
 from gateway.ledger.pricing import amount, round_amount
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Units
-from gateway.ledger.usage import Priced
+from gateway.ledger.usage import PricedUsage
 
 _MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
 
@@ -67,9 +67,9 @@ def month_bounds(month: str) -> tuple[int, int]:
     return since, since + days * 86_400 * 1_000_000_000
 
 
-def make_invoice(tenant: str, month: str, found: Sequence[Priced]) -> Invoice:
+def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoice:
     """Return the invoice over priced usage that is not grouped further."""
-    sums: dict[tuple[str, int, str], Priced] = {}
+    sums: dict[tuple[str, int, str], PricedUsage] = {}
     for each in found:
         if not each.model:
             continue  # refused before a model was known, and free
@@ -89,7 +89,7 @@ def make_invoice(tenant: str, month: str, found: Sequence[Priced]) -> Invoice:
     )
 
 
-def _line(priced: Priced) -> InvoiceLine:
+def _line(priced: PricedUsage) -> InvoiceLine:
     entry = priced.price.entry
     exact = amount(priced.units, entry)
     return InvoiceLine(

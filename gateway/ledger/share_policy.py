@@ -28,7 +28,7 @@ _SECOND = 1_000_000_000
 _DAY = 86_400 * _SECOND
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
     """A region's share of a bucket. Times are nanoseconds of the store's clock.
 
     Until `raised` it was `before`. `lowered` is when `used` fell below `held`, and `lowers` when
@@ -53,12 +53,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """Return the demand by now."""
         return self.demand * exp(-max(0, now - self.counted) / _SECOND / MEMORY)
 
-    def with_demand(self, units: int, now: int) -> "Row":
+    def with_demand(self, units: int, now: int) -> "PolicyRow":
         """Return the row with `units` more asked for."""
         return replace(self, demand=self.demanded(now) + units / MEMORY, counted=now)
 
 
-class Others(msgspec.Struct, frozen=True, kw_only=True):
+class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
     """What a region must know to decide: all regions that live, and what its workers have seen.
 
     `seen` is the oldest answer that a worker of the region goes by.
@@ -68,9 +68,11 @@ class Others(msgspec.Struct, frozen=True, kw_only=True):
     seen: int
 
 
-def decide(rows: Mapping[str, Row], *, bucket: str, own: str, others: Others, now: int) -> Row:
+def decide(
+    rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
+) -> PolicyRow:
     """Return region `own`'s row of a bucket as it should be, of `rows` by region."""
-    row = _settled(rows.get(own) or Row(bucket=bucket, region=own), others.seen, now)
+    row = _settled(rows.get(own) or PolicyRow(bucket=bucket, region=own), others.seen, now)
     target = _target(rows, bucket=bucket, own=own, others=others, now=now)
     elsewhere = sum(row.held for region, row in rows.items() if region != own)
     room = max(row.held, min(target, 1.0 - elsewhere))
@@ -86,7 +88,7 @@ def decide(rows: Mapping[str, Row], *, bucket: str, own: str, others: Others, no
     return row
 
 
-def first_rows(rests: Mapping[str, Row], bucket: str, now: int) -> dict[str, Row]:
+def first_rows(rests: Mapping[str, PolicyRow], bucket: str, now: int) -> dict[str, PolicyRow]:
     """Return the rows of a bucket that had none, by region: as it is with the rest."""
     return {
         region: replace(rest, bucket=bucket, demand=0.0, counted=0, changed=now)
@@ -94,7 +96,7 @@ def first_rows(rests: Mapping[str, Row], bucket: str, now: int) -> dict[str, Row
     }
 
 
-def _settled(row: Row, seen: int, now: int) -> Row:
+def _settled(row: PolicyRow, seen: int, now: int) -> PolicyRow:
     """Return `row` with the second step of lowering made, where it may be."""
     if row.used == row.held or not row.lowered:
         return row
@@ -107,7 +109,9 @@ def _settled(row: Row, seen: int, now: int) -> Row:
     return replace(row, held=row.used, lowered=0, lowers=0)
 
 
-def _target(rows: Mapping[str, Row], *, bucket: str, own: str, others: Others, now: int) -> float:
+def _target(
+    rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
+) -> float:
     """Return the share that `own` should have: a little in any case, the rest by demand."""
     even = 1.0 / len(others.regions)
     demands = {
@@ -119,7 +123,7 @@ def _target(rows: Mapping[str, Row], *, bucket: str, own: str, others: Others, n
     return EVEN * even + (1.0 - EVEN) * demands.get(own, 0.0) / total
 
 
-def _raised(row: Row, *, used: float, held: float, now: int) -> Row:
+def _raised(row: PolicyRow, *, used: float, held: float, now: int) -> PolicyRow:
     # Of several raises within a day, what there was before the first: rather too little.
     before = min(row.before, row.used) if row.raised > now - _DAY else row.used
     lowering = {} if used < held else {"lowered": 0, "lowers": 0}

@@ -15,15 +15,15 @@ from gateway.ledger import schema
 from gateway.ledger.share_policy import (
     LEASE,
     REST,
-    Others,
-    Row,
+    OtherRegions,
+    PolicyRow,
     decide,
     first_rows,
 )
 from gateway.ledger.store import Store
-from gateway.types import QuotaAsked, Share, ShareReport, Shares
+from gateway.types import BucketShare, BucketShares, QuotaDemand, ShareReport
 
-_Rows: TypeAlias = dict[str, dict[str, Row]]
+_Rows: TypeAlias = dict[str, dict[str, PolicyRow]]
 _TURNS: Final = "shares"
 _SECOND: Final = 1_000_000_000
 _RECENT: Final = 600 * _SECOND
@@ -57,7 +57,7 @@ class RegionShares:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def report(self, report: ShareReport, *, lease: float, longest: float) -> Shares:
+    def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
         """Take in what a worker says, and return what its region may use for `lease` seconds.
 
         `longest` is how long work may run, in seconds.
@@ -73,7 +73,7 @@ class RegionShares:
             before = _own(rows, report.region)
             _count(rows, report, now, longest)
             rest = self._decide(connection, rows, before, report.region, others, now)
-            return Shares(
+            return BucketShares(
                 now=now,
                 lease=lease,
                 regions=len(others.regions),
@@ -146,14 +146,14 @@ class RegionShares:
         table = schema.region_shares
         known = list(connection.scalars(select(table.c.bucket).distinct()))
         had = 0.0 if known else 1.0
-        first = Row(bucket=REST, region=region, held=had, used=had, before=had, changed=now)
+        first = PolicyRow(bucket=REST, region=region, held=had, used=had, before=had, changed=now)
         rows = [replace(first, bucket=bucket) for bucket in known or [REST]]
         connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in rows])
 
-    def _others(self, connection: Connection, own: str) -> Others:
+    def _others(self, connection: Connection, own: str) -> OtherRegions:
         workers = schema.region_workers
         seen = select(func.min(workers.c.seen)).where(workers.c.region == own)
-        return Others(
+        return OtherRegions(
             regions=frozenset(connection.scalars(select(workers.c.region).distinct())),
             seen=int(connection.scalar(seen) or 0),
         )
@@ -178,11 +178,11 @@ class RegionShares:
         self,
         connection: Connection,
         rows: _Rows,
-        before: Mapping[str, Row],
+        before: Mapping[str, PolicyRow],
         own: str,
-        others: Others,
+        others: OtherRegions,
         now: int,
-    ) -> Row:
+    ) -> PolicyRow:
         """Write the region's rows that are to be others than `before`; return that of the rest."""
         table = schema.region_shares
         decided = [
@@ -196,7 +196,7 @@ class RegionShares:
             connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in written])
         return next(row for row in decided if row.bucket == REST)
 
-    def _changed(self, connection: Connection, region: str, since: int) -> dict[str, Share]:
+    def _changed(self, connection: Connection, region: str, since: int) -> dict[str, BucketShare]:
         table = schema.region_shares
         query = select(table).where((table.c.region == region) & (table.c.changed >= since))
         return {
@@ -229,7 +229,7 @@ class RegionShares:
         return granted
 
 
-def _own(rows: _Rows, region: str) -> dict[str, Row]:
+def _own(rows: _Rows, region: str) -> dict[str, PolicyRow]:
     """Return a region's rows by bucket."""
     return {bucket: found[region] for bucket, found in rows.items() if region in found}
 
@@ -242,14 +242,14 @@ def _count(rows: _Rows, report: ShareReport, now: int, longest: float) -> None:
         rows[bucket][report.region] = replace(counted, linger=linger)
 
 
-def _step(asked: QuotaAsked, *, left: int, regions: int) -> int:
+def _step(asked: QuotaDemand, *, left: int, regions: int) -> int:
     usual = min(int(asked.whole * _GRANT), left // (2 * regions))
     return max(0, min(left, max(1, asked.least, usual)))
 
 
-def _share(row: Row) -> Share:
-    return Share(used=row.used, before=row.before, raised=row.raised / _SECOND)
+def _share(row: PolicyRow) -> BucketShare:
+    return BucketShare(used=row.used, before=row.before, raised=row.raised / _SECOND)
 
 
-def _row(found: Any) -> Row:
-    return msgspec.convert(found._mapping, Row)  # noqa: SLF001 - public, in spite of its name
+def _row(found: Any) -> PolicyRow:
+    return msgspec.convert(found._mapping, PolicyRow)  # noqa: SLF001 - public, in spite of its name

@@ -16,7 +16,7 @@ _events: Final = schema.usage_events.c
 _SUMMED: Final = Units.__struct_fields__
 
 
-class Priced(msgspec.Struct, frozen=True, kw_only=True):
+class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Units of one model under one price; `group` follows what was asked to group by."""
 
     group: tuple[str, ...]
@@ -40,15 +40,15 @@ class UsageQueries:
         group_by: Sequence[GroupBy],
         prices: PriceList,
         models: Collection[str] | None = None,
-    ) -> list[Priced]:
+    ) -> list[PricedUsage]:
         """Return usage of `tenant` and `models` (`None`: all) by group, model and price."""
-        found: list[Priced] = []
+        found: list[PricedUsage] = []
         for start, end in prices.periods(since, until):
             for row in self._rows(tenant, start, end, group_by, models):
                 *group, model = row[: len(group_by) + 1]
                 sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 1 :]), strict=True))
                 found.append(
-                    Priced(
+                    PricedUsage(
                         group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
                         model=model,
                         price=prices.at(model, start),
@@ -83,7 +83,7 @@ class UsageQueries:
             return [tuple(row) for row in connection.execute(query)]
 
 
-def usage_rows(found: Sequence[Priced], group_by: Sequence[GroupBy]) -> list[UsageRow]:
+def usage_rows(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[UsageRow]:
     """Add up priced usage per group; a group with prices in two currencies has two rows."""
     sums: dict[tuple[tuple[str, ...], str], tuple[Units, int]] = {}
     for each in found:

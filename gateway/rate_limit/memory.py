@@ -16,7 +16,7 @@ from gateway.rate_limit.bucket import (
     refilled,
     refusal,
 )
-from gateway.rate_limit.spender import AskingSpender, Spender
+from gateway.rate_limit.repeated_charges import AskedCharge, RepeatedCharge
 from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
@@ -94,9 +94,9 @@ class MemoryRateLimiter:
             holds=tuple(holds),
         )
 
-    def spender(self, charges: Sequence[Charge]) -> Spender:
+    def spender(self, charges: Sequence[Charge]) -> RepeatedCharge:
         """Return what takes `charges` again and again."""
-        return AskingSpender(charges, ask=self.try_admit)
+        return AskedCharge(charges, ask=self.try_admit)
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide; there is nobody to ask."""

@@ -10,17 +10,17 @@ from typing import Self
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, TimeoutError as RedisTimeout
 
-from gateway.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
 from gateway.rate_limit.bucket import TOLERANCE, refusal
 from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import Lease, LeaseHold, Leases
 from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.rate_limit.refills import InFlightRefills, RefillWaiter, or_let_go, outcome, tenant_of
 from gateway.rate_limit.refusals import refusal_here
-from gateway.rate_limit.script import TAKE, Part, returned, script_arguments
+from gateway.rate_limit.repeated_charges import AskedCharge, LeasedCharge, RepeatedCharge, is_plain
+from gateway.rate_limit.script import TAKE, BucketRequest, returned, script_arguments
 from gateway.rate_limit.shares import LimitShares, WholeLimits, in_region
-from gateway.rate_limit.spender import AskingSpender, LeaseSpender, Spender, is_plain
-from gateway.rate_limit.turns import Turns, Waiting, or_let_go, outcome, tenant_of
+from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.tasks import TaskOwner
 from gateway.types import CONCURRENT
 
@@ -63,8 +63,8 @@ class RedisRateLimiter:
         self.local = MemoryRateLimiter(monotonic=monotonic, share=local_share, wall=wall)
         """Decides while Redis is down; its share may be changed."""
         self._leases = Leases()
-        self._turns = Turns()
-        self._waiting = Waiting()
+        self._turns = InFlightRefills()
+        self._waiting = RefillWaiter()
         self._tasks = TaskOwner(drain=_DRAIN)
         self._closing = asyncio.Event()
         self._by_lease = self._by_redis = self._by_share = self._refused = 0
@@ -95,22 +95,22 @@ class RedisRateLimiter:
             leases.append(lease)
         return self._spend(charges, leases, over, now)
 
-    def spender(self, charges: Sequence[Charge]) -> Spender:
-        """Return what takes `charges` again and again; see `gateway.rate_limit.spender`."""
+    def spender(self, charges: Sequence[Charge]) -> RepeatedCharge:
+        """Return what takes `charges` repeatedly; see `gateway.rate_limit.repeated_charges`."""
         leases = [
             lease
             for c in charges
             if (lease := self._leases.get(c.bucket)) and lease.is_of(c.rule) and is_plain(c)
         ]
         if len(leases) < len(charges):
-            return AskingSpender(charges, ask=self.try_admit)
+            return AskedCharge(charges, ask=self.try_admit)
         for charge, lease in zip(charges, leases, strict=True):
             # It may have changed since; a spender tells of one rule only.
             lease.follow(self._shares.rule(charge.bucket, charge.rule))
         lines = lines_for(tuple([lease.rule for lease in leases]))
         if not lines:
-            return AskingSpender(charges, ask=self.try_admit)
-        return LeaseSpender(
+            return AskedCharge(charges, ask=self.try_admit)
+        return LeasedCharge(
             charges, leases, lines=lines, monotonic=self._monotonic, took=self._took
         )
 
@@ -298,7 +298,7 @@ class RedisRateLimiter:
             want += lease.owed
             kept = lease.keep(now)
             back = lease.surrender(now)
-            parts.append(Part(charge=charge, lease=lease, want=want, kept=kept, back=back))
+            parts.append(BucketRequest(charge=charge, lease=lease, want=want, kept=kept, back=back))
         return self._take(tenant, parts)
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
@@ -313,10 +313,10 @@ class RedisRateLimiter:
             kept = usable + lease.keep(now)
             want = max(0, lease.wanted(0, now) - usable) + lease.owed
             nothing = Charge(rule=charge.rule, bucket=charge.bucket, amount=0)
-            parts.append(Part(charge=nothing, lease=lease, want=want, kept=kept))
+            parts.append(BucketRequest(charge=nothing, lease=lease, want=want, kept=kept))
         _ = self._take(tenant, parts)
 
-    def _take(self, tenant: str, parts: list[Part]) -> asyncio.Future[Decision | None]:
+    def _take(self, tenant: str, parts: list[BucketRequest]) -> asyncio.Future[Decision | None]:
         """Run the script; the future is settled with its decision, `None` where it failed."""
         for part in parts:
             part.lease.follow(self._shares.rule(part.charge.bucket, part.charge.rule))
@@ -324,7 +324,7 @@ class RedisRateLimiter:
         self._tasks.start(self._call(tenant, parts))
         return turn
 
-    async def _call(self, tenant: str, parts: list[Part]) -> None:
+    async def _call(self, tenant: str, parts: list[BucketRequest]) -> None:
         decision: Decision | None = None
         asked_at = self._monotonic()
         try:
@@ -346,7 +346,7 @@ class RedisRateLimiter:
             self._turns.end(tenant, decision)
 
     def _decide(
-        self, parts: list[Part], answer: list[bytes | int], *, asked_at: float, now: float
+        self, parts: list[BucketRequest], answer: list[bytes | int], *, asked_at: float, now: float
     ) -> Decision:
         allowed = bool(answer[0])
         charges = [part.charge for part in parts]

@@ -228,7 +228,7 @@ return answer
 """
 
 
-class Part(msgspec.Struct, kw_only=True, gc=False):
+class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
     """One bucket's part in a call of the script."""
 
     charge: Charge
@@ -238,13 +238,17 @@ class Part(msgspec.Struct, kw_only=True, gc=False):
     back: int = 0
 
 
-def returned(bucket: str, lease: Lease, now: float) -> Part:
+def returned(bucket: str, lease: Lease, now: float) -> BucketRequest:
     """Return the part that takes nothing, and gives back what is not reserved of `lease`."""
     nothing = Charge(rule=lease.rule, bucket=bucket, amount=0)
-    return Part(charge=nothing, lease=lease, kept=lease.keep(now), back=lease.surrender(now))
+    return BucketRequest(
+        charge=nothing, lease=lease, kept=lease.keep(now), back=lease.surrender(now)
+    )
 
 
-def script_arguments(parts: Sequence[Part], *, holder: str, wall: float) -> list[str | int | float]:
+def script_arguments(
+    parts: Sequence[BucketRequest], *, holder: str, wall: float
+) -> list[str | int | float]:
     """Return the arguments of a call; `wall` (seconds since the epoch) only says which months."""
     arguments: list[str | int | float] = [holder, LEASE]
     for part in parts:

@@ -13,13 +13,13 @@ from gateway.rate_limit.base import Charge
 from gateway.rate_limit.bucket import period_ends
 from gateway.types import (
     CONCURRENT,
-    Asked,
-    QuotaAsked,
+    BucketDemand,
+    BucketShare,
+    BucketShares,
+    QuotaDemand,
     RegionalRule,
     Rule,
-    Share,
     ShareReport,
-    Shares,
 )
 
 _MOST_REPORTED = 500
@@ -29,7 +29,7 @@ _EMPTY = 5.0
 """Seconds until a quota of which nothing was left is asked for again."""
 _OFF = 86_400.0
 """Seconds between ends of periods that are not the same month's, at least."""
-_NOTHING = Share(used=0.0, before=0.0, raised=-inf)
+_NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
 class LimitShares(Protocol):
@@ -111,9 +111,9 @@ class RegionalShares:
         self.wanted: Callable[[], None] = lambda: None
         """Called where more of a quota is needed at once."""
         self._rest = _NOTHING
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, BucketShare] = {}
         self._quotas: dict[str, _Quota] = {}
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, BucketDemand] = {}
         self._until = -inf
         self._regions = 0
         self._seen = 0
@@ -150,7 +150,7 @@ class RegionalShares:
             return
         noted = self._asked.get(bucket)
         if noted is None:
-            noted = self._asked[bucket] = Asked(lingers=rule.unit == CONCURRENT)
+            noted = self._asked[bucket] = BucketDemand(lingers=rule.unit == CONCURRENT)
         noted.units += units
 
     def statistics(self) -> SharesStatistics:
@@ -173,14 +173,14 @@ class RegionalShares:
             seen=self._seen,
             asked=asked,
             quotas={
-                bucket: QuotaAsked(
+                bucket: QuotaDemand(
                     whole=quota.whole, period=quota.period, known=quota.granted, least=quota.least
                 )
                 for bucket, quota in islice(low, _MOST_REPORTED)
             },
         )
 
-    def take(self, shares: Shares, *, asked_at: float) -> None:
+    def take(self, shares: BucketShares, *, asked_at: float) -> None:
         """Go by `shares`, which were asked for at `asked_at`, from now on."""
         came_at = self._monotonic()
         self._rest = _local(shares.rest, shares.now, came_at)
@@ -232,7 +232,7 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
     )
 
 
-def _local(share: Share, now: int, came_at: float) -> Share:
+def _local(share: BucketShare, now: int, came_at: float) -> BucketShare:
     """Return `share` with the time of its raise by this process's clock, rather too late."""
     age = max(0.0, now / 1e9 - share.raised)
-    return Share(used=share.used, before=share.before, raised=came_at - age)
+    return BucketShare(used=share.used, before=share.before, raised=came_at - age)

@@ -30,7 +30,7 @@ class Limiter(Protocol):
         ...
 
 
-class WorkRules(msgspec.Struct, frozen=True, kw_only=True):
+class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of the document that work may meet."""
 
     tenant: tuple[Rule, ...] = ()
@@ -65,7 +65,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def reserve(
-    limiter: Limiter, rules: WorkRules, principal: Principal, *, model: str, most: Estimate
+    limiter: Limiter, rules: WorkLimits, principal: Principal, *, model: str, most: Estimate
 ) -> Reservation:
     """Hold what work for `model` may take.
 

@@ -20,7 +20,7 @@ FREE_ITEMS = 2
 _SPAN = float(1 << 64)
 
 
-class Moment:
+class ChoiceContext:
     """The time of a choice, and how long a backend that came back is spared."""
 
     __slots__ = ("now", "slow_start")
@@ -43,21 +43,23 @@ class Moment:
         return self.finish(member) / member.endpoint.weight
 
 
-def score(member: Member, affinity: bytes, moment: Moment) -> float:
+def score(member: Member, affinity: bytes, moment: ChoiceContext) -> float:
     """Return the weighted rendezvous score; the highest of all members wins."""
     digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
     weight = member.endpoint.weight * member.pull * member.share(moment.now, moment.slow_start)
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
 
 
-def favourite(members: Sequence[Member], affinity: bytes, moment: Moment) -> Member:
+def favourite(members: Sequence[Member], affinity: bytes, moment: ChoiceContext) -> Member:
     """Return the member that items of this affinity should meet in."""
     if len(members) == 1:
         return members[0]
     return max(members, key=lambda member: score(member, affinity, moment))
 
 
-def choose(members: Sequence[Member], affinity: bytes, moment: Moment, random: Random) -> Member:
+def choose(
+    members: Sequence[Member], affinity: bytes, moment: ChoiceContext, random: Random
+) -> Member:
     """Return the member that an item of this affinity goes to; there must be some."""
     first = favourite(members, affinity, moment)
     if len(members) == 1:

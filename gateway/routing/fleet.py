@@ -13,7 +13,7 @@ import msgspec
 from backends.protocol import BackendState, Report
 from gateway.config.document import RoutingEntry
 from gateway.routing.catalog import Placement, catalog, tiers
-from gateway.routing.choice import Moment, choose, score
+from gateway.routing.choice import ChoiceContext, choose, score
 from gateway.routing.ejection import CLEAN, EjectionRules, after_failure, after_success
 from gateway.routing.limit import CAUTIOUS
 from gateway.routing.member import Health, Member
@@ -27,7 +27,7 @@ ITEMS_PER_BACKEND = 16
 _SOONEST = 0.5
 
 
-class Verdict(StrEnum):
+class ProbeVerdict(StrEnum):
     """What a call says of its backend."""
 
     OK = "ok"
@@ -43,7 +43,7 @@ class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
     silence: float = 0.0
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class ItemShare(msgspec.Struct, frozen=True, kw_only=True):
     """Items (positions in what was asked) that go to one endpoint."""
 
     endpoint: Endpoint
@@ -174,7 +174,7 @@ class Fleet:
             found += [member.endpoint for member in others]
         return found + [each for each in last_resort if each not in found]
 
-    def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[Share]:
+    def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[ItemShare]:
         """Return where the items of one request go first: few backends, equal items together."""
         moment = self._moment()
         tiers = self._tiers(model)
@@ -184,12 +184,12 @@ class Fleet:
             usable = available_tiers(tiers, moment.now, self.routing.panic_threshold)
             if not usable:
                 last_resort = self._last_resort(model)[:1]
-                return [Share(endpoint=endpoint, items=everything) for endpoint in last_resort]
+                return [ItemShare(endpoint=endpoint, items=everything) for endpoint in last_resort]
             tier = self._choose_tier(usable, moment)
         width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
         first = choose(tier, affinities[0], moment, self._random)
         if width == 1:
-            return [Share(endpoint=first.endpoint, items=everything)]
+            return [ItemShare(endpoint=first.endpoint, items=everything)]
         others = sorted((m for m in tier if m is not first), key=moment.cost)
         chosen = [first, *others[: width - 1]]
         items: dict[BackendId, list[int]] = {member.endpoint.backend: [] for member in chosen}
@@ -197,7 +197,7 @@ class Fleet:
             best = max(chosen, key=lambda member: score(member, affinity, moment))
             items[best.endpoint.backend].append(position)
         return [
-            Share(endpoint=member.endpoint, items=tuple(items[member.endpoint.backend]))
+            ItemShare(endpoint=member.endpoint, items=tuple(items[member.endpoint.backend]))
             for member in chosen
             if items[member.endpoint.backend]
         ]
@@ -248,7 +248,7 @@ class Fleet:
     def record(
         self,
         endpoint: Endpoint,
-        verdict: Verdict,
+        verdict: ProbeVerdict,
         report: Report | None = None,
         *,
         items: int = 0,
@@ -290,8 +290,8 @@ class Fleet:
             failures=routing.eject_after, share=routing.eject_share, rest=routing.eject_for
         )
 
-    def _moment(self) -> Moment:
-        return Moment(self._clock(), self.routing.slow_start)
+    def _moment(self) -> ChoiceContext:
+        return ChoiceContext(self._clock(), self.routing.slow_start)
 
     def _member(self, endpoint: Endpoint) -> Member | None:
         member = self._members.get(endpoint.backend)
@@ -314,11 +314,11 @@ class Fleet:
         ]
         return tiers(serving, self._regions)
 
-    def _judge(self, member: Member, verdict: Verdict, now: float) -> None:
-        if verdict is Verdict.OK:
+    def _judge(self, member: Member, verdict: ProbeVerdict, now: float) -> None:
+        if verdict is ProbeVerdict.OK:
             member.heard = now
             member.ejection = after_success(member.ejection, now, self._rules)
-        elif verdict is Verdict.FAILED:
+        elif verdict is ProbeVerdict.FAILED:
             member.failures += 1
             ejection = after_failure(member.ejection, now, self._rules)
             if not ejection.holds(now) or self._may_eject(now):
@@ -326,7 +326,7 @@ class Fleet:
             if member.ejection.holds(now):
                 member.returned = member.ejection.until
 
-    def _choose_tier(self, tiers: Sequence[Tier], moment: Moment) -> Tier:
+    def _choose_tier(self, tiers: Sequence[Tier], moment: ChoiceContext) -> Tier:
         return choose_tier(
             tiers,
             moment,

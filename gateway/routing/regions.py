@@ -9,13 +9,13 @@ only when no other pool would finish it in time.
 from collections.abc import Sequence
 from random import Random
 
-from gateway.routing.choice import Moment
+from gateway.routing.choice import ChoiceContext
 from gateway.routing.member import Member
 
 Tier = Sequence[Member]
 
 
-def easy_tier(tiers: Sequence[Tier], moment: Moment, spill_after: float) -> Tier | None:
+def easy_tier(tiers: Sequence[Tier], moment: ChoiceContext, spill_after: float) -> Tier | None:
     """Return the preferred region where all is well with it, as it is most of the time."""
     if not tiers or tiers[0][0].endpoint.overflow:
         return None
@@ -40,7 +40,7 @@ def available_tiers(tiers: Sequence[Tier], now: float, panic_threshold: float) -
 
 def choose_tier(
     tiers: Sequence[Tier],
-    moment: Moment,
+    moment: ChoiceContext,
     random: Random,
     *,
     spill_after: float,
@@ -71,5 +71,5 @@ def choose_tier(
     return random.choices([tier for tier, _ in normal], rooms)[0] if sum(rooms) > 0 else first
 
 
-def _finish(tier: Tier, moment: Moment) -> float:
+def _finish(tier: Tier, moment: ChoiceContext) -> float:
     return min(map(moment.finish, tier))

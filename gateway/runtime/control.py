@@ -17,7 +17,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.config.sources import Source
+from gateway.config.sources import DocumentSource
 from gateway.errors import DependencyUnavailable
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     origin: int
     digest: str
-    sources: tuple[Source, ...]
+    sources: tuple[DocumentSource, ...]
     author: str
     reason: str
     time: float

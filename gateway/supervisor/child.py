@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gateway.priority import end_giving_way
 from gateway.supervisor.backoff import Backoff
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.liveness import Silence
+from gateway.supervisor.priority import end_giving_way
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec
 

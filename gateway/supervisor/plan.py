@@ -31,7 +31,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 256 * 1024 * 1024
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The processes by when they can start, and the settings they share.
 
     `demo_models` is where the demo models are built, if they are.
@@ -53,7 +53,7 @@ def plan_up(
     keys: Credentials,
     workers: Sequence[socket.socket],
     admin: socket.socket,
-) -> Plan:
+) -> ProcessPlan:
     """Return what to run; `workers` and `admin` are the sockets to hand down.
 
     Raises:
@@ -87,7 +87,7 @@ def plan_up(
         admin_key="",
         listen_fd=None,
     )
-    return Plan(
+    return ProcessPlan(
         settings=own,
         models=models,
         demo_models=demo,

@@ -10,7 +10,7 @@ from gateway.supervisor.spec import Probe
 READY_PATH = "/health/ready"
 
 
-class Spawned:
+class ProcessStarted:
     """For a process that tells nobody: it is ready when it runs."""
 
     async def missing(self) -> str:

@@ -14,7 +14,7 @@ from gateway.supervisor.spec import Role
 FILE = "processes.json"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A process. `started` is its start by the kernel's clock, which tells it from a later pid."""
 
     role: Role
@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     started: int = 0
 
 
-def write_table(folder: Path, entries: list[Entry]) -> str:
+def write_table(folder: Path, entries: list[ProcessEntry]) -> str:
     """Replace the table, whole; return why it could not be, nothing where it was.
 
     A full disk must not end who watches the processes.
@@ -42,10 +42,10 @@ def write_table(folder: Path, entries: list[Entry]) -> str:
     return ""
 
 
-def read_table(folder: Path) -> list[Entry]:
+def read_table(folder: Path) -> list[ProcessEntry]:
     """Return the table; empty where there is none that can be read."""
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=list[Entry])
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=list[ProcessEntry])
     except (OSError, msgspec.DecodeError):
         return []
 

@@ -11,7 +11,7 @@ from gateway.supervisor.topology import reachable
 RELOAD_PATH = "/admin/config/reload"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ReloadAnswer(msgspec.Struct, frozen=True):
     """What is told of the answer, be it a success or a problem."""
 
     generation: int | None = None
@@ -37,7 +37,7 @@ def reloader(
                 headers={"authorization": f"Bearer {admin_key}"},
                 timeout=10.0,
             )
-            answer = msgspec.json.decode(body, type=Answer)
+            answer = msgspec.json.decode(body, type=ReloadAnswer)
         except (OSError, msgspec.DecodeError) as error:
             tell(f"the configuration was not reloaded: {error}")
             return
@@ -58,7 +58,7 @@ def no_reloader(tell: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
     return reload
 
 
-def describe(status: int, answer: Answer) -> str:
+def describe(status: int, answer: ReloadAnswer) -> str:
     """Return one line on the answer of the reload route."""
     if answer.generation is not None:
         waiting = "" if status == 200 else ", not yet taken by every worker"  # noqa: PLR2004 - OK

@@ -71,7 +71,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     """Resident memory above which it is replaced; 0: no bound."""
     gives_way: bool = False
-    """Runs after everybody else (`gateway.priority`), until it is told to stop."""
+    """Runs after everybody else (`gateway.supervisor.priority`), until it is told to stop."""
 
     @property
     def is_heard(self) -> bool:

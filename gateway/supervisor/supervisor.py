@@ -10,9 +10,9 @@ from signal import SIGHUP, SIGINT, SIGTERM, Signals
 from types import TracebackType
 from typing import Any, Self
 
-from gateway.listening import refuse_new, until_empty
+from gateway.sockets.listening import refuse_new, until_empty
 from gateway.supervisor.child import Child
-from gateway.supervisor.process_table import Entry, start_of, write_table
+from gateway.supervisor.process_table import ProcessEntry, start_of, write_table
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec, Role, stop_groups
 from gateway.supervisor.watchdog import Watchdog
@@ -117,7 +117,7 @@ class Supervisor:
         self._record()
 
     def _record(self) -> None:
-        own = Entry(
+        own = ProcessEntry(
             role=Role.SUPERVISOR,
             region="",
             index=0,
@@ -255,9 +255,9 @@ def _signals(handlers: Mapping[Signals, Callable[[], None]]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _entry(child: Child) -> Entry:
+def _entry(child: Child) -> ProcessEntry:
     spec, pid = child.spec, child.pid or 0
-    return Entry(
+    return ProcessEntry(
         role=spec.role,
         region=spec.region,
         index=spec.index,

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.settings import Settings, environment
 from gateway.supervisor.listeners import free_port
-from gateway.supervisor.probes import HttpReady, ListenerReady, Spawned
+from gateway.supervisor.probes import HttpReady, ListenerReady, ProcessStarted
 from gateway.supervisor.spec import ProcessSpec, Role
 
 # `-P`: a folder called `gateway` where the operator happens to stand is not ours.
@@ -68,7 +68,7 @@ def worker_specs(
 
     One that runs `alone` is ready when it listens: what it needs is somebody else's to start.
     """
-    rest = Spawned() if alone else HttpReady(reachable(settings.host), settings.port)
+    rest = ProcessStarted() if alone else HttpReady(reachable(settings.host), settings.port)
     specs = []
     for index, listener in enumerate(listeners):
         siblings = tuple(other for other in listeners if other is not listener)
@@ -100,7 +100,11 @@ def admin_spec(
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
-    rest = Spawned() if alone else HttpReady(reachable(settings.admin_host), settings.admin_port)
+    rest = (
+        ProcessStarted()
+        if alone
+        else HttpReady(reachable(settings.admin_host), settings.admin_port)
+    )
     address = f"http://{settings.admin_host}:{settings.admin_port}"
     probe = ListenerReady(listener, rest)
     return _own(Role.ADMIN, "run-admin", own, listener=listener, address=address, probe=probe)
@@ -147,7 +151,7 @@ def _own(
         listener=listener,
         siblings=siblings,
         address=address,
-        probe=probe or Spawned(),
+        probe=probe or ProcessStarted(),
         stop_within=settings.drain + _BEYOND_DRAIN,
         replace_within=settings.shutdown_delay + settings.drain + _BEYOND_DRAIN,
         heartbeat_variable="SLUICEGATE_HEARTBEAT_FD",

@@ -18,7 +18,7 @@ from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.placement import write_placement
-from gateway.supervisor.plan import Plan, UpOptions, plan_up
+from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up
 from gateway.supervisor.reload import reloader
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
@@ -100,7 +100,7 @@ class _Up:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ProcessPlan,
         keys: Credentials,
         spawner: Spawner,
         tell: Callable[[str], None],
@@ -144,7 +144,7 @@ class _Up:
     async def _start_backends(self) -> list[Child]:
         demo, own = self._plan.demo_models, self._plan.models
         if demo is not None:
-            command = (*topology.PYTHON, "backends.demo", "--output", str(demo))
+            command = (*topology.PYTHON, "backends.model_tools.demo", "--output", str(demo))
             await self._spawner.run_step("demo-models", command, environment={}, tell=self._tell)
             if demo != own:
                 for name in sorted(_model_names(demo) & _model_names(own)):

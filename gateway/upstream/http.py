@@ -25,7 +25,7 @@ from backends.protocol import (
 )
 from gateway.config.document import RoutingEntry
 from gateway.errors import Overloaded
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from gateway.upstream.shared_call import SharedCall

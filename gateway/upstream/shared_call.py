@@ -15,7 +15,7 @@ MAX_BYTES = 256 * 1024
 _LONG = 0.01
 
 
-class Part:
+class CallShare:
     """What one caller has in a call: the items from `start` on. `outcome` ends when it has all."""
 
     def __init__(self, *, start: int, items: int, receive: Receive, deadline: float) -> None:
@@ -54,8 +54,8 @@ class SharedCall:
     def __init__(self, like: Call) -> None:
         self._like = like
         self._items: list[CallItem] = []
-        self._owners: list[Part] = []
-        self._parts: list[Part] = []
+        self._owners: list[CallShare] = []
+        self._parts: list[CallShare] = []
         self._bytes = 0
         self._begun = asyncio.get_running_loop().time()
         self._waiting = 0
@@ -95,9 +95,9 @@ class SharedCall:
         size = _size(call)
         return len(self._items) + len(call.items) <= MAX_ITEMS and self._bytes + size <= MAX_BYTES
 
-    def join(self, call: Call, receive: Receive, *, deadline: float, patience: float) -> Part:
+    def join(self, call: Call, receive: Receive, *, deadline: float, patience: float) -> CallShare:
         """Take the items of `call` along."""
-        part = Part(
+        part = CallShare(
             start=len(self._items), items=len(call.items), receive=receive, deadline=deadline
         )
         part.outcome.add_done_callback(self._ended)

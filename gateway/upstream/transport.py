@@ -15,7 +15,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
+from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
 from gateway.upstream.connecting import Connector
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 

@@ -14,12 +14,12 @@ from redis.exceptions import RedisError
 
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.group import Entry, GroupReader, consumer_name
+from gateway.workers.backoff import StoppableBackoff, pause
+from gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from gateway.workers.intake import Intake, Taken
-from gateway.workers.patience import Backoff, pause
 from gateway.workers.stream import BILLING
 from gateway.workers.usage_rollup import UsageRollup
 
@@ -67,7 +67,7 @@ class Billing:
         self._drain = drain
         self._clock = clock
         self._report = report
-        self._backoff = Backoff()
+        self._backoff = StoppableBackoff()
         self._lag = 0.0
         self._counts = dict.fromkeys(("events", "duplicates", "dead", "lost"), 0)
 
@@ -105,7 +105,7 @@ class Billing:
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
         return bool(entries)
 
-    async def _take(self, entries: Sequence[Entry]) -> None:
+    async def _take(self, entries: Sequence[StreamEntry]) -> None:
         try:
             taken = await asyncio.to_thread(self._intake.take, entries)
         except DependencyUnavailable:

@@ -11,10 +11,10 @@ from redis.exceptions import RedisError, ResponseError
 
 from gateway.events.block import STREAM
 from gateway.settings import Settings
-from gateway.workers.patience import BatchSize
+from gateway.workers.backoff import BatchSize
 
 
-class Entry(NamedTuple):
+class StreamEntry(NamedTuple):
     """An entry of the stream."""
 
     id: bytes
@@ -53,7 +53,7 @@ class GroupReader:
         self._claim_at = 0.0
         self._own: bytes | None = b"0"
 
-    async def read(self, *, wait: float) -> list[Entry]:
+    async def read(self, *, wait: float) -> list[StreamEntry]:
         """Return entries to process, none if there are none within `wait` seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
@@ -63,7 +63,7 @@ class GroupReader:
             await asyncio.sleep(left)
         return entries
 
-    async def _read_group(self, wait: float) -> list[Entry]:
+    async def _read_group(self, wait: float) -> list[StreamEntry]:
         """Read, and make the group where there is none."""
         try:
             return await self._read(wait)
@@ -77,7 +77,7 @@ class GroupReader:
             self.again()
             raise
 
-    async def acknowledge(self, entries: Sequence[Entry]) -> None:
+    async def acknowledge(self, entries: Sequence[StreamEntry]) -> None:
         """Say that `entries` need not be given to anybody again."""
         try:
             await self._redis.xack(STREAM, self._group, *(entry.id for entry in entries))
@@ -95,7 +95,7 @@ class GroupReader:
         self._count.failed()
         self.again()
 
-    async def _read(self, wait: float) -> list[Entry]:
+    async def _read(self, wait: float) -> list[StreamEntry]:
         is_due = self._clock() >= self._claim_at
         if is_due and self._own is None:
             # A command of a connection that was given up may have run since, and taken entries.
@@ -112,13 +112,13 @@ class GroupReader:
             self._claim_at = self._clock() + self._claim_after / 3
         return await self._ask(b">", max(1, int(wait * 1000)))
 
-    async def _ask(self, start: bytes, block: int | None) -> list[Entry]:
+    async def _ask(self, start: bytes, block: int | None) -> list[StreamEntry]:
         reply: Any = await self._redis.xreadgroup(
             self._group, self._consumer, {STREAM: start}, count=self._count.now, block=block
         )
         return _entries(reply)
 
-    async def _claim(self) -> list[Entry]:
+    async def _claim(self) -> list[StreamEntry]:
         reply: Any = await self._redis.xautoclaim(
             STREAM,
             self._group,
@@ -126,9 +126,9 @@ class GroupReader:
             min_idle_time=int(self._claim_after * 1000),
             count=self._count.now,
         )
-        return await self._present([Entry(i, f or {}) for i, f in reply[1]])
+        return await self._present([StreamEntry(i, f or {}) for i, f in reply[1]])
 
-    async def _present(self, entries: list[Entry]) -> list[Entry]:
+    async def _present(self, entries: list[StreamEntry]) -> list[StreamEntry]:
         """Acknowledge the entries that are no longer in the stream; return the others."""
         gone = [entry for entry in entries if not entry.fields]
         if gone:
@@ -143,11 +143,11 @@ class GroupReader:
                 raise
 
 
-def _entries(reply: Any) -> list[Entry]:
+def _entries(reply: Any) -> list[StreamEntry]:
     """Take the entries of the one stream out of a reply, in either version of the protocol."""
     if not reply:
         return []
     found = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
     if found and isinstance(found[0], list):
         found = found[0]
-    return [Entry(entry_id, fields or {}) for entry_id, fields in found]
+    return [StreamEntry(entry_id, fields or {}) for entry_id, fields in found]

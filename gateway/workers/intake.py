@@ -8,7 +8,7 @@ from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.recording import UnrecordableBatch
 from gateway.ledger.types import Batch, Recorded
-from gateway.workers.group import Entry
+from gateway.workers.group import StreamEntry
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Intake:
         self._ledger = ledger
         self._unpacker = Unpacker()
 
-    def take(self, entries: Sequence[Entry]) -> Taken:
+    def take(self, entries: Sequence[StreamEntry]) -> Taken:
         """Commit `entries`; once this returns, they may be acknowledged.
 
         Raises:

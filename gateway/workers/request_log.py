@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from gateway.events.block import MalformedBlock, Unpacker, from_fields
-from gateway.events.run import ids_of
-from gateway.redis_connection import connect
+from gateway.events.hit_run import ids_of
+from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import RequestEvent
-from gateway.workers.group import Entry, GroupReader, consumer_name
-from gateway.workers.patience import Backoff, pause
+from gateway.workers.backoff import StoppableBackoff, pause
+from gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from gateway.workers.rotating_file import RotatingFile
 
 GROUP: Final = "request-log"
@@ -58,7 +58,7 @@ class RequestLog:
         self._report = report
         self._unpacker = Unpacker()
         self._written: deque[bytes] = deque(maxlen=_REMEMBERED)
-        self._backoff = Backoff()
+        self._backoff = StoppableBackoff()
         self._lines = 0
         self._dropped = 0
 
@@ -92,7 +92,7 @@ class RequestLog:
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
         return bool(entries)
 
-    async def _take(self, entries: Sequence[Entry]) -> None:
+    async def _take(self, entries: Sequence[StreamEntry]) -> None:
         """Write `entries` but those that are written and were not acknowledged."""
         new = [entry for entry in entries if entry.id not in self._written]
         if new:
@@ -100,7 +100,7 @@ class RequestLog:
             self._written.extend(entry.id for entry in new)
         await self._group.acknowledge(entries)
 
-    def _write(self, entries: Sequence[Entry]) -> None:
+    def _write(self, entries: Sequence[StreamEntry]) -> None:
         events = [event for entry in entries for event in self._events(entry)]
         count = sum(event.count for event in events)
         try:
@@ -111,7 +111,7 @@ class RequestLog:
             return
         self._lines += count
 
-    def _events(self, entry: Entry) -> list[RequestEvent]:
+    def _events(self, entry: StreamEntry) -> list[RequestEvent]:
         try:
             return self._unpacker.events(from_fields(entry.fields))
         except MalformedBlock:

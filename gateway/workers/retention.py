@@ -25,14 +25,14 @@ class Disk(NamedTuple):
     size: int
 
 
-class KeptLog(NamedTuple):
+class RetainedLog(NamedTuple):
     """A log, and up to where the ledger has it."""
 
     reader: LogReader
     mark: CommittedMark
 
 
-class KeptStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept, and how many segments were deleted since the start."""
 
     segments: int
@@ -72,7 +72,7 @@ class SegmentRetention:
         self._deleted = 0
         self._kept: list[_Segment] = []
 
-    def committed(self, log: KeptLog, mark: int) -> None:
+    def committed(self, log: RetainedLog, mark: int) -> None:
         """Learn that the ledger has `log` up to `mark`; its segments are kept from now on."""
         if mark != log.mark.value:
             before = set(log.reader.committed_segments(log.mark.value))
@@ -90,7 +90,7 @@ class SegmentRetention:
         with contextlib.suppress(OSError):
             os.utime(path, (now, now))
 
-    def expire(self, logs: Iterable[KeptLog]) -> None:
+    def expire(self, logs: Iterable[RetainedLog]) -> None:
         """Delete what need not, or cannot, be kept."""
         self._kept = sorted(segment for log in logs for segment in _segments(log))
         disk = self._disk(self._directory)
@@ -107,9 +107,9 @@ class SegmentRetention:
                 left.append(segment)
         self._kept = left
 
-    def statistics(self) -> KeptStatistics:
+    def statistics(self) -> RetentionStatistics:
         """Return what there is."""
-        return KeptStatistics(
+        return RetentionStatistics(
             segments=len(self._kept),
             size_bytes=sum(segment.size for segment in self._kept),
             deleted=self._deleted,
@@ -125,7 +125,7 @@ def disk_of(directory: Path) -> Disk:
     return Disk(free=found.f_bavail * found.f_frsize, size=found.f_blocks * found.f_frsize)
 
 
-def _segments(log: KeptLog) -> Iterable[_Segment]:
+def _segments(log: RetainedLog) -> Iterable[_Segment]:
     """Yield the committed segments of a log; none counts as younger than those that follow it."""
     committed = math.inf
     for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):

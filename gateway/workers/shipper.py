@@ -16,13 +16,13 @@ from gateway.events.block import gap, pack
 from gateway.events.committed import CommittedMark
 from gateway.events.reader import LogReader, UnreadableLog, list_logs
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.workers.backoff import StoppableBackoff, pause
 from gateway.workers.file_lock import FileLock
-from gateway.workers.patience import Backoff, pause
-from gateway.workers.retention import KeptLog, SegmentRetention
-from gateway.workers.stream import EventStream, Outcome
+from gateway.workers.retention import RetainedLog, SegmentRetention
+from gateway.workers.stream import AppendOutcome, EventStream
 
 LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
@@ -108,7 +108,7 @@ class Shipper:
         self._tails: dict[str, _Tail] = {}
         self._unreadable: set[str] = set()
         self._troubled: set[str] = set()
-        self._backoff = Backoff()
+        self._backoff = StoppableBackoff()
         self._check_at = 0.0
         self._counts = dict.fromkeys(("events", "blocks", "rewinds", "lost", "dropped"), 0)
         self._unconsumed = 0
@@ -191,13 +191,13 @@ class Shipper:
         else:
             block = pack(reader.id, run.first, run.payloads)
         reply = await self._stream.ship(block, known=tail.known)
-        self._full = reply.outcome is Outcome.FULL
-        if reply.outcome is Outcome.MOVED:
+        self._full = reply.outcome is AppendOutcome.FULL
+        if reply.outcome is AppendOutcome.MOVED:
             tail.placed = False
         if self._full:
             self._check_at = 0.0
-        if reply.outcome is not Outcome.SHIPPED:
-            return reply.outcome is Outcome.MOVED
+        if reply.outcome is not AppendOutcome.SHIPPED:
+            return reply.outcome is AppendOutcome.MOVED
         tail.known = block.last
         if missing:
             reader.sequence = block.last
@@ -233,7 +233,7 @@ class Shipper:
         marks = await self._committed(list(tails))
         for log_id, mark in marks.items():
             self._compare(tails[log_id], mark, known[log_id], is_empty=trimmed.left == 0)
-        self._retention.expire([KeptLog(t.reader, t.mark) for t in tails.values()])
+        self._retention.expire([RetainedLog(t.reader, t.mark) for t in tails.values()])
         for log_id, mark in marks.items():
             tail = tails[log_id]
             reader = tail.reader
@@ -249,7 +249,7 @@ class Shipper:
             self._rewind(tail, mark, known, "the ledger has gone back: it lacks events that it had")
         elif tail.reader.sequence > mark and (is_empty or known != tail.known):
             self._rewind(tail, mark, known, "the stream has lost events")
-        self._retention.committed(KeptLog(tail.reader, tail.mark), mark)
+        self._retention.committed(RetainedLog(tail.reader, tail.mark), mark)
 
     def _rewind(self, tail: _Tail, mark: int, known: int | None, reason: str) -> None:
         self._note_rewind(reason)

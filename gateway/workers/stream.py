@@ -23,7 +23,7 @@ return {'shipped', ARGV[4]}
 """
 
 
-class Outcome(Enum):
+class AppendOutcome(Enum):
     """What became of a block."""
 
     SHIPPED = auto()
@@ -32,14 +32,14 @@ class Outcome(Enum):
     FULL = auto()
 
 
-class Reply(NamedTuple):
+class StreamReply(NamedTuple):
     """What became of a block, and the last sequence number of its log in the stream."""
 
-    outcome: Outcome
+    outcome: AppendOutcome
     known: int | None
 
 
-class Trimmed(NamedTuple):
+class StreamTrimmed(NamedTuple):
     """Blocks left in the stream, and those taken from groups that had not read them."""
 
     left: int
@@ -58,12 +58,12 @@ class EventStream:
         self._max_blocks = max_blocks
         self._script = redis.register_script(_SHIP)
 
-    async def ship(self, block: Block, *, known: int | None) -> Reply:
+    async def ship(self, block: Block, *, known: int | None) -> StreamReply:
         """Append `block`, if the last of its log in the stream is `known`."""
         expected = "" if known is None else known
         arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
         word, value = await self._script(keys=[STREAM, SHIPPED], args=arguments)
-        return Reply(Outcome[word.decode().upper()], int(value) if value else None)
+        return StreamReply(AppendOutcome[word.decode().upper()], int(value) if value else None)
 
     async def known(self, log_ids: list[str]) -> dict[str, int | None]:
         """Return, per log, the last sequence number that was put into the stream."""
@@ -76,17 +76,17 @@ class EventStream:
         """Forget a log that is in the ledger wholly."""
         await self._redis.hdel(SHIPPED, log_id)
 
-    async def trim(self) -> Trimmed:
+    async def trim(self) -> StreamTrimmed:
         """Delete what every group is done with."""
         done = await self._done()
         if BILLING not in done:
-            return Trimmed(left=await self._redis.xlen(STREAM), dropped=0)
+            return StreamTrimmed(left=await self._redis.xlen(STREAM), dropped=0)
         await self._delete_before(min(done.values()))
         left = await self._redis.xlen(STREAM)
         if left < self._max_blocks // 2:
-            return Trimmed(left=left, dropped=0)
+            return StreamTrimmed(left=left, dropped=0)
         dropped = await self._delete_before(done[BILLING])
-        return Trimmed(left=left - dropped, dropped=dropped)
+        return StreamTrimmed(left=left - dropped, dropped=dropped)
 
     async def _done(self) -> dict[str, tuple[int, int]]:
         """Return, per group, the id before which it has acknowledged everything."""

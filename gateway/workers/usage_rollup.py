@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gateway.errors import GatewayError
-from gateway.workers.patience import Backoff, BatchSize, pause
+from gateway.workers.backoff import BatchSize, StoppableBackoff, pause
 
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
@@ -60,7 +60,7 @@ class UsageRollup:
         self._rest = rest
         self._clock = clock
         self._report = report
-        self._backoff = Backoff(longest=every)
+        self._backoff = StoppableBackoff(longest=every)
         self._rows = 0
         self._limit = BatchSize(_ROWS)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import httpx
 
-from gateway.events.run import ids_from
+from gateway.events.hit_run import ids_from
 from loadtests.arena import judging, topology
 from loadtests.arena.cases import Case
 from loadtests.arena.faults import FAULTS, Fault

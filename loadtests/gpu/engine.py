@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from backends.admission.admit import admit_unmeasured
-from backends.api.loading import Loaded, Tools, load_engine
 from backends.batching.shared import Caller
 from backends.executors.opening import executor_opener
+from backends.qualification.admit import admit_unmeasured
 from backends.repository.catalogue import read_catalogue
+from backends.serving.loading import Loaded, Tools, load_engine
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NoTracing
 from loadtests.gpu.device import Busy

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.executors.buckets import Shape
-from backends.graphs.bert import build_bert
-from backends.graphs.form import GraphForm
-from backends.graphs.weights import seeded_weights
+from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.weights import seeded_weights
 from loadtests.gpu.plan import MAIN, Candidate, Options
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

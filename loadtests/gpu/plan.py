@@ -9,8 +9,8 @@ import msgspec
 
 from backends.executors.buckets import Shape
 from backends.executors.provider import DeviceOptions
-from backends.graphs.form import GraphForm
-from backends.graphs.shapes import PRESETS, BertShape
+from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
 
 Section = Literal["check", "ceiling", "floor", "engine", "http", "peer"]

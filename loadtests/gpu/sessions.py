@@ -17,7 +17,7 @@ from backends.executors.cuda import explain
 from backends.executors.graph import read_inputs
 from backends.executors.host_memory import host_memory
 from backends.executors.provider import DeviceOptions, open_session
-from backends.graphs.form import Precision
+from backends.model_tools.graphs.form import Precision
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, OutputKind
 from loadtests.gpu.device import Busy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gateway.tcp_keepalive import SHIPPED
+from gateway.sockets.tcp_keepalive import SHIPPED
 from loadtests.machine import this_machine
 from loadtests.partitions.cases import PAIRS, Direction, Pair
 from loadtests.partitions.judging import HEADING, line, troubles

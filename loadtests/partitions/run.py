@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import psycopg
 
-from gateway.tcp_keepalive import TcpKeepalive
+from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.chaos.load import Load
 from loadtests.chaos.models import Judge
 from loadtests.partitions.cases import Direction, Pair

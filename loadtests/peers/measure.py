@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import backend, calls
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.machine import this_machine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.machine import this_machine
 from loadtests.soak.run import Soaked, findings, soak
 

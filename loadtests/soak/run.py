@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.events.run import ids_from
+from gateway.events.hit_run import ids_from
 from loadtests.soak.changes import Changes
 from loadtests.soak.load import Keys, Load, kinds
 from loadtests.soak.sampling import Sample, Trend, sample, size_of, trend

@@ -10,7 +10,7 @@ from statistics import median
 
 import msgspec
 
-from backends.demo.build import build_demo_models
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.chaos.system import ChaosSystem
 from loadtests.machine import this_machine
 from loadtests.triton.fleet import (

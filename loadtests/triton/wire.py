@@ -12,7 +12,7 @@ import numpy as np
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
-from backends.open_inference.address import Upstream
+from backends.open_inference.address import RemoteModelServer
 from backends.open_inference.client import UpstreamClient
 from backends.open_inference.tensors import decode, encode
 from backends.types import OutputKind
@@ -65,7 +65,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_wire(triton: Triton, graph: Path, *, repeats: int) -> list[Cost]:
     """Measure batches in turns: JSON, raw, here; medians."""
-    client = UpstreamClient(Upstream(url=triton.url, model=ENCODER, timeout=_TIMEOUT))
+    client = UpstreamClient(RemoteModelServer(url=triton.url, model=ENCODER, timeout=_TIMEOUT))
     outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
     source = GraphSource(path=graph, outputs=outputs, dimensions=WIDTH, max_tokens=256)
     executor = OnnxExecutor(source, lanes=1, wide=False)

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
-from gateway.cache.entry import Found
+from gateway.cache.entry import CacheHit
 from gateway.cache.key import CacheKey
 from gateway.config.document import CacheEntry
 from tests.support.caching import cache_key, entry
@@ -20,7 +20,7 @@ TIERS = {
     "none": (False, False),
 }
 
-LookUp = Callable[[Sequence[CacheKey]], Awaitable[list[Found | None]]]
+LookUp = Callable[[Sequence[CacheKey]], Awaitable[list[CacheHit | None]]]
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def writes(request: pytest.FixtureRequest) -> int:
 def look_up(request: pytest.FixtureRequest, cache: Cache) -> LookUp:
     """Both ways to ask the cache under test."""
 
-    async def called_back(keys: Sequence[CacheKey]) -> list[Found | None]:
-        told: list[list[Found | None]] = []
+    async def called_back(keys: Sequence[CacheKey]) -> list[CacheHit | None]:
+        told: list[list[CacheHit | None]] = []
         cache.seek(keys, told.append)
         assert told == []
         await until(lambda: bool(told), what="told")

@@ -15,7 +15,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.provider import DeviceOptions
 from backends.executors.upstream import UpstreamExecutor
-from backends.open_inference.address import Upstream
+from backends.open_inference.address import RemoteModelServer
 from backends.settings import Provider
 from backends.types import FloatArray, IntArray, OutputKind
 from tests.support.backend_repository import DIMENSIONS, toy_graph
@@ -55,7 +55,7 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelEx
         yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), lanes=2)
     elif request.param.startswith("upstream"):
         with inference_server(toy_graph(), binary=request.param == "upstream") as server:
-            upstream = Upstream(url=server.url, model="remote", runs=2)
+            upstream = RemoteModelServer(url=server.url, model="remote", runs=2)
             yield UpstreamExecutor(source(tmp_path / "none", upstream=upstream), upstream)
     elif request.param == "cuda":
         if not GPU:

@@ -11,7 +11,7 @@ import pytest
 from gateway.rate_limit.base import Charge, Decision, RateLimiter
 from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.types import Rule
 from tests.support.limits import charge, rule
 from tests.support.waiting import until

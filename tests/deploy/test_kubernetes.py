@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from backends.settings import PREFIX as BACKEND_PREFIX, read_settings
 from gateway.cli.root import main
 from gateway.config.load import load_sources
-from gateway.config.sources import Source
+from gateway.config.sources import DocumentSource
 from gateway.settings import PREFIX, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def test_the_document_is_valid_and_finds_the_backends_by_their_headless_service(
     (port,) = service["spec"]["ports"]
     namespace = service["metadata"]["namespace"]
 
-    document = load_sources([Source(name=name, text=text) for name, text in config.items()])
+    document = load_sources([DocumentSource(name=name, text=text) for name, text in config.items()])
 
     (backend,) = [b for r in document.regions for p in r.pools for b in p.backends]
     assert backend.dns == f"backends.{namespace}.svc.cluster.local:{port['port']}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.events.run import ids_from
+from gateway.events.hit_run import ids_from
 from tests.support.system import System, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]

@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from gateway.rate_limit.base import Decision
 from gateway.rate_limit.bucket import period_ends
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.types import RegionalRule, Rule
 from tests.support.clock import Clock
 from tests.support.limits import Fleet, charge

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
-from gateway.cache.entry import Entry
+from gateway.cache.entry import CachedResult
 from gateway.cache.redis_tier import RedisTier
 from gateway.config.document import CacheEntry
-from gateway.redis_pipe import Command, RedisPipe
+from gateway.redis.pipeline import Command, RedisPipe
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.waiting import until
@@ -35,7 +35,7 @@ async def written(cache: Cache, count: int) -> None:
     await until(lambda: cache.statistics().remote.written == count, what="it is in Redis")
 
 
-def is_newer(found: Entry, _now: float) -> bool:
+def is_newer(found: CachedResult, _now: float) -> bool:
     return found.stored_at > NOW
 
 

@@ -12,7 +12,7 @@ from gateway.cache.build import build_cache
 from gateway.cache.configurable import ConfigurableCache
 from gateway.config.document import CacheEntry
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.api.calls import CallHandler, Door
+from backends.api.calls import CallAuthenticator, CallHandler
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import CALL_PATH, Done, Report, Task
 from backends.telemetry.spans import NoTracing
@@ -27,7 +27,7 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
     async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
         calls = CallHandler(
             engine=backend.engine,
-            door=Door(""),
+            door=CallAuthenticator(""),
             tracing=NoTracing(),
             clock=time.monotonic,
             max_body_bytes=10**6,

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.admin.publishing import Publisher, etag
-from gateway.config.sources import Source
+from gateway.config.sources import DocumentSource
 from gateway.errors import (
     ConfigurationError,
     Conflict,
@@ -19,7 +19,7 @@ from gateway.errors import (
     PreconditionFailed,
 )
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control, Published, Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.runtime import Runtime
@@ -321,7 +321,7 @@ async def test_a_purge_reaches_a_worker_that_refuses_the_document(
     redis: Redis, settings: Settings
 ) -> None:
     control = Control(redis)
-    unknown = Source(name="g.yaml", text="no_such_field: 1\n")
+    unknown = DocumentSource(name="g.yaml", text="no_such_field: 1\n")
     newer = Published(
         generation=1, origin=1, digest="d", sources=(unknown,), author="a", reason="", time=0.0
     )

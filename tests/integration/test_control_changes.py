@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.errors import DependencyUnavailable
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from tests.support.valkey import Valkey
 

@@ -9,9 +9,9 @@ import yaml
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from backends.demo.source import find_source
-from backends.graphs.shapes import BertShape
-from backends.graphs.weights import read_safetensors
+from backends.model_tools.demo.source import find_source
+from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.weights import read_safetensors
 from backends.pipelines.head import HeadWeights, read_head
 from backends.types import OutputKind
 from tests.support.bert_reference import reference_tokens

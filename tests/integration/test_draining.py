@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.draining import Draining
-from gateway.serving import listener_on, serve
+from gateway.http.draining import Draining
+from gateway.http.server import listener_on, serve
 from tests.support.waiting import eventually, until
 from tests.support.worker import Connection
 

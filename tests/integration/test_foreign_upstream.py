@@ -11,7 +11,7 @@ import pytest
 from backends.errors import ModelFailed, ModelProblem, UpstreamUnavailable
 from backends.executors.graph import GraphSource
 from backends.executors.upstream import UpstreamExecutor
-from backends.open_inference.address import Upstream
+from backends.open_inference.address import RemoteModelServer
 from backends.protocol import Done, Failed, Task
 from backends.repository.catalogue import read_catalogue
 from backends.types import FloatArray, OutputKind
@@ -53,7 +53,7 @@ def write_remote(root: Path, server: InferenceServer, **changes: object) -> Path
 
 
 def open_upstream(server: InferenceServer, **changes: object) -> UpstreamExecutor:
-    upstream = Upstream(url=server.url, model="remote", **changes)  # type: ignore[arg-type]
+    upstream = RemoteModelServer(url=server.url, model="remote", **changes)  # type: ignore[arg-type]
     source = GraphSource(path=Path(), outputs=OUTPUTS, dimensions=DIMENSIONS, max_tokens=32)
     return UpstreamExecutor(source, upstream)
 
@@ -266,7 +266,7 @@ def test_what_a_manifest_says_wrongly_is_named(
 
 
 def test_an_output_the_server_has_not_is_named(server: InferenceServer) -> None:
-    upstream = Upstream(url=server.url, model="remote")
+    upstream = RemoteModelServer(url=server.url, model="remote")
     outputs = {OutputKind.POOLED: "cls"}
 
     with pytest.raises(ModelProblem, match="no output `cls`; it has pooled, tokens"):

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from gateway.admin.serve import serve_admin
-from gateway.patience import Patience
+from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.settings import Settings
 from tests.support.admin import KEY as ADMIN_KEY
 from tests.support.stub_backend import StubBackend, answer, hang
@@ -48,7 +48,7 @@ async def worker(
 ) -> AsyncIterator[RunningWorker]:
     valkey_server.flush()  # tests before may have published a document
     folder = tmp_path_factory.mktemp("worker")
-    patience = Patience(connections=12)
+    patience = ConnectionTimeouts(connections=12)
     running = running_worker(
         folder, valkey_server.url, [stub], patience=patience, fast_lane=request.param
     )

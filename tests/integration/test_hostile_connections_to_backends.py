@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from backends.api.bounded import Waits
+from backends.api.bounded import ConnectionTimeouts
 from backends.app import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import STATE_PATH
@@ -35,7 +35,7 @@ async def port(
     executor = PacedExecutor(Gate(), dimensions=DIMENSIONS)
     async with running_backend(write_repository(folder / "models"), executor) as backend:
         with bind("127.0.0.1", 0) as listener:
-            waits = Waits(head=0.5, body=0.5, idle=0.5)
+            waits = ConnectionTimeouts(head=0.5, body=0.5, idle=0.5)
             server = BackendServer(backend.routes, waits=waits)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             yield listener.getsockname()[1]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from backends.errors import UpstreamUnavailable
-from backends.open_inference.address import Upstream
+from backends.open_inference.address import RemoteModelServer
 from backends.open_inference.client import Reply, UpstreamClient
 from backends.open_inference.tensors import decode
 
@@ -73,7 +73,7 @@ def wire() -> Iterator[Wire]:
 
 
 def client_of(wire: Wire) -> UpstreamClient:
-    return UpstreamClient(Upstream(url=wire.url, model="remote"))
+    return UpstreamClient(RemoteModelServer(url=wire.url, model="remote"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
-from backends.importing.convert import convert
+from backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.hub import running_hub
 

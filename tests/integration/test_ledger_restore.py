@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 from gateway.errors import DependencyUnavailable
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.workers.retention import Disk, SegmentRetention
 from gateway.workers.stream import BILLING
 from tests.support.backups import back_up

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from tests.support.delaying_proxy import DelayingProxy
 from tests.support.limits import charge, rule
 from tests.support.valkey import Valkey

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from gateway.ledger.ledger import Ledger
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.shares import RegionalShares
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.types import CONCURRENT, Rule
 from tests.support.clock import Clock
 from tests.support.ledgers import ledger_url

@@ -20,18 +20,18 @@ from typing_extensions import override
 from gateway.errors import DependencyUnavailable
 from gateway.events.block import STREAM
 from gateway.events.log import EventLog
-from gateway.redis_connection import connect
-from gateway.redis_pipe import RedisPipe
+from gateway.redis.client import connect
+from gateway.redis.pipeline import RedisPipe
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower
 from gateway.runtime.runtime import folder_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.tcp_keepalive import TcpKeepalive
+from gateway.sockets.tcp_keepalive import TcpKeepalive
 from gateway.upstream.transport import BackendTransport, locate
 from gateway.workers.group import GroupReader
 from gateway.workers.shipper import Shipper
-from gateway.workers.stream import EventStream, Outcome, Reply
+from gateway.workers.stream import AppendOutcome, EventStream, StreamReply
 from tests.support.events import make_event
 from tests.support.system import free_port
 from tests.support.valkey import Valkey
@@ -226,8 +226,8 @@ async def test_a_log_that_is_always_elsewhere_does_not_make_the_shipper_spin(
 ) -> None:
     class Elsewhere(EventStream):
         @override
-        async def ship(self, block: object, *, known: int | None) -> Reply:
-            return Reply(Outcome.MOVED, known)
+        async def ship(self, block: object, *, known: int | None) -> StreamReply:
+            return StreamReply(AppendOutcome.MOVED, known)
 
     class NoMarks:
         def high_water(self, log_ids: object) -> dict[str, int]:

@@ -8,12 +8,12 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.admin.publishing import Publisher
-from gateway.cache.redis_pipes import open_pipe
-from gateway.cache.redis_watch import RedisWatch
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.published import RecordedState
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
+from gateway.redis.connect import open_pipe
+from gateway.redis.health import RedisWatch
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.recovery import LedgerRecovery, Record

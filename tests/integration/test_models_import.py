@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
-from backends.importing.convert import convert
+from backends.model_tools.importing.convert import convert
 from backends.protocol import Task
 from tests.parity.checkpoints import FAMILIES, Checkpoint, Family, write_checkpoint
 from tests.support.backend_calls import running_backend

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.admission.tuned import RECORD, Tuned, write_tuned
 from backends.cli import main
 from backends.protocol import Done, Task
+from backends.qualification.tuned import RECORD, Tuned, write_tuned
 from backends.repository.catalogue import read_catalogue
 from tests.support.backend_calls import running_backend
 from tests.support.backend_repository import WORDS, write_repository

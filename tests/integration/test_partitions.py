@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tcp_keepalive import TcpKeepalive
+from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.partitions.cases import PAIRS, Direction, Pair
 from loadtests.partitions.judging import troubles
 from loadtests.partitions.namespaces import missing

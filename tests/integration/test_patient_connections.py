@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gateway.patience import Patience
-from gateway.serving import listener_on, serve
+from gateway.http.connection_timeouts import ConnectionTimeouts
+from gateway.http.server import listener_on, serve
 from tests.support.waiting import eventually
 from tests.support.worker import Connection
 
 pytestmark = pytest.mark.anyio
 _GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
-_PATIENCE = Patience(head=0.3, idle=1.0, connections=3)
+_PATIENCE = ConnectionTimeouts(head=0.3, idle=1.0, connections=3)
 _MORE_THAN_SOCKETS_HOLD = 32 * 1024 * 1024
 
 

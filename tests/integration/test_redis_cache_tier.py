@@ -8,14 +8,14 @@ from functools import partial
 import msgspec
 import pytest
 
-from gateway.cache.entry import Entry, Found, encode_entry
+from gateway.cache.entry import CachedResult, CacheHit, encode_entry
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
 from gateway.cache.result_cache import ResultCache
-from gateway.circuit_breaker import CircuitBreaker
-from gateway.redis_connection import connect
-from gateway.redis_pipe import RedisPipe
+from gateway.redis.circuit_breaker import CircuitBreaker
+from gateway.redis.client import connect
+from gateway.redis.pipeline import RedisPipe
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.delaying_proxy import DelayingProxy
@@ -46,7 +46,7 @@ def make_tier(
     )
 
 
-def is_current(found: Entry) -> bool:
+def is_current(found: CachedResult) -> bool:
     return True
 
 
@@ -172,7 +172,7 @@ async def test_a_damaged_value_costs_its_neighbours_nothing(valkey: str) -> None
 async def test_whoever_is_called_back_is_told_once_in_time_whatever_redis_does(
     own_valkey: Valkey,
 ) -> None:
-    told: list[list[Entry | None]] = []
+    told: list[list[CachedResult | None]] = []
     breaker = CircuitBreaker(failures=3)
     async with make_tier(own_valkey.url, timeout=0.05, breaker=breaker) as tier:
         tier.store(cache_key("a"), entry("A"), NOW)
@@ -195,13 +195,13 @@ async def test_whoever_is_called_back_is_told_once_in_time_whatever_redis_does(
 
 
 async def test_one_that_fails_when_it_is_called_back_harms_no_other(valkey: str) -> None:
-    told: list[list[Entry | None]] = []
+    told: list[list[CachedResult | None]] = []
     faults: list[str] = []
     loop = asyncio.get_running_loop()
     usual = loop.get_exception_handler()
     loop.set_exception_handler(lambda _, fault: faults.append(str(fault.get("exception"))))
 
-    def fail(entries: list[Entry | None]) -> None:
+    def fail(entries: list[CachedResult | None]) -> None:
         raise RuntimeError("a bug")
 
     async with make_tier(valkey) as tier:
@@ -218,7 +218,7 @@ async def test_one_that_fails_when_it_is_called_back_harms_no_other(valkey: str)
 
 
 async def test_whoever_waits_when_the_tier_is_left_is_told_once(own_valkey: Valkey) -> None:
-    told: list[list[Entry | None]] = []
+    told: list[list[CachedResult | None]] = []
     async with make_tier(own_valkey.url, timeout=5.0) as tier:
         await tier.fetch([cache_key("a")])
         own_valkey.pause()
@@ -340,7 +340,7 @@ async def test_lookups_cancelled_at_random_never_answer_for_another_key(
     assert proxy.connections <= 16
 
 
-def resolve(future: asyncio.Future[list[Found | None]], found: list[Found | None]) -> None:
+def resolve(future: asyncio.Future[list[CacheHit | None]], found: list[CacheHit | None]) -> None:
     """Tell whoever waits, unless it was cancelled."""
     if not future.done():
         future.set_result(found)
@@ -352,7 +352,7 @@ async def ask(cache: ResultCache, numbers: list[int]) -> bool:
     if len(numbers) % 2:
         found = await cache.lookup(keys)
     else:
-        told: asyncio.Future[list[Found | None]] = asyncio.get_running_loop().create_future()
+        told: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
         cache.seek(keys, partial(resolve, told))
         found = await told
     expected = [b"%d" % number if number % 2 == 0 else None for number in numbers]

@@ -10,8 +10,8 @@ from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
 from gateway.config.document import CacheEntry
 from gateway.errors import ConfigurationError
-from gateway.redis_connection import connect
-from gateway.redis_servers import read_servers
+from gateway.redis.client import connect
+from gateway.redis.url import read_servers
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.redis_deployments import (

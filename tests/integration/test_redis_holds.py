@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from gateway.rate_limit.base import Charge, Hold
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.types import Rule
 from tests.support.limits import Fleet, charge, most_over_the_limit, rule
 from tests.support.valkey import Valkey

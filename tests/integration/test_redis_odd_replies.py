@@ -8,12 +8,12 @@ from typing import Any
 import hiredis
 import pytest
 
-from gateway.cache.redis_cluster import ClusterPipe
-from gateway.cache.redis_pipes import open_pipe
-from gateway.cache.redis_sentinel import Sentinels
 from gateway.cache.redis_tier import RedisTier
-from gateway.redis_pipe import Command, Replies
-from gateway.redis_servers import read_servers
+from gateway.redis.cluster import ClusterPipe
+from gateway.redis.connect import open_pipe
+from gateway.redis.pipeline import Command, Replies
+from gateway.redis.sentinel import Sentinels
+from gateway.redis.url import read_servers
 from tests.support.caching import cache_key
 from tests.support.clock import Clock
 from tests.support.waiting import eventually

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.redis_pipe import RedisPipe, Replies
+from gateway.redis.pipeline import RedisPipe, Replies
 from tests.support.system import free_port
 from tests.support.valkey import Valkey
 from tests.support.waiting import until

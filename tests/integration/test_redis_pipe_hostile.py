@@ -6,7 +6,7 @@ from random import Random
 import hiredis
 import pytest
 
-from gateway.redis_pipe import RedisPipe
+from gateway.redis.pipeline import RedisPipe
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from redis.asyncio import Redis
 
-from gateway.circuit_breaker import CircuitBreaker
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis_connection import connect
+from gateway.redis.circuit_breaker import CircuitBreaker
+from gateway.redis.client import connect
 from gateway.types import CONCURRENT, Rule
 from tests.support.clock import Clock
 from tests.support.delaying_proxy import DelayingProxy

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from gateway.events.block import STREAM
 from gateway.events.log import EventLog
-from gateway.workers.group import Entry, GroupReader
+from gateway.workers.group import GroupReader, StreamEntry
 from gateway.workers.request_log import GROUP
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
@@ -25,7 +25,7 @@ class Unacknowledged(GroupReader):
     lost = 0
 
     @override
-    async def acknowledge(self, entries: Sequence[Entry]) -> None:
+    async def acknowledge(self, entries: Sequence[StreamEntry]) -> None:
         """Fail at first."""
         if not self.lost:
             self.lost += 1

@@ -15,7 +15,7 @@ from backends.algorithms.shadow import Mirror, Shadowed
 from backends.batching.shared import Caller
 from backends.errors import ModelFailed
 from backends.executors.dummy import DummyExecutor
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
 from backends.repository.serving import Shadow
@@ -149,7 +149,7 @@ class Told(Algorithm):
         return 1
 
     @override
-    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         self.items.append(item)
         if self._may is not None:
             await self._may.wait()
@@ -169,8 +169,8 @@ def make_mirror(*, busy: float = 0.0, **limits: Any) -> Mirror:
     return Mirror(clock=lambda: 0.0, busy_share=lambda: busy, **limits)
 
 
-def ask() -> Ask:
-    return Ask({}, Caller(scope="tenant", deadline=math.inf))
+def ask() -> AlgorithmContext:
+    return AlgorithmContext({}, Caller(scope="tenant", deadline=math.inf))
 
 
 def counted(mirror: Mirror) -> Mapping[str, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 import pytest
 
 from backends.listening import empty_queue
-from gateway.listening import refuse_new, until_empty
+from gateway.sockets.listening import refuse_new, until_empty
 from loadtests.partitions.namespaces import Network, missing
 from tests.support.waiting import until
 

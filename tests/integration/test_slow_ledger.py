@@ -9,7 +9,7 @@ from typing_extensions import override
 from gateway.errors import DependencyUnavailable
 from gateway.events.log import EventLog
 from gateway.workers.billing import Billing
-from gateway.workers.group import Entry, GroupReader
+from gateway.workers.group import GroupReader, StreamEntry
 from gateway.workers.intake import Intake, Taken
 from gateway.workers.stream import BILLING
 from tests.support.events import make_event
@@ -25,7 +25,7 @@ class SlowLedger(Intake):
     refused = 0
 
     @override
-    def take(self, entries: Sequence[Entry]) -> Taken:
+    def take(self, entries: Sequence[StreamEntry]) -> Taken:
         if len(entries) > 1:
             self.refused += 1
             raise DependencyUnavailable("a statement took too long")

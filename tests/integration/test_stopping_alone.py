@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.draining import Draining
+from gateway.http.draining import Draining
 from gateway.settings import process_environment
 from tests.support.stub_backend import StubBackend
 from tests.support.system import free_port

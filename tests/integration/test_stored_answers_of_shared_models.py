@@ -11,13 +11,13 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from backends.protocol import Task
-from gateway.cache.entry import Found, Validity
+from gateway.cache.entry import CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem
-from gateway.outcomes import LOST
-from gateway.redis_connection import connect
+from gateway.inference.claiming import ClaimingRunner
+from gateway.inference.outcomes import LOST
+from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
-from gateway.shared_work import SharedWork
 from gateway.types import ItemOutcome, RegionName, ServedModel, Source
 from tests.support.caching import cache_key
 from tests.support.inference_scene import INFO
@@ -50,7 +50,7 @@ class ClaimedByNobody:
 
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[Found | None]:
+    ) -> list[CacheHit | None]:
         """Find nothing."""
         return [None] * len(keys)
 
@@ -69,7 +69,7 @@ class ClaimedByAnother(ClaimedByNobody):
     @override
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[Found | None]:
+    ) -> list[CacheHit | None]:
         self.looked += 1
         return [None] * len(keys)
 
@@ -232,7 +232,7 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
     anyio_backend: str,
 ) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
-    shared = SharedWork(runner, cache=cache, lease=0.001)
+    shared = ClaimingRunner(runner, cache=cache, lease=0.001)
     deadline = asyncio.get_running_loop().time() + PATIENCE
 
     running = asyncio.create_task(
@@ -249,7 +249,7 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
 async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> None:
     cache, runner = ClaimedByAnother(), SlowRunner()
     runner.gate.set()
-    shared = SharedWork(runner, cache=cache, lease=0.25)
+    shared = ClaimingRunner(runner, cache=cache, lease=0.25)
     now = asyncio.get_running_loop().time()
 
     await shared.run(work_on("a"), deadline=now + 3.0, settle=lambda _index, _outcome: None)
@@ -259,7 +259,7 @@ async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> 
 
 async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = SharedWork(runner, cache=cache, lease=1e-9)
+    shared = ClaimingRunner(runner, cache=cache, lease=1e-9)
     loop = asyncio.get_running_loop()
 
     running = asyncio.create_task(
@@ -278,7 +278,7 @@ async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend
 
 async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = SharedWork(runner, cache=cache, lease=0.001)
+    shared = ClaimingRunner(runner, cache=cache, lease=0.001)
     work = work_on("a")
     deadline = asyncio.get_running_loop().time() + PATIENCE
     settled: list[tuple[int, ItemOutcome]] = []

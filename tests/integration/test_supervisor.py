@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import Spawned, ValkeyReady
+from gateway.supervisor.probes import ProcessStarted, ValkeyReady
 from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import Probe, ProcessSpec, Role
@@ -87,7 +87,7 @@ class Bench:
             name=role.value,
             role=role,
             argv=(sys.executable, "-c", script),
-            probe=probe or Spawned(),
+            probe=probe or ProcessStarted(),
             stop_within=stop_within,
             ready_within=ready_within,
         )

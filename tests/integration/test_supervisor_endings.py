@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import Spawned
+from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.process_table import read_table
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import Probe, ProcessSpec, Role
@@ -25,7 +25,7 @@ WAITS = "import signal; signal.sigwait({signal.SIGTERM})"
 GIVES_WAY = """
 import signal, time
 from pathlib import Path
-from gateway.priority import give_way
+from gateway.supervisor.priority import give_way
 group = Path("/proc/self/autogroup")
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 give_way()
@@ -100,7 +100,7 @@ async def test_a_process_that_gives_way_is_given_time_to_end(bench: Bench) -> No
 
 
 async def test_files_of_metrics_that_cannot_be_removed_end_nobody(bench: Bench) -> None:
-    await bench.start(WAITS, Spawned())
+    await bench.start(WAITS, ProcessStarted())
     first = bench.pid()
     # It takes no `unlink`, as nothing on a disk does that has become read-only.
     (bench.root / "metrics" / f"gauge_livesum_{first}.db").mkdir(parents=True)
@@ -111,7 +111,7 @@ async def test_files_of_metrics_that_cannot_be_removed_end_nobody(bench: Bench) 
 
 
 async def test_a_restart_that_finds_its_socket_closed_ends_nobody_else(bench: Bench) -> None:
-    await bench.start(WAITS, Spawned())
+    await bench.start(WAITS, ProcessStarted())
     with socket.socket() as listener:
         pass
     spec = ProcessSpec(

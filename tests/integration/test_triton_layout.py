@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.importing.convert import convert
+from backends.model_tools.importing.convert import convert
 from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import ClassifierManifest

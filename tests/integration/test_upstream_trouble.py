@@ -20,7 +20,7 @@ from backends.errors import (
 )
 from backends.executors.graph import GraphSource
 from backends.executors.upstream import UpstreamExecutor
-from backends.open_inference.address import Upstream
+from backends.open_inference.address import RemoteModelServer
 from backends.open_inference.client import UpstreamClient
 from backends.protocol import Done, Failed, Task
 from backends.types import FloatArray, OutputKind
@@ -41,7 +41,7 @@ def server() -> Iterator[InferenceServer]:
 
 
 def open_upstream(server: InferenceServer, *, token: str = "", **changes: Any) -> UpstreamExecutor:
-    upstream = Upstream(url=server.url, model="remote", **changes)
+    upstream = RemoteModelServer(url=server.url, model="remote", **changes)
     outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
     source = GraphSource(path=Path(), outputs=outputs, dimensions=DIMENSIONS, max_tokens=32)
     return UpstreamExecutor(source, upstream, token=token)
@@ -349,7 +349,7 @@ def test_only_a_row_to_blame_is_a_failed_model(server: InferenceServer) -> None:
 
 
 def test_connections_that_no_call_uses_are_probed_by_the_kernel(server: InferenceServer) -> None:
-    client = UpstreamClient(Upstream(url=server.url, model="remote"))
+    client = UpstreamClient(RemoteModelServer(url=server.url, model="remote"))
 
     client.metadata()
     (kept,) = client._idle

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.probes import Spawned
+from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 # A process whose event loop gives signs of life until the file `spin` (or `grow`) is there.
 LIVES = """
 import asyncio, os, pathlib, signal, sys
-from gateway.heartbeat import heartbeat
+from gateway.supervisor.heartbeat import heartbeat
 folder = pathlib.Path(sys.argv[1])
 
 async def main():
@@ -62,7 +62,7 @@ class Bench:
             name="gateway-0",
             role=Role.GATEWAY,
             argv=(sys.executable, "-c", LIVES, str(self.root)),
-            probe=Spawned(),
+            probe=ProcessStarted(),
             heartbeat_variable="HEARTBEAT",
             silent_within=silent_within,
             memory_bytes=memory_bytes,

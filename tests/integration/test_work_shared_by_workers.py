@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from backends.protocol import Call, Failed
-from gateway.cache.entry import Entry
-from gateway.redis_connection import connect
+from gateway.cache.entry import CachedResult
+from gateway.redis.client import connect
 from tests.support.stub_backend import Reply, StubBackend, answer, answer_when, hang
 from tests.support.valkey import Valkey
 from tests.support.waiting import eventually, until
@@ -224,7 +224,7 @@ def damaged(value: bytes) -> bytes:
 
 def expired(value: bytes) -> bytes:
     """Return an answer of a machine whose clock is behind."""
-    entry = msgspec.msgpack.decode(value[17:], type=Entry)
+    entry = msgspec.msgpack.decode(value[17:], type=CachedResult)
     past = msgspec.structs.replace(entry, expires_at=time.time() - 1.0)  # noqa: TID251 - stored
     return value[:17] + msgspec.msgpack.encode(past)
 

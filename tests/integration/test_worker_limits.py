@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.types import Rule
 from tests.support.stub_backend import StubBackend, answer_when

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.events.reader import LogReader, list_logs
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
 from gateway.types import RequestEvent
 from tests.support.stub_backend import StubBackend, answer_when, hang

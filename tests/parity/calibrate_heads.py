@@ -14,7 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from backends.executors.provider import DeviceOptions, open_session
-from backends.importing.convert import convert
+from backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import HEADS_FILE, Checkpoint, all_checkpoints, write_checkpoint
 from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, read_texts, searches
 

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.demo.source import find_source
-from backends.graphs.shapes import BertShape, weight_shapes
-from backends.graphs.weights import read_safetensors
+from backends.model_tools.demo.source import find_source
+from backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from backends.model_tools.graphs.weights import read_safetensors
 from tests.parity.texts import DATA
 
 Family = Literal["bert", "distilbert", "roberta", "deberta", "minilm"]

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.demo.source import find_source
-from backends.importing.convert import convert
+from backends.model_tools.demo.source import find_source
+from backends.model_tools.importing.convert import convert
 from backends.protocol import (
     Done,
     EntitiesParameters,

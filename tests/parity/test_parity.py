@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from backends.admission.admit import admit_unmeasured
 from backends.app import make_routes, open_backend
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.qualification.admit import admit_unmeasured
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer

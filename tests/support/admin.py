@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 
 from gateway.admin.app import build_admin
 from gateway.admin.publishing import Publisher
-from gateway.cache.redis_pipes import open_pipe
 from gateway.ledger.ledger import Ledger
+from gateway.redis.connect import open_pipe
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings

@@ -11,15 +11,15 @@ from litestar import Litestar
 from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
-from gateway.api.exchange import RequestIds
-from gateway.api.fast_lane import FastLane
+from gateway.api.fast_path.head_cache import RequestHeadCache
+from gateway.api.fast_path.hit_events import HitEventBatch
+from gateway.api.fast_path.protocol import FastPath
 from gateway.api.health import Readiness
-from gateway.api.inference import InferenceDoor
-from gateway.api.known_heads import KnownHeads
+from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import UsageLine
+from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
-from gateway.api.turn import Turn
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsEntry
@@ -111,14 +111,14 @@ class Api:
             loop_time=self.scene.loop_time,
             wall=lambda: 7,
         )
-        self.lane = FastLane(
+        self.lane = FastPath(
             rules=rules,
-            heads=KnownHeads(rules=rules, keys=self.keys, runtimes=self.runtimes),
+            heads=RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes),
             limiter=limiter,
             inference=self.scene.inference,
             runtimes=self.runtimes,
             ids=ids,
-            turn=Turn(
+            turn=HitEventBatch(
                 ids=ids,
                 events=self.events,
                 metrics=self.metrics,
@@ -126,7 +126,7 @@ class Api:
                 wall=lambda: 7,
             ),
         )
-        self.door = door = InferenceDoor(rules=rules, tracer=NullTracer())
+        self.door = door = InferenceHandler(rules=rules, tracer=NullTracer())
         return build_api(
             version="1.2.3",
             door=door,

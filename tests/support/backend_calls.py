@@ -8,9 +8,7 @@ from typing import Any
 
 import msgspec
 
-from backends.admission.admit import admit, admit_unmeasured
 from backends.api.asgi import Message
-from backends.api.reloading import Repository
 from backends.api.routes import Routes
 from backends.app import make_routes, open_backend
 from backends.batching.batcher import Batcher
@@ -35,6 +33,8 @@ from backends.protocol import (
     Report,
     Task,
 )
+from backends.qualification.admit import admit, admit_unmeasured
+from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing, Tracing
 

@@ -7,9 +7,9 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from backends.graphs.bert import build_bert
-from backends.graphs.shapes import BertShape
-from backends.graphs.weights import seeded_weights
+from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.weights import seeded_weights
 
 DIMENSIONS = 8
 WORDS = ("good", "bad", "film", "money", "card", "is", "the", "about", "this", "text", "paris")

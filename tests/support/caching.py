@@ -2,7 +2,7 @@
 
 from xxhash import xxh3_128_digest
 
-from gateway.cache.entry import Entry
+from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 
 
@@ -12,6 +12,8 @@ def cache_key(name: str | int) -> CacheKey:
     return CacheKey(address, address[::-1])
 
 
-def entry(text: str | int = "answer", *, at: float = 1_000.0, ttl: float = 3_600.0) -> Entry:
+def entry(text: str | int = "answer", *, at: float = 1_000.0, ttl: float = 3_600.0) -> CachedResult:
     """Return an entry whose payload is `text`."""
-    return Entry(payload=str(text).encode(), rows=1, tokens=7, stored_at=at, expires_at=at + ttl)
+    return CachedResult(
+        payload=str(text).encode(), rows=1, tokens=7, stored_at=at, expires_at=at + ttl
+    )

@@ -11,10 +11,10 @@ import uvicorn
 from typing_extensions import override
 from uvicorn.server import ServerState
 
-from gateway.api.fast_lane import FastLaneProtocol
-from gateway.api.shortcut import Shortcut
+from gateway.api.fast_path.protocol import FastPathProtocol
+from gateway.api.inference_router import InferenceRouter
 from gateway.config.document import LimitsEntry, RequestEntry
-from gateway.corked import CorkedProtocol
+from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.types import Rule
 from tests.support.api import KEY, NARROW_KEY, Api
 
@@ -90,10 +90,10 @@ class Door:
             limits=LimitsEntry(tenant=_RULES),
             request=RequestEntry(max_body_bytes=1_500, max_items=4),
         )
-        app = Shortcut(self.api.application, self.api.door)
-        protocol: Any = partial(CorkedProtocol, new_id=self.api.ids.new)
+        app = InferenceRouter(self.api.application, self.api.door)
+        protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)
         if fast:
-            protocol = partial(FastLaneProtocol, lane=self.api.lane, new_id=self.api.ids.new)
+            protocol = partial(FastPathProtocol, lane=self.api.lane, new_id=self.api.ids.new)
         self._config = uvicorn.Config(
             app, loop="none", http=protocol, ws="none", lifespan="off", log_config=None
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from backends.batching.shared import Caller
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Piece, Text
 
@@ -41,6 +41,6 @@ class FakeModel:
         raise NotImplementedError
 
 
-def asking(**models: FakeModel) -> Ask:
+def asking(**models: FakeModel) -> AlgorithmContext:
     """Return what asks these models for one item."""
-    return Ask(models, Caller(scope="tenant", deadline=math.inf))
+    return AlgorithmContext(models, Caller(scope="tenant", deadline=math.inf))

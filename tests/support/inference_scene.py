@@ -8,17 +8,17 @@ import msgspec
 from typing_extensions import override
 
 from backends.protocol import ClassifyParameters, ModelInfo, Task
-from gateway.cache.coalescing import Flights
-from gateway.cache.entry import Entry, Found, Validity
+from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.null import NullTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import Document, ModelEntry
 from gateway.dispatch.work import Work
-from gateway.inference import Inference
+from gateway.inference.coalescing import Flights
+from gateway.inference.inference import Inference
+from gateway.inference.last_answers import StaleAnswers
 from gateway.runtime.runtime import Runtime
-from gateway.stale import StaleAnswers
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
     Answer,
@@ -80,36 +80,36 @@ class DictCache:
 
     def __init__(self) -> None:
         self.has_memory = True
-        self.entries: dict[CacheKey, Entry] = {}
+        self.entries: dict[CacheKey, CachedResult] = {}
         self.before_lookup: Callable[[], None] = lambda: None
 
-    def peek(self, key: CacheKey, now: float) -> Entry | None:
+    def peek(self, key: CacheKey, now: float) -> CachedResult | None:
         """Return the entry unless it is too old."""
         entry = self.entries.get(key) if self.has_memory else None
         return entry if entry is not None and entry.expires_at > now else None
 
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[Found | None]:
+    ) -> list[CacheHit | None]:
         """Return the entries that are there, as if from Redis."""
         await asyncio.sleep(0)
         return self._found(keys)
 
-    def _found(self, keys: Sequence[CacheKey]) -> list[Found | None]:
+    def _found(self, keys: Sequence[CacheKey]) -> list[CacheHit | None]:
         entries = [self.entries.get(key) for key in keys]
         self.before_lookup()
-        return [Found(entry=entry, tier="redis") if entry else None for entry in entries]
+        return [CacheHit(entry=entry, tier="redis") if entry else None for entry in entries]
 
     def seek(
         self,
         keys: Sequence[CacheKey],
-        told: Callable[[list[Found | None]], object],
+        told: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
         asyncio.get_running_loop().call_soon(lambda: told(self._found(keys)))
 
-    def store(self, key: CacheKey, entry: Entry) -> None:
+    def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep the entry."""
         self.entries[key] = entry
 

@@ -5,11 +5,11 @@ from itertools import accumulate
 
 from redis.asyncio import Redis
 
-from gateway.circuit_breaker import CircuitBreaker
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.script import TAKE
 from gateway.rate_limit.shares import LimitShares
+from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.types import Rule
 from tests.support.clock import Clock
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader
 from gateway.workers.intake import Intake

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.app.worker import build_worker
 from gateway.auth.keys import hash_key
-from gateway.draining import Draining
+from gateway.http.connection_timeouts import ConnectionTimeouts
+from gateway.http.draining import Draining
+from gateway.http.server import listener_on, serve
 from gateway.ledger.ledger import Ledger
-from gateway.patience import Patience
-from gateway.serving import listener_on, serve
 from gateway.settings import Settings
 from gateway.types import Rule
 from gateway.upstream.resolving import Resolver
@@ -138,7 +138,7 @@ async def running_worker(
     resolver: Resolver | None = None,
     ledger_url: str = "",
     before: Callable[[], None] = lambda: None,
-    patience: Patience | None = None,
+    patience: ConnectionTimeouts | None = None,
     fast_lane: bool = True,
     draining: Draining | None = None,
     **document: Any,

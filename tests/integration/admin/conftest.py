@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings

@@ -9,11 +9,11 @@ from redis.asyncio import Redis
 
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.types import Asked, ShareReport
+from gateway.types import BucketDemand, ShareReport
 from tests.support.admin import KEY, client_of, refused
 
 pytestmark = pytest.mark.anyio
@@ -111,8 +111,8 @@ async def test_shares_of_limits_are_shown(admin: httpx.AsyncClient, ledger: Ledg
             worker=worker,
             seen=0,
             asked={
-                "rl:{acme}:t:minute": Asked(units=30),
-                "rl:{other}:t:minute": Asked(units=30),
+                "rl:{acme}:t:minute": BucketDemand(units=30),
+                "rl:{other}:t:minute": BucketDemand(units=30),
             },
         )
         ledger.shares.report(report, lease=30.0, longest=60.0)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from gateway.admin.serve import serve_admin
 from gateway.cli import main
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings
 from tests.support.admin import KEY

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config.sources import Source
+from gateway.config.sources import DocumentSource
 from gateway.runtime.control import Control, Published
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
@@ -122,7 +122,7 @@ async def test_a_document_that_this_version_cannot_read_is_replaced(
         generation=first + 1,
         origin=first + 1,
         digest="0" * 16,
-        sources=(Source(name="document.yaml", text=text),),
+        sources=(DocumentSource(name="document.yaml", text=text),),
         author="admin",
         reason="put",
         time=0.0,

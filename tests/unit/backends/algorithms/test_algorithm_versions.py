@@ -10,7 +10,7 @@ from backends.algorithms.classify import Classify
 from backends.algorithms.registry import combined_version, describe
 from backends.algorithms.reviewer import Reviewer
 from backends.algorithms.zero_shot import ZeroShot
-from backends.pipelines.ask import Ask
+from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
 from tests.support.backend_repository import write_repository
@@ -26,7 +26,7 @@ class Versioned(Algorithm):
         return self._version
 
     @override
-    async def run(self, item: Any, parameters: Any, ask: Ask) -> Any:
+    async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         raise NotImplementedError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.executors.cost import CostModel, Trial, fit, measure_cost
+from backends.executors.cost import CostModel, CostSample, fit, measure_cost
 from backends.types import IntArray
 from tests.support.clock import Clock
 
@@ -18,7 +18,7 @@ SHAPES = [(1, 4, 4), (1, 40, 40), (4, 8, 32), (8, 24, 96), (8, 16, 128), (4, 64,
 )
 def test_the_terms_of_a_device_are_found(true: CostModel) -> None:
     trials = [
-        Trial(
+        CostSample(
             rows=rows,
             longest=longest,
             tokens=tokens,
@@ -39,7 +39,9 @@ def test_the_terms_of_a_device_are_found(true: CostModel) -> None:
 def test_no_term_is_negative() -> None:
     """A device that gets quicker per token with size still costs something for each."""
     trials = [
-        Trial(rows=rows, longest=longest, tokens=tokens, seconds=1e-3 * (rows * longest) ** 0.5)
+        CostSample(
+            rows=rows, longest=longest, tokens=tokens, seconds=1e-3 * (rows * longest) ** 0.5
+        )
         for rows, longest, tokens in SHAPES
     ]
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from backends.batching.admission import Admission, Promise
-from backends.batching.caution import Caution
-from backends.batching.flows import INTERACTIVE
+from backends.batching.fair_queue import INTERACTIVE
+from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue, Taken
+from backends.batching.queue import RowQueue, TakenRows
 from backends.batching.row import Row, Ticket
 from backends.errors import Overloaded
 from backends.executors.cost import CostModel
@@ -74,11 +74,11 @@ class Simulation:
         self.chooser = random.Random(seed)
         self.queue = RowQueue(limits=BatchLimits(), cost=COST, clock=self.clock)
         self.meter = Meter(lanes=LANES, clock=self.clock)
-        self.caution = Caution()
+        self.caution = LatenessMargin()
         self.admission = Admission(
             name="simulated", queue=self.queue, meter=self.meter, caution=self.caution
         )
-        self.running: list[tuple[float, int, float, Taken]] = []
+        self.running: list[tuple[float, int, float, TakenRows]] = []
         self.owners: dict[int, tuple[Request, int]] = {}
         self.tickets: dict[int, Ticket] = {}
         self.finished = self.refused = self.failed = 0

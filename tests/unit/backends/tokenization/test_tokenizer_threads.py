@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typing_extensions import ParamSpec, TypeVar, override
 
-from backends.admission.admit import admit_unmeasured
-from backends.api.loading import Tools
-from backends.api.reloading import Repository
 from backends.app import make_routes
 from backends.errors import ExecutorDied, Overloaded
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Failed, Task
+from backends.qualification.admit import admit_unmeasured
+from backends.serving.loading import Tools
+from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer

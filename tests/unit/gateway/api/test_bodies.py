@@ -12,8 +12,8 @@ import pytest
 
 from backends.protocol import Task
 from gateway.api.bodies import BodyReader
-from gateway.api.exchange import Exchange
 from gateway.api.json_bounds import check_json
+from gateway.api.request_state import RequestState
 from gateway.api.unreadable import name_unreadable
 from gateway.config.document import Document
 from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
@@ -25,9 +25,9 @@ _SIZE = 8 * 1024 * 1024
 _MAX_VALUES = Document().request.max_values
 
 
-def exchange(task: Task) -> Exchange:
+def exchange(task: Task) -> RequestState:
     runtime = compile_runtime(Document(), 1, NO_EPOCHS)
-    return Exchange(RequestId("req_1"), task=task, runtime=runtime, started=0.0)
+    return RequestState(RequestId("req_1"), task=task, runtime=runtime, started=0.0)
 
 
 def refusal(task: Task, raw: bytes) -> str:

@@ -3,7 +3,14 @@
 import pytest
 from litestar.types import HTTPReceiveMessage, Message, Receive
 
-from gateway.api.http import ClientDisconnected, Reply, by_name, check_length, read_body, respond
+from gateway.api.http import (
+    ClientDisconnected,
+    HttpReply,
+    by_name,
+    check_length,
+    read_body,
+    respond,
+)
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +84,7 @@ async def test_an_answer_gives_its_length() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await respond(send, Reply(200, b"a: b\r\n", b"body"))
+    await respond(send, HttpReply(200, b"a: b\r\n", b"body"))
 
     start, body = sent
     assert start == {

@@ -9,7 +9,7 @@ from gateway.rate_limit.shares import RegionalShares, WholeLimits
 from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.types import Rule, Share, ShareReport, Shares
+from gateway.types import BucketShare, BucketShares, Rule, ShareReport
 from tests.support.clock import Clock
 from tests.support.waiting import until
 
@@ -27,12 +27,12 @@ class Store:
         self.left: list[str] = []
         self.is_away = False
 
-    def report(self, report: ShareReport, *, lease: float, longest: float) -> Shares:
+    def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
         if self.is_away:
             raise DependencyUnavailable("the store is away")
         self.reports.append(report)
-        share = Share(used=0.6, before=0.6, raised=0.0)
-        return Shares(
+        share = BucketShare(used=0.6, before=0.6, raised=0.0)
+        return BucketShares(
             now=1_000_000_000_000,
             lease=lease,
             regions=2,

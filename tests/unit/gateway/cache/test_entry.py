@@ -5,13 +5,13 @@ import random
 import msgspec
 import pytest
 
-from gateway.cache.entry import Entry, decode_entry, encode_entry, pack, unpack
+from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, unpack
 from gateway.cache.key import CacheKey
 from tests.support.caching import cache_key, entry
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
-    refusal = Entry(
+    refusal = CachedResult(
         payload=b"",
         status=422,
         code="too_long",

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.admin.operator_access import access_to, hold_access
 from gateway.cli import main
-from gateway.operator_access import access_to, hold_access
 from tests.support.certificates import Authority
 
 KEY = "kept-by-up-0123456789"

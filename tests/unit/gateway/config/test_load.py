@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.document import Document
 from gateway.config.load import digest, explain, load_folder, load_sources, load_text
-from gateway.config.sources import Source
+from gateway.config.sources import DocumentSource
 from gateway.errors import ConfigurationError
 
 BACKEND = '{id: eu-0, url: "http://127.0.0.1:9000"}'
@@ -290,7 +290,7 @@ def test_a_field_with_its_default_changes_no_digest() -> None:
 
 def test_the_digest_follows_the_meaning_and_not_the_writing() -> None:
     block = load_text("models:\n  b: {cache_ttl: 5}\n  a: {}\n")
-    flow = load_sources((Source(name="x", text="models: {a: {}, b: {cache_ttl: 5.0}}"),))
+    flow = load_sources((DocumentSource(name="x", text="models: {a: {}, b: {cache_ttl: 5.0}}"),))
 
     assert digest(block) == digest(flow)
     assert digest(block) != digest(load_text("models: {a: {}}"))

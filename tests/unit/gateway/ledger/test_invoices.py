@@ -12,15 +12,15 @@ from gateway.ledger.invoices import make_invoice, month_bounds
 from gateway.ledger.pricing import Price, starts_at
 from gateway.ledger.rendering import invoice_csv, invoice_json, usage_csv, usage_json
 from gateway.ledger.types import Units, UsageRow
-from gateway.ledger.usage import Priced
+from gateway.ledger.usage import PricedUsage
 
 CENT = 10_000_000
 
 
-def priced(hit: int, *, model: str = "m", currency: str = "EUR", price: int = CENT) -> Priced:
+def priced(hit: int, *, model: str = "m", currency: str = "EUR", price: int = CENT) -> PricedUsage:
     entry = PriceEntry(model=model, currency=currency, hit=price)
     units = Units(requests=hit, items=hit, hit=hit)
-    return Priced(
+    return PricedUsage(
         group=(), model=model, price=Price(entry=entry, since=starts_at(entry)), units=units
     )
 

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.rate_limit.work import Estimate, WorkRules, reserve
+from gateway.rate_limit.work import Estimate, WorkLimits, reserve
 from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.clock import Clock
 
@@ -30,10 +30,10 @@ async def test_what_a_model_s_limit_gave_goes_back_when_the_tenant_s_cannot_be_a
     limiter = _SilentForTenants(monotonic=Clock())
     principal = Principal(tenant=TenantId("a"), key=KeyId("k"))
     most = Estimate(items=1, rows=10, tokens=10)
-    both = WorkRules(tenant=(_TENANT,), model=(_MODEL,))
+    both = WorkLimits(tenant=(_TENANT,), model=(_MODEL,))
 
     with pytest.raises(TimeoutError):
         await reserve(limiter, both, principal, model="m", most=most)
 
-    again = await reserve(limiter, WorkRules(model=(_MODEL,)), principal, model="m", most=most)
+    again = await reserve(limiter, WorkLimits(model=(_MODEL,)), principal, model="m", most=most)
     assert again.refusal is None

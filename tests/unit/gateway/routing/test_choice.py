@@ -4,12 +4,12 @@ from collections import Counter
 from random import Random
 
 from backends.protocol import Report
-from gateway.routing.choice import Moment, choose, favourite
+from gateway.routing.choice import ChoiceContext, choose, favourite
 from gateway.routing.member import LEAST_SHARE, Member
 from tests.support.dispatching import endpoint
 
 NOW = 1000.0
-MOMENT = Moment(NOW, 5.0)
+MOMENT = ChoiceContext(NOW, 5.0)
 
 
 def members(count: int, *, weights: tuple[float, ...] = ()) -> list[Member]:

@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 
 from backends.protocol import Report
-from gateway.routing.choice import Moment
+from gateway.routing.choice import ChoiceContext
 from gateway.routing.member import Member
 from gateway.routing.regions import Tier, choose_tier
 from tests.support.dispatching import endpoint
@@ -30,9 +30,9 @@ def shares(*tiers: Tier) -> Counter[str]:
     random = Random(1)
     return Counter(
         str(
-            choose_tier(tiers, Moment(NOW, 5.0), random, spill_after=0.05, overflow_after=0.2)[
-                0
-            ].endpoint.backend
+            choose_tier(
+                tiers, ChoiceContext(NOW, 5.0), random, spill_after=0.05, overflow_after=0.2
+            )[0].endpoint.backend
         )
         for _ in range(1000)
     )

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from typing_extensions import override
 
-from gateway.redis_connection import connect
+from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.runtime.models import ModelsFollower
 

@@ -14,7 +14,7 @@ from gateway.supervisor.credentials import Credentials
 from gateway.supervisor.data_directory import DataDirectory, open_directory
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.placement import write_placement
-from gateway.supervisor.plan import Plan, UpOptions, plan_up
+from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.topology import backend_specs, reachable
 from gateway.supervisor.up import check_configuration, check_models
@@ -30,7 +30,7 @@ def directory(tmp_path: Path) -> Iterator[DataDirectory]:
 
 
 @pytest.fixture
-def plan(directory: DataDirectory) -> Iterator[Plan]:
+def plan(directory: DataDirectory) -> Iterator[ProcessPlan]:
     with socket.socket() as first, socket.socket() as second, socket.socket() as admin:
         yield plan_up(
             Settings(),
@@ -42,11 +42,13 @@ def plan(directory: DataDirectory) -> Iterator[Plan]:
         )
 
 
-def everybody(plan: Plan) -> list[ProcessSpec]:
+def everybody(plan: ProcessPlan) -> list[ProcessSpec]:
     return [*plan.valkeys, *plan.backends, *plan.others]
 
 
-def test_every_role_runs_once_but_a_backend_for_each_region_and_every_worker(plan: Plan) -> None:
+def test_every_role_runs_once_but_a_backend_for_each_region_and_every_worker(
+    plan: ProcessPlan,
+) -> None:
     roles = [spec.role for spec in everybody(plan)]
 
     assert sorted(set(roles)) == sorted(set(Role) - {Role.SUPERVISOR})
@@ -55,7 +57,7 @@ def test_every_role_runs_once_but_a_backend_for_each_region_and_every_worker(pla
     assert len({spec.name for spec in everybody(plan)}) == len(roles)
 
 
-def test_children_get_the_settings_of_the_plan(plan: Plan, directory: DataDirectory) -> None:
+def test_children_get_the_settings_of_the_plan(plan: ProcessPlan, directory: DataDirectory) -> None:
     workers = [spec for spec in plan.others if spec.role is Role.GATEWAY]
     loaded = [load_settings(spec.environment) for spec in workers]
 
@@ -67,20 +69,20 @@ def test_children_get_the_settings_of_the_plan(plan: Plan, directory: DataDirect
     assert loaded[0].cache_url == url(plan.valkeys[0])
 
 
-def test_only_the_admin_process_is_told_the_admin_key(plan: Plan) -> None:
+def test_only_the_admin_process_is_told_the_admin_key(plan: ProcessPlan) -> None:
     told = [spec.role for spec in everybody(plan) if KEYS.admin_key in spec.environment.values()]
 
     assert told == [Role.ADMIN]
 
 
-def test_no_key_is_on_a_command_line(plan: Plan) -> None:
+def test_no_key_is_on_a_command_line(plan: ProcessPlan) -> None:
     words = " ".join(word for spec in everybody(plan) for word in spec.argv)
 
     assert KEYS.admin_key not in words
     assert KEYS.demo_key not in words
 
 
-def test_the_placement_is_what_the_gateway_reads(plan: Plan, tmp_path: Path) -> None:
+def test_the_placement_is_what_the_gateway_reads(plan: ProcessPlan, tmp_path: Path) -> None:
     path = tmp_path / "placement.yaml"
 
     write_placement(path, plan.backends)
@@ -99,7 +101,7 @@ def test_backends_get_different_ports() -> None:
     assert len({spec.address for spec in specs}) == 4
 
 
-def test_a_valkey_url_survives_an_odd_path(plan: Plan) -> None:
+def test_a_valkey_url_survives_an_odd_path(plan: ProcessPlan) -> None:
     odd = msgspec.structs.replace(plan.valkeys[0], address="unix:/a b/100%/c.sock")
 
     assert url(odd) == "unix:///a%20b/100%25/c.sock?db=0"
@@ -134,7 +136,7 @@ def test_a_repository_of_the_users_gets_demo_models_beside_it_on_request_only(
 
 
 def test_without_a_repository_the_demo_models_are_served(
-    plan: Plan, directory: DataDirectory
+    plan: ProcessPlan, directory: DataDirectory
 ) -> None:
     assert plan.demo_models == plan.models == directory.root / "models"
     assert all("--more-models" not in spec.argv for spec in plan.backends)
@@ -162,7 +164,7 @@ def test_a_bound_on_memory_that_a_full_cache_would_break_is_refused(tmp_path: Pa
     check_configuration(Settings(config=tmp_path, memory_limit_bytes=0))
 
 
-def test_children_are_watched_and_workers_have_each_others_sockets(plan: Plan) -> None:
+def test_children_are_watched_and_workers_have_each_others_sockets(plan: ProcessPlan) -> None:
     first, second = (spec for spec in plan.others if spec.role is Role.GATEWAY)
 
     assert all(spec.is_heard and spec.silent_within >= 10.0 for spec in everybody(plan))

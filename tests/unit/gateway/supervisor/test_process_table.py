@@ -11,7 +11,7 @@ import pytest
 
 from gateway.supervisor.process_table import (
     FILE,
-    Entry,
+    ProcessEntry,
     end_leftovers,
     read_table,
     start_of,
@@ -28,8 +28,8 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         child.kill()
 
 
-def entry(pid: int, started: int) -> Entry:
-    return Entry(
+def entry(pid: int, started: int) -> ProcessEntry:
+    return ProcessEntry(
         role=Role.BACKEND, region="eu", index=0, pid=pid, address="http://h:1", started=started
     )
 

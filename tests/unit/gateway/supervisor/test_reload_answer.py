@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.supervisor.reload import Answer, describe
+from gateway.supervisor.reload import ReloadAnswer, describe
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ from gateway.supervisor.reload import Answer, describe
     ],
 )
 def test_an_answer_is_one_line(status: int, body: bytes, line: str) -> None:
-    assert describe(status, msgspec.json.decode(body, type=Answer)) == line
+    assert describe(status, msgspec.json.decode(body, type=ReloadAnswer)) == line

@@ -9,7 +9,7 @@ import pytest
 from gateway.events.block import Block, gap, pack
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Batch
-from gateway.workers.group import Entry
+from gateway.workers.group import StreamEntry
 from gateway.workers.intake import Intake, joined
 from tests.support.events import START, make_event
 from tests.support.ledgers import open_ledger
@@ -21,9 +21,9 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield opened
 
 
-def entry(block: Block) -> Entry:
+def entry(block: Block) -> StreamEntry:
     flat = [f if isinstance(f, bytes) else str(f).encode() for f in block.fields()]
-    return Entry(b"1-0", dict(zip(flat[::2], flat[1::2], strict=True)))
+    return StreamEntry(b"1-0", dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
 def block_of(first: int, count: int) -> Block:
@@ -67,7 +67,7 @@ def test_a_block_that_was_counted_before_is_not_counted_with_the_next(ledger: Le
 
 
 def test_an_entry_that_is_no_block_is_buried_beside_good_ones(ledger: Ledger) -> None:
-    strange = Entry(b"1-0", {b"hello": b"world"})
+    strange = StreamEntry(b"1-0", {b"hello": b"world"})
 
     taken = Intake(ledger).take([strange, entry(block_of(1, 2)), strange])
 

@@ -1,0 +1,85 @@
+"""A thread with an event loop of its own, for code that may block: it then blocks nobody else."""
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+_AGAIN = 1.0
+
+
+class EventLoopBlocked(BaseException):
+    """Raised inside code that held the loop after its time was over."""
+
+
+class EventLoopThread:
+    """Runs coroutines beside the caller's loop. It starts with the first of them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        # Done when the loop has turned since it was last asked to.
+        self._turned: Future[Any] = Future()
+        self._turned.set_result(None)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        """Run `work` there; cancelling the future cancels it."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            # A daemon: code that never returns must not keep the process from ending.
+            self._thread = threading.Thread(
+                target=_run, args=(self._loop,), name=self._name, daemon=True
+            )
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def free(self, patience: float) -> None:
+        """Interrupt what holds the loop for `patience` from now, if anything does.
+
+        Python code is interrupted between two of its instructions; a call that blocks outside of
+        Python (`time.sleep`) is when it returns.
+        """
+        if self._loop is None or not self._turned.done():
+            return
+        self._turned = self.start(asyncio.sleep(0))
+        self._watch(patience)
+
+    def _watch(self, patience: float) -> None:
+        # No timer of the caller's loop: that may end before the code does.
+        timer = threading.Timer(patience, self._interrupt)
+        timer.daemon = True
+        timer.start()
+
+    def _interrupt(self) -> None:
+        """Interrupt, and again after a while: foreign code may catch what it likes."""
+        if self._turned.done() or self._thread is None:
+            return
+        thread = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(EventLoopBlocked))
+        self._watch(_AGAIN)
+
+    def close(self) -> None:
+        """Stop the thread, if it can be stopped."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(_stop, loop)
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.call_soon(loop.stop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except EventLoopBlocked:
+            # It reached the loop itself: the code that held it had just returned.
+            continue
+        break
+    loop.close()

@@ -1,0 +1,96 @@
+"""Whose row leads the next batch: fair shares of time between flows, interactive before bulk.
+
+A flow is a lane and a scope (tenant). Each has a virtual clock that runs with the time spent on
+its rows; the flow whose clock is furthest behind goes next. A flow that was away starts at the
+others' time: absence earns nothing. Within a flow the row with the least time left comes first.
+"""
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+from typing import Final
+
+from backends.batching.row import Row
+
+FlowKey = tuple[str, str]
+INTERACTIVE: Final = "interactive"
+BULK: Final = "bulk"
+# How many times faster the clock of a bulk flow runs: the share it gets beside interactive ones.
+_BULK_PACE = 10.0
+
+
+class _Flow:
+    __slots__ = ("clock", "heap", "pace", "waiting", "work")
+
+    def __init__(self, clock: float, pace: float) -> None:
+        self.clock = clock
+        self.pace = pace
+        self.heap: list[tuple[float, int, Row]] = []
+        self.waiting = 0
+        self.work = 0.0
+
+
+class FairQueue:
+    """The waiting rows by flow. A row taken elsewhere is met and left out here."""
+
+    def __init__(self) -> None:
+        self._flows: dict[FlowKey, _Flow] = {}
+        self._arrivals = count()
+        self._now = 0.0
+
+    def add(self, row: Row) -> None:
+        """Let a row wait in its flow."""
+        flow = self._flows.get(row.flow)
+        if flow is None:
+            flow = self._flows[row.flow] = _Flow(self._now, _pace(row.flow))
+        heapq.heappush(flow.heap, (row.due, next(self._arrivals), row))
+        flow.waiting += 1
+        flow.work += row.work
+
+    def lead(self) -> Row | None:
+        """Return the row that leads the next batch; it stays until `left`."""
+        if not self._flows:
+            return None
+        flow = min(self._flows.values(), key=lambda flow: flow.clock)
+        self._now = max(self._now, flow.clock)
+        while flow.heap[0][2].taken:
+            heapq.heappop(flow.heap)
+        return flow.heap[0][2]
+
+    def left(self, row: Row, seconds: float) -> None:
+        """Note that a row is taken, and the time that is spent on it."""
+        flow = self._flows[row.flow]
+        flow.clock += seconds * flow.pace
+        flow.waiting -= 1
+        flow.work -= row.work
+        if not flow.waiting:
+            # What it used beyond its share is forgotten with it; it was alone or is patient.
+            del self._flows[row.flow]
+        elif len(flow.heap) > 2 * flow.waiting + 64:
+            flow.heap = [entry for entry in flow.heap if not entry[2].taken]
+            heapq.heapify(flow.heap)
+
+    def waiting(self, key: FlowKey) -> int:
+        """Return how many rows of a flow wait."""
+        flow = self._flows.get(key)
+        return flow.waiting if flow is not None else 0
+
+    def ahead(self, key: FlowKey, work: float) -> float:
+        """Return the work that is done before `work` more of a flow: its own, and fair shares."""
+        own = self._flows.get(key)
+        pace = own.pace if own is not None else _pace(key)
+        until = (work + (own.work if own is not None else 0.0)) * pace
+        return sum(min(flow.work, until / flow.pace) for flow in self._flows.values())
+
+    def rows(self) -> Iterator[Row]:
+        """Return all rows that wait."""
+        for flow in self._flows.values():
+            yield from (row for _, _, row in flow.heap if not row.taken)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._flows.clear()
+
+
+def _pace(key: FlowKey) -> float:
+    return _BULK_PACE if key[0] == BULK else 1.0

@@ -1,0 +1,59 @@
+"""When a server that says it is ready is no longer believed: by what became of its runs."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# A run that takes so many times as long as predicted, and a second at least, makes one doubt.
+_TIMES = 5.0
+_LEAST = 1.0
+
+
+class FailureDetector:
+    """Watches the runs of an executor, from any number of threads.
+
+    There is doubt after a run that failed, and while one takes far too long, until another is
+    answered.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        # When each run began, and how long none of its kind takes.
+        self._running: dict[int, tuple[float, float]] = {}
+        self._answered = clock()
+        self._failed = False
+
+    @contextmanager
+    def run(self, expected: float) -> Iterator[None]:
+        """Watch a run that should take `expected` seconds; one that raises has failed."""
+        with self._lock:
+            number = next(self._numbers)
+            self._running[number] = (self._clock(), max(_LEAST, _TIMES * expected))
+        answered = False
+        try:
+            yield
+            answered = True
+        finally:
+            with self._lock:
+                del self._running[number]
+                self._failed = not answered
+                if answered:
+                    self._answered = self._clock()
+
+    @property
+    def patience(self) -> float:
+        """The seconds to give a short run that stands behind those that are under way."""
+        with self._lock:
+            return max((patience for _, patience in self._running.values()), default=_LEAST)
+
+    def __bool__(self) -> bool:
+        """Whether there is doubt."""
+        with self._lock:
+            now = self._clock()
+            return self._failed or any(
+                now - max(started, self._answered) > patience
+                for started, patience in self._running.values()
+            )

@@ -1,0 +1,25 @@
+"""`python -m backends.model_tools.demo --output DIR`: builds the repository of demo models."""
+
+from pathlib import Path
+
+import click
+
+from backends.model_tools.demo.build import build_demo_models
+from backends.model_tools.demo.errors import DemoModelsError
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@click.option("--output", type=_FOLDER, required=True, help="The model repository to fill.")
+@click.option("--source", type=_FOLDER, help="Folder of the published weights.")
+def main(output: Path, source: Path | None) -> None:
+    """Build the demo models."""
+    try:
+        build_demo_models(output, click.echo, source=source)
+    except DemoModelsError as error:
+        raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

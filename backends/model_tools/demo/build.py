@@ -1,0 +1,175 @@
+"""Builds the repository of demo models: once, whole, and again only when something changed.
+
+A version of a model appears in the target by one rename, complete. The manifest is written last,
+so an interrupted build is seen and done again. Models of others in the target stay as they are,
+one of the same name, too: nothing is replaced that the build did not make.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from backends.model_tools.demo.authorship import is_own, sign
+from backends.model_tools.demo.errors import DemoModelsError
+from backends.model_tools.demo.source import FILES, check_source, find_source
+from backends.repository.staging import open_staging
+
+MANIFEST = ".complete.json"
+VERSION = "1"
+# Encoders, and how many of the published layers each keeps (`None`: all).
+ENCODERS: Mapping[str, int | None] = MappingProxyType({"minilm": None, "minilm-l2": 2})
+
+_PACKAGE = Path(__file__).parent
+_MODELS = _PACKAGE / "models"
+_HEADS = _PACKAGE / "heads"
+_GRAPHS = _PACKAGE.parent / "graphs"
+_STAGING = ".building-"
+_LOCK = ".lock"
+
+
+def build_demo_models(
+    target: Path, progress: Callable[[str], None], *, source: Path | None = None
+) -> None:
+    """Make `target` hold every demo model; returns at once when it does already.
+
+    A folder of the same name that somebody else made, or changed, is left as it is, and named.
+    `source` is the folder of the published weights, by default that of the installed package.
+
+    Raises:
+        DemoModelsError: the weights are missing or broken, or `target` cannot be written.
+    """
+    fingerprint = _fingerprint()
+    try:
+        left = _complete(target, fingerprint)
+        if left is None:
+            target.mkdir(parents=True, exist_ok=True)
+            with _sole_builder(target):
+                left = _complete(target, fingerprint)
+                if left is None:
+                    left = _build(target, fingerprint, progress, source)
+    except OSError as error:
+        raise DemoModelsError(f"cannot write the demo models to `{target}`: {error}") from error
+    for name in left:
+        progress(
+            f"`{target / name}` is not, or no longer, what this program wrote, and is left as it "
+            "is; the demo model of that name is not served"
+        )
+
+
+def _build(
+    target: Path, fingerprint: str, progress: Callable[[str], None], source: Path | None
+) -> list[str]:
+    """Build every model; return the names of those that have a folder of somebody else's."""
+    source = find_source() if source is None else source
+    progress("Checking the weights of the demo models")
+    check_source(source)
+    with open_staging(target, _STAGING) as staging:
+        progress("Building the demo models")
+        _stage(staging, source)
+        sizes = _sizes(staging)
+        left = [name for name in _names() if not _publish(staging, target, name)]
+        own = {path: size for path, size in sizes.items() if path.partition("/")[0] not in left}
+        manifest = {"fingerprint": fingerprint, "files": own, "left": left}
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        (staging / MANIFEST).replace(target / MANIFEST)
+    progress(f"Built {len(_names()) - len(left)} demo models in {target}")
+    return left
+
+
+def _stage(staging: Path, source: Path) -> None:
+    for folder in _models():
+        version = staging / folder.name / VERSION
+        shutil.copytree(folder, version)
+        head = _HEADS / f"{folder.name}.npz"
+        if head.exists():
+            shutil.copyfile(head, version / "head.npz")
+    try:
+        # Only building needs `onnx`: a start that finds the models complete does without.
+        from backends.model_tools.demo.encoder import write_encoder  # noqa: PLC0415
+    except ImportError as error:
+        raise DemoModelsError(
+            f"building the demo models needs the package `{error.name}`: install it with "
+            f"`pip install {error.name}`"
+        ) from error
+    for name, layers in ENCODERS.items():
+        write_encoder(source, staging / name / VERSION, layers=layers)
+    for name in _names():
+        sign(staging / name / VERSION)
+
+
+def _publish(staging: Path, target: Path, name: str) -> bool:
+    """Put a model into its place; `False` where that is taken by what the build did not make."""
+    built, version = staging / name / VERSION, target / name / VERSION
+    if version.exists():
+        if not is_own(version, built):
+            return False
+        version.rename(staging / f"replaced-{name}")
+    elif any(not path.name.startswith(".") for path in version.parent.glob("*")):
+        return False
+    version.parent.mkdir(exist_ok=True)
+    built.rename(version)
+    return True
+
+
+def _models() -> list[Path]:
+    return sorted(folder for folder in _MODELS.iterdir() if folder.is_dir())
+
+
+def _names() -> list[str]:
+    return [folder.name for folder in _models()]
+
+
+def _sizes(root: Path) -> dict[str, int]:
+    """Return the size of each file of the models; staging itself has one, which is hidden."""
+    return {
+        path.relative_to(root).as_posix(): path.stat().st_size
+        for name in _names()
+        for path in sorted((root / name).rglob("*"))
+        if path.is_file()
+    }
+
+
+def _complete(target: Path, fingerprint: str) -> list[str] | None:
+    """Return the names that are left to somebody else; `None` where something is to be built."""
+    try:
+        manifest = json.loads((target / MANIFEST).read_bytes())
+        left = [str(name) for name in manifest["left"]]
+        is_complete = (
+            manifest["fingerprint"] == fingerprint
+            and all((target / name).is_dir() for name in left)
+            and all(
+                (target / name).stat().st_size == size for name, size in manifest["files"].items()
+            )
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return left if is_complete else None
+
+
+def _fingerprint() -> str:
+    """Digest of all that shapes the models: the weights, the heads, and the code that builds."""
+    digest = hashlib.sha256(json.dumps(dict(FILES)).encode())
+    for root in (_MODELS, _HEADS, _PACKAGE, _GRAPHS):
+        pattern = "*.py" if root in {_PACKAGE, _GRAPHS} else "**/*"
+        for path in sorted(path for path in root.glob(pattern) if path.is_file()):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()}:{len(content)}:".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _sole_builder(target: Path) -> Iterator[None]:
+    """Wait until no other process builds in `target`; the lock ends with its process."""
+    descriptor = os.open(target / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

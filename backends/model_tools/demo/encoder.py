@@ -1,0 +1,39 @@
+"""Writes the demo encoder: published weights in, ONNX graph and plain tokenizer out."""
+
+import json
+from pathlib import Path
+
+from backends.model_tools.demo.errors import DemoModelsError
+from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.weights import WeightsError, read_safetensors
+
+
+def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:
+    """Write `model.onnx`, `tokenizer.json` and `config.json` of the model in `source`.
+
+    With `layers` only so many of its first layers are kept.
+
+    Raises:
+        DemoModelsError: the files are not those of a BERT encoder.
+    """
+    try:
+        config = json.loads((source / "config.json").read_bytes())
+        if layers is not None:
+            config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
+        shape = BertShape.from_config(config)
+        weights = read_safetensors(source / "model.safetensors")
+        model = build_bert(shape, weights, GraphForm(attention="gathered"))
+    except (WeightsError, ValueError, KeyError) as error:
+        raise DemoModelsError(f"`{source}` holds no usable BERT model: {error}") from error
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    _write_tokenizer(source / "tokenizer.json", folder / "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _write_tokenizer(source: Path, target: Path) -> None:
+    # The published file pads and cuts every text to 128 tokens; `max_tokens` decides here.
+    tokenizer = json.loads(source.read_bytes())
+    tokenizer |= {"truncation": None, "padding": None}
+    target.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

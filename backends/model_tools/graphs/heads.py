@@ -1,0 +1,154 @@
+"""Puts the head of a checkpoint, or a pooling, on top of an encoder's graph.
+
+Whatever the family: one vector a row (that of the first token) or one a token, maybe through a
+dense layer with its activation, then a product to as many logits as there are labels.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from backends.model_tools.graphs.bert import POOLED, TOKENS
+from backends.model_tools.graphs.parts import Parts
+from backends.model_tools.graphs.weights import Weights, WeightsError
+
+LOGITS = "logits"
+Purpose = Literal["text", "tokens", "choice"]
+Pooling = Literal["mean", "cls", "max"]
+
+_ARCHITECTURES: Mapping[str, Purpose] = {
+    "ForSequenceClassification": "text",
+    "ForTokenClassification": "tokens",
+    "ForMultipleChoice": "choice",
+}
+
+
+class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Which weights make a head: `dense` (with `activation`) where there is one, then `out`."""
+
+    out: str
+    dense: str | None = None
+    activation: Literal["Tanh", "Relu", "Gelu"] = "Tanh"
+    per_token: bool = False
+
+
+def find_head(config: Mapping[str, Any]) -> HeadShape | None:
+    """Return the head that `config.json` says a checkpoint has; `None` for a bare encoder.
+
+    Raises:
+        WeightsError: it has one that no graph computes.
+    """
+    names = config.get("architectures") or [""]
+    purpose = next((p for end, p in _ARCHITECTURES.items() if str(names[0]).endswith(end)), None)
+    if purpose is None:
+        if str(names[0]).endswith(("Model", "ForMaskedLM", "ForPreTraining")) or not names[0]:
+            return None
+        raise WeightsError(f"`architectures` is `{names[0]}`, a head that no graph computes")
+    if purpose == "tokens":
+        return HeadShape(out="classifier", per_token=True)
+    kind = config.get("model_type")
+    if kind == "distilbert":
+        return HeadShape(dense="pre_classifier", activation="Relu", out="classifier")
+    if kind in {"roberta", "xlm-roberta"} and purpose == "text":
+        return HeadShape(dense="classifier.dense", out="classifier.out_proj")
+    if kind == "deberta-v2":
+        if config.get("pooler_hidden_act", "gelu") != "gelu":
+            raise WeightsError("`pooler_hidden_act` must be `gelu`")
+        return HeadShape(dense="pooler.dense", activation="Gelu", out="classifier")
+    return HeadShape(dense="pooler.dense", out="classifier")
+
+
+def add_head(model: ModelProto, head: HeadShape, weights: Weights) -> ModelProto:
+    """Return `model` with an output `logits` in the place of all others.
+
+    Raises:
+        WeightsError: a weight of the head is missing or does not fit.
+    """
+    parts = Parts(weights, "fp32")
+    state = TOKENS
+    if not head.per_token:
+        first = parts.constant("head.first", np.array(0, dtype=np.int64))
+        state = parts.plain("Gather", [TOKENS, first], "head.token", axis=1)
+    if head.dense is not None:
+        dense = _linear(parts, head.dense, state, "head.dense")
+        state = _activate(parts, head.activation, dense)
+    _linear(parts, head.out, state, LOGITS)
+    labels = weights[f"{head.out}.bias"].shape[0]
+    rows = ["batch", "sequence"] if head.per_token else ["batch"]
+    return _extended(model, parts, LOGITS, [*rows, labels])
+
+
+def add_pooling(model: ModelProto, pooling: Pooling, *, hidden: int) -> ModelProto:
+    """Return `model` with an output `pooled`, `[batch, hidden]`, of its tokens."""
+    parts = Parts({}, "fp32")
+    if pooling == "cls":
+        first = parts.constant("pool.first", np.array(0, dtype=np.int64))
+        parts.plain("Gather", [TOKENS, first], POOLED, axis=1)
+    else:
+        axis = parts.constant("pool.axis", np.array([-1], dtype=np.int64))
+        rows = parts.constant("pool.rows", np.array([1], dtype=np.int64))
+        _POOLERS[pooling](parts, axis, rows)
+    return _extended(model, parts, POOLED, ["batch", hidden], keep=[TOKENS])
+
+
+def _pool_max(parts: Parts, axis: str, rows: str) -> None:
+    least = parts.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
+    parts.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
+    parts.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
+    parts.plain("Where", ["pool.real", TOKENS, least], "pool.tokens")
+    parts.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
+
+
+def _pool_mean(parts: Parts, axis: str, rows: str) -> None:
+    # An empty row pools to zeros, not to NaN.
+    least = parts.constant("pool.least", np.array(1, dtype=np.float32))
+    parts.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
+    parts.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
+    parts.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
+    parts.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
+    parts.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
+    parts.plain("Max", ["pool.found", least], "pool.count")
+    parts.plain("Div", ["pool.sum", "pool.count"], POOLED)
+
+
+_POOLERS: Mapping[Pooling, Callable[[Parts, str, str], None]] = MappingProxyType(
+    {"mean": _pool_mean, "max": _pool_max}
+)
+
+
+def _linear(parts: Parts, prefix: str, state: str, output: str) -> str:
+    for part in ("weight", "bias"):
+        if f"{prefix}.{part}" not in parts.weights:
+            raise WeightsError(f"the weight `{prefix}.{part}` of the head is missing")
+    kernel = parts.floats(f"{output}.kernel", parts.weights[f"{prefix}.weight"].T)
+    bias = parts.floats(f"{output}.bias", parts.weights[f"{prefix}.bias"])
+    parts.plain("MatMul", [state, kernel], f"{output}.product")
+    return parts.plain("Add", [f"{output}.product", bias], output)
+
+
+def _activate(parts: Parts, activation: str, state: str) -> str:
+    if activation == "Gelu":
+        return parts.fused("Gelu", [state], "head.active")
+    return parts.plain(activation, [state], "head.active")
+
+
+def _extended(
+    model: ModelProto,
+    parts: Parts,
+    output: str,
+    size: list[int | str],
+    keep: list[str] | None = None,
+) -> ModelProto:
+    extended = ModelProto()
+    extended.CopyFrom(model)
+    graph = extended.graph
+    graph.node.extend(parts.nodes)
+    graph.initializer.extend(parts.initializers)
+    kept = [value for value in graph.output if value.name in (keep or [])]
+    del graph.output[:]
+    graph.output.extend([helper.make_tensor_value_info(output, TensorProto.FLOAT, size), *kept])
+    return extended

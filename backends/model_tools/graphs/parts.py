@@ -1,0 +1,100 @@
+"""The nodes and weights of a graph while it is written, in one precision."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from backends.model_tools.graphs.form import Precision
+from backends.model_tools.graphs.weights import Weights, WeightsError
+
+FUSED = "com.microsoft"
+_LARGEST_HALF = float(np.finfo(np.float16).max)
+TYPES: Mapping[Precision, int] = {
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+}
+
+
+class Parts:
+    """Nodes and initializers so far; a method adds one and returns its output's name."""
+
+    def __init__(self, weights: Weights, precision: Precision) -> None:
+        self.weights = weights
+        self.precision = precision
+        self.nodes: list[NodeProto] = []
+        self.initializers: list[TensorProto] = []
+
+    def weight(self, name: str, precision: Precision | None = None) -> str:
+        """Add a weight by its name, in the graph's precision unless another is given."""
+        return self.floats(name, self.weights[name], precision)
+
+    def norm(self, prefix: str, precision: Precision | None = None) -> list[str]:
+        """Add the two weights of a layer normalisation."""
+        return [self.weight(f"{prefix}.{part}", precision) for part in ("weight", "bias")]
+
+    def floats(
+        self, name: str, tensor: NDArray[np.float32], precision: Precision | None = None
+    ) -> str:
+        """Add floats, in the graph's precision unless another is given.
+
+        Raises:
+            WeightsError: a value is too large for the precision.
+        """
+        self.initializers.append(_tensor(name, tensor, precision or self.precision))
+        return name
+
+    def constant(self, name: str, tensor: NDArray[np.float32 | np.int32 | np.int64]) -> str:
+        """Add a constant as it is."""
+        self.initializers.append(numpy_helper.from_array(np.asarray(tensor, order="C"), name))
+        return name
+
+    def plain(
+        self, operator: str, inputs: list[str], *outputs: str, **attributes: float | list[int]
+    ) -> str:
+        """Add an operator of ONNX itself."""
+        self._add(operator, inputs, outputs, "", attributes)
+        return outputs[0]
+
+    def fused(self, operator: str, inputs: list[str], *outputs: str, **attributes: float) -> str:
+        """Add one of ONNX Runtime's own operators."""
+        self._add(operator, inputs, outputs, FUSED, attributes)
+        return outputs[0]
+
+    def matmul(self, prefix: str, inputs: str) -> str:
+        """Add a product with a weight, without its bias."""
+        kernel = self.floats(f"{prefix}.weight", self.weights[f"{prefix}.weight"].T)
+        return self.plain("MatMul", [inputs, kernel], prefix)
+
+    def _add(
+        self,
+        operator: str,
+        inputs: list[str],
+        outputs: tuple[str, ...],
+        domain: str,
+        attributes: Mapping[str, float | list[int]],
+    ) -> None:
+        node: NodeProto = helper.make_node(operator, inputs, outputs, outputs[0], domain=domain)
+        node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in attributes)
+        self.nodes.append(node)
+
+
+def _tensor(name: str, tensor: NDArray[np.float32], precision: Precision) -> TensorProto:
+    tensor = np.ascontiguousarray(tensor)
+    if precision == "fp32":
+        return numpy_helper.from_array(tensor, name)
+    if precision == "bf16":
+        raw = _bfloat16(tensor).tobytes()
+        return helper.make_tensor(name, TensorProto.BFLOAT16, tensor.shape, raw, raw=True)
+    if np.abs(tensor).max(initial=0.0) > _LARGEST_HALF:
+        raise WeightsError(f"the weight `{name}` holds a value too large for fp16; try bf16")
+    return numpy_helper.from_array(tensor.astype(np.float16), name)
+
+
+def _bfloat16(tensor: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the upper half of each float, rounded to nearest, ties to even."""
+    bits = tensor.view(np.uint32)
+    rounded = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    return (rounded >> np.uint32(16)).astype("<u2")

@@ -1,0 +1,58 @@
+"""`models import`: a Hugging Face folder becomes a model of the repository."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from backends.errors import StartProblem
+from backends.model_tools.importing.hub import find_folder
+from backends.model_tools.tuning.gate_options import GateOptions, gate_options
+from backends.settings import quiet_libraries, read_settings
+
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("import")
+@click.argument("source", metavar="PATH")
+@click.option("--models", type=_FOLDER, help="Model repository directory.")
+@click.option("--name", help="Name of the model.  [default: that of the folder]")
+@click.option("--truncate", is_flag=True, help="Cut texts that are too long; else refuse them.")
+@click.option("--revision", help="Branch, tag or commit, of a name on the hub.")
+@gate_options
+@click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
+def import_command(
+    *,
+    source: str,
+    models: Path | None,
+    name: str | None,
+    truncate: bool,
+    revision: str | None,
+    dry_run: bool,
+    wanted: GateOptions | None,
+) -> None:
+    """Import the Hugging Face folder PATH as the next revision of a model.
+
+    PATH may be a name on the hub (`owner/name`) where that can be reached. An ONNX graph is taken
+    where there is one; else a graph of fused operators is built of the safetensors of a BERT,
+    DistilBERT, RoBERTa or DeBERTa-v2 model, without torch; others are exported by optimum where it
+    is installed. The model is loaded and run before it gets its place.
+
+    With --precision, a variant of a classifier becomes the revision after it if it stays within
+    the bounds; else its numbers are printed and the exit code is 1.
+    """
+    quiet_libraries()
+    try:
+        # Only making a graph needs `onnx`; serving one does not.
+        from backends.model_tools.importing.work import ImportOptions, import_model  # noqa: PLC0415
+    except ImportError as error:
+        raise StartProblem(
+            f"`models import` needs the package `{error.name}`: install it with "
+            f"`pip install {error.name}`"
+        ) from None
+    settings = read_settings(models=models)
+    folder = find_folder(source, revision=revision)
+    chosen = name or Path(source).resolve().name.lower()
+    wish = ImportOptions(name=chosen, truncate=truncate, dry_run=dry_run, variant=wanted)
+    if not import_model(folder, settings, wish, say=click.echo):
+        sys.exit(1)

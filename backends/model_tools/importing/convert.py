@@ -1,0 +1,63 @@
+"""Makes the entry of a model repository of a Hugging Face folder."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from backends.errors import StartProblem
+from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from backends.model_tools.graphs.weights import WeightsError
+from backends.model_tools.importing.export import export
+from backends.model_tools.importing.source import CheckpointFolder, open_source
+
+# What tells a repository the rest: task, labels, lengths, pooling.
+_KEPT = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+# Graphs over 2 GB keep their weights in files of these names beside them.
+_BESIDE = ("model.onnx_data", "model.onnx.data")
+
+
+def convert(folder: Path, target: Path) -> str:
+    """Write `model.onnx` and what describes it to `target`; return what the graph was made of.
+
+    Raises:
+        StartProblem: the folder holds no model, or one that no graph can be built of here.
+    """
+    source = open_source(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    origin = _write_graph(source, target)
+    for name in _KEPT:
+        if (folder / name).is_file():
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(folder / name, target / name)
+    return origin
+
+
+def _copy_graph(graph: Path, target: Path) -> None:
+    shutil.copyfile(graph, target / "model.onnx")
+    for name in _BESIDE:
+        if (graph.parent / name).is_file():
+            shutil.copyfile(graph.parent / name, target / name)
+
+
+def _write_graph(source: CheckpointFolder, target: Path) -> str:
+    if source.graph is not None:
+        _copy_graph(source.graph, target)
+        return f"the graph `{source.graph.relative_to(source.folder)}`"
+    kind = str(source.config.get("model_type"))
+    if kind not in FAMILIES:
+        with tempfile.TemporaryDirectory() as exported:
+            export(source.folder, source.config, Path(exported))
+            _copy_graph(Path(exported, "model.onnx"), target)
+        return f"`{kind}` weights, exported by optimum"
+    try:
+        model = build_checkpoint(source.config, source.weights(), pooling=source.pooling())
+    except WeightsError as error:
+        raise StartProblem(f"`{source.folder}`: {error}") from None
+    (target / "model.onnx").write_bytes(model.SerializeToString())
+    return f"`{kind}` weights"

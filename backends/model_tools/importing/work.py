@@ -1,0 +1,80 @@
+"""Converts a folder, tries what came of it, and gives it its place in the repository."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from backends.app import open_backend
+from backends.errors import StartProblem
+from backends.executors.opening import executor_opener
+from backends.model_tools.importing.convert import convert
+from backends.model_tools.tuning.gate_options import GateOptions, make_variant
+from backends.model_tools.tuning.profile import Say
+from backends.protocol import ModelInfo
+from backends.repository.catalogue import read_catalogue
+from backends.repository.description import describe_model
+from backends.repository.manifest import NAME
+from backends.repository.publishing import publish_revision
+from backends.repository.staging import open_staging
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NoTracing
+
+_STAGING = ".importing-"
+
+
+class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to make of a folder: a model `name`, and maybe a `variant` in another precision."""
+
+    name: str
+    truncate: bool = False
+    dry_run: bool = False
+    variant: GateOptions | None = None
+
+
+def import_model(folder: Path, settings: BackendSettings, wish: ImportOptions, *, say: Say) -> bool:
+    """Write the next revision of a model, complete before it is seen, and report on it.
+
+    Return whether the variant that was asked for, if one was, is among what was written.
+
+    Raises:
+        StartProblem: the folder holds no model that can be served; nothing is written then.
+    """
+    name, root = wish.name, settings.models
+    if not NAME.fullmatch(name):
+        raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
+    try:
+        with open_staging(root, _STAGING) as staging:
+            entry = staging / name / "1"
+            origin = convert(folder, entry)
+            if wish.truncate:
+                text = yaml.safe_dump({"truncate": True})
+                (entry / "model.yaml").write_text(text, encoding="utf-8")
+            info = asyncio.run(_try(staging, name))
+            model = read_catalogue(staging).models[name]
+            for line in (f"made of                {origin}", *describe_model(info, model)):
+                say(line)
+            accepted = True
+            if wish.variant is not None:
+                here = msgspec.structs.replace(settings, models=staging)
+                made = make_variant(here, name, wish.variant, dry_run=False, say=say)
+                accepted = made is not None
+            for revision in sorted((staging / name).glob("[0-9]*")):
+                if not wish.dry_run:
+                    say(f"written to             {publish_revision(revision, root / name)}")
+            return accepted
+    except OSError as error:
+        raise StartProblem(f"cannot write to `{root}`: {error}") from None
+
+
+async def _try(staging: Path, name: str) -> ModelInfo:
+    """Load the model and run it, as a backend would."""
+    settings = BackendSettings(models=staging, threads=1)
+    opener = executor_opener(settings)
+    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
+        problems = repository.served.problems
+        if name in problems:
+            raise StartProblem(f"`{name}` cannot be served: {problems[name]}")
+        (info,) = repository.engine.state().models
+        return info

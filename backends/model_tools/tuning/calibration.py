@@ -1,0 +1,82 @@
+"""Runs texts through a graph and keeps a sample of what goes into its products."""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from backends.executors.provider import DeviceOptions, open_session
+from backends.model_tools.graphs.quantize import Product, expose
+from backends.model_tools.graphs.ranges import Samples
+from backends.model_tools.tuning.runs import Batch
+from backends.types import FloatArray
+
+_SAMPLES = 1024
+_INTEGERS: dict[str, type[np.integer[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+
+
+def collect(
+    model: ModelProto, products: Sequence[Product], batches: Sequence[Batch]
+) -> dict[str, Samples]:
+    """Return samples of the activations of every product, by the product's name."""
+    names = list(dict.fromkeys(product.activations for product in products))
+    collectors = {name: _Collector() for name in names}
+    tokens = sum(int(batch.mask.sum()) for batch in batches)
+    chosen = np.zeros(tokens, dtype=np.bool_)
+    random = np.random.default_rng(0)
+    chosen[random.choice(tokens, min(tokens, _SAMPLES), replace=False)] = True
+    start = 0
+    for mask, tensors in _activations(expose(model, names), names, batches):
+        stop = start + int(mask.sum())
+        for collector, tensor in zip(collectors.values(), tensors, strict=True):
+            # A graph that computes real tokens only has left the padding out already; behind the
+            # pooling there is a row a text, and all of those are few.
+            real = tensor if tensor.ndim == mask.ndim else tensor[mask]
+            few = len(real) != stop - start
+            collector.add(real, np.ones(len(real), dtype=np.bool_) if few else chosen[start:stop])
+        start = stop
+    return {product.name: collectors[product.activations].samples() for product in products}
+
+
+class _Collector:
+    """The rows of one tensor: some kept, all counted in the extremes."""
+
+    def __init__(self) -> None:
+        self._kept: list[FloatArray] = []
+        self._low: list[FloatArray] = []
+        self._high: list[FloatArray] = []
+
+    def add(self, rows: FloatArray, chosen: NDArray[np.bool_]) -> None:
+        self._kept.append(rows[chosen])
+        self._low.append(rows.min(axis=0))
+        self._high.append(rows.max(axis=0))
+
+    def samples(self) -> Samples:
+        return Samples(
+            rows=np.concatenate(self._kept),
+            low=np.min(self._low, axis=0),
+            high=np.max(self._high, axis=0),
+        )
+
+
+def _activations(
+    model: ModelProto, names: list[str], batches: Sequence[Batch]
+) -> Iterable[tuple[NDArray[np.bool_], list[FloatArray]]]:
+    """Yield for each batch which places hold tokens, and the tensors `names`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "exposed.onnx")
+        path.write_bytes(model.SerializeToString())
+        session = open_session(path, DeviceOptions(provider="cpu"))
+    kinds = {node.name: _INTEGERS[node.type] for node in session.get_inputs()}
+    for batch in batches:
+        given = {
+            "input_ids": batch.ids,
+            "attention_mask": batch.mask,
+            "token_type_ids": batch.type_ids,
+        }
+        feeds = {name: given[name].astype(kind) for name, kind in kinds.items()}
+        yield batch.mask.astype(np.bool_), session.run(names, feeds)

@@ -1,0 +1,81 @@
+"""`models tune`: measures a model on this machine, or makes a faster variant of it."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from backends.errors import StartProblem
+from backends.model_tools.tuning.gate_options import GateOptions, gate_options, make_variant
+from backends.model_tools.tuning.texts import read_golden
+from backends.settings import BackendSettings, quiet_libraries, read_settings
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("tune")
+@click.argument("name", metavar="MODEL")
+@click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
+@click.option("--threads", type=int, help="The most one-thread runs at a time (0: one per core).")
+@click.option("--texts", type=_FILE, help="Texts to measure with, one a line or CSV.")
+@click.option("--seconds", default=1.0, show_default=True, help="Time for each measurement.")
+@click.option("--plot", type=_FILE, help="Where to draw the sweep.  [default: tune-MODEL.svg]")
+@gate_options
+@click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
+def tune_command(
+    *,
+    name: str,
+    models: Path | None,
+    threads: int | None,
+    texts: Path | None,
+    seconds: float,
+    plot: Path | None,
+    dry_run: bool,
+    wanted: GateOptions | None,
+) -> None:
+    """Find the best batches and threads for MODEL on this machine.
+
+    With --precision, make a variant of the classifier MODEL: it becomes the newest revision if it
+    stays within the bounds, and is refused with its numbers (exit code 1) if it does not.
+    """
+    settings = read_settings(models=models, threads=threads)
+    if wanted is None:
+        golden = None if texts is None else read_golden(texts).texts
+        file = plot or Path(f"tune-{name}.svg")
+        tune_batches(settings, name, texts=golden, seconds=seconds, plot=file, dry_run=dry_run)
+        return
+    written = make_variant(settings, name, wanted, dry_run=dry_run, say=click.echo)
+    if written is None:
+        sys.exit(1)
+    for folder in written:
+        click.echo(f"Wrote {folder}")
+
+
+def tune_batches(
+    settings: BackendSettings,
+    name: str,
+    *,
+    texts: list[str] | None,
+    seconds: float,
+    plot: Path,
+    dry_run: bool,
+) -> None:
+    """Sweep, print the table, draw the plot and keep the setting.
+
+    Raises:
+        StartProblem: the model cannot be measured, or the plot cannot be written.
+    """
+    quiet_libraries()
+    from backends.model_tools.tuning.speed import keep, tune_speed  # noqa: PLC0415
+    from backends.model_tools.tuning.sweep_report import describe_sweep, draw_sweep  # noqa: PLC0415
+
+    sweep = tune_speed(settings, name, texts=texts, seconds=seconds)
+    for line in describe_sweep(sweep):
+        click.echo(line)
+    try:
+        plot.write_text(draw_sweep(sweep), encoding="utf-8")
+    except OSError as error:
+        raise StartProblem(f"cannot write `{plot}`: {error.strerror}") from None
+    click.echo(f"plot: {plot}")
+    if not dry_run and not keep(settings, sweep):
+        click.echo("the setting was not kept: the model's folder cannot be written", err=True)

@@ -1,0 +1,95 @@
+"""Puts an accepted variant into the repository, as the model's next revision."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from backends.errors import StartProblem
+from backends.model_tools.tuning.precision import PrecisionReport
+from backends.model_tools.tuning.subject import TunedModel
+from backends.qualification.certificate import FILE
+from backends.repository.catalogue import Model
+from backends.repository.publishing import publish_revision
+from backends.repository.staging import open_staging
+
+_LONGEST_NAME = 64
+_STAGING = ".tuning-"
+
+
+def publish(models: Path, subject: TunedModel, graph: bytes, report: PrecisionReport) -> list[Path]:
+    """Write the model's next revision, complete before it is seen; return what was written.
+
+    Below a head that is an encoder as well. Its name holds the head's: it was judged for that
+    head's labels and for no other.
+
+    Raises:
+        StartProblem: the repository cannot be written, or the encoder's name is another model's.
+    """
+    certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    model, below, profile = subject.model, subject.below, report.profile
+    files = {subject.manifest.graph: graph, FILE: certificate}
+    try:
+        if below is model:
+            return [_write(models, model, {"profile": profile}, files)]
+        name = f"{below.name}-{profile}-{model.name}"[:_LONGEST_NAME]
+        encoder = {
+            "description": f"`{below.name}` in {profile}, judged for `{model.name}`.",
+            "profile": profile,
+            "tasks": [],
+        }
+        _check_name(models / name, str(encoder["description"]))
+        return [
+            _write(models, below, encoder, files, name=name),
+            _write(models, model, {"encoder": name}, {}),
+        ]
+    except OSError as error:
+        raise StartProblem(f"cannot write to `{models}`: {error}") from None
+
+
+def _write(
+    models: Path,
+    source: Model,
+    changes: dict[str, Any],
+    files: dict[str, bytes],
+    *,
+    name: str | None = None,
+) -> Path:
+    """Write a revision after the newest: the files of `source`, but for those given.
+
+    Its `model.yaml` is that of `source` with `changes`, under another `name` where one is given.
+    """
+    model = models / (name or source.name)
+    with open_staging(models, _STAGING) as staging:
+        draft = staging / model.name
+        shutil.copytree(source.folder, draft, ignore=shutil.ignore_patterns(".*", *files))
+        for file, content in files.items():
+            (draft / file).write_bytes(content)
+        written = source.file("model.yaml")
+        manifest = (yaml.safe_load(written.read_bytes()) or {}) if written.is_file() else {}
+        text = yaml.safe_dump(manifest | changes, sort_keys=False, allow_unicode=True)
+        (draft / "model.yaml").write_text(text, encoding="utf-8")
+        return publish_revision(draft, model)
+
+
+def _check_name(model: Path, description: str) -> None:
+    """Refuse a folder that is there already and holds another model.
+
+    Raises:
+        StartProblem: a revision of it is none that was written for the same head.
+    """
+    for revision in model.iterdir() if model.is_dir() else ():
+        if not revision.name.isdecimal():
+            continue
+        try:
+            manifest = yaml.safe_load((revision / "model.yaml").read_bytes())
+            is_own = manifest["description"] == description
+        except (OSError, yaml.YAMLError, KeyError, TypeError):
+            is_own = False
+        if not is_own:
+            raise StartProblem(
+                f"the variant would be called `{model.name}`, and `{revision}` is another model: "
+                "rename that one"
+            )

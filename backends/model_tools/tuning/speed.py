@@ -1,0 +1,174 @@
+"""Tunes how an encoder's rows are batched on this machine, and tells of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from backends.batching.shared import Caller
+from backends.errors import StartProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.opening import executor_opener
+from backends.model_tools.tuning.subject import find_model
+from backends.model_tools.tuning.sweep import (
+    BATCH_SIZES,
+    CLIENTS,
+    Point,
+    choose,
+    default_texts,
+    sweep_batches,
+    sweep_clients,
+    thread_counts,
+)
+from backends.pipelines.ask import Pipeline
+from backends.qualification.admit import Candidate, admit
+from backends.qualification.tuned import Tuned, write_tuned
+from backends.repository.catalogue import Catalogue, Model, read_catalogue
+from backends.repository.manifest import EncoderManifest, HeadManifest
+from backends.serving.loading import Tools, load_engine
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NoTracing
+from backends.tokenization.tokenizer import Tokenizer
+
+_DEADLINE = 60.0
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was measured, and the best of it."""
+
+    encoder: str
+    shares_batches: bool
+    batches: list[Point]
+    clients: list[Point]
+    best: Point
+
+
+def tune_speed(
+    settings: BackendSettings, name: str, *, texts: Sequence[str] | None, seconds: float
+) -> Sweep:
+    """Measure the encoder of a model, each setting for `seconds`.
+
+    Raises:
+        StartProblem: the model is not there or cannot be loaded.
+    """
+    model = find_encoder(read_catalogue(settings.models), name)
+    return asyncio.run(_tune(settings, model, texts or default_texts(), seconds))
+
+
+def find_encoder(catalogue: Catalogue, name: str) -> Model:
+    """Return the encoder that a model's rows go through.
+
+    Raises:
+        StartProblem: it has none of its own.
+    """
+    model = find_model(catalogue, name)
+    if isinstance(model.manifest, HeadManifest):
+        return find_model(catalogue, model.manifest.encoder)
+    if not isinstance(model.manifest, EncoderManifest):
+        raise StartProblem(f"`{name}` has no encoder of its own; tune those it builds on")
+    return model
+
+
+def keep(settings: BackendSettings, sweep: Sweep) -> bool:
+    """Write the best setting beside the model; backends of this kind of machine read it."""
+    model = find_encoder(read_catalogue(settings.models), sweep.encoder)
+    tuned = Tuned(rows=sweep.best.batch_size, threads=sweep.best.threads)
+    provider = "CUDAExecutionProvider" if settings.provider == "cuda" else "CPUExecutionProvider"
+    return write_tuned(model.folder, tuned, digest=model.digest, provider=provider)
+
+
+class _Trial:
+    """One encoder, its graph opened once, served in different settings."""
+
+    def __init__(self, settings: BackendSettings, model: Model, pool: ThreadPoolExecutor) -> None:
+        self._settings = settings
+        self._model = model
+        self._pool = pool
+        self._executor: ModelExecutor | None = None
+        self.shares_batches = True
+
+    @asynccontextmanager
+    async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
+        """Serve the encoder with `rows` a batch in so many threads, and no answer kept."""
+        settings = msgspec.structs.replace(
+            self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
+        )
+        tools = Tools(
+            settings=settings,
+            tracing=NoTracing(),
+            clock=time.monotonic,
+            tokenizer_pool=self._pool,
+            open_executor=self.open,
+            admit=self._admit,
+        )
+        loaded = load_engine(Catalogue(models={self._model.name: self._model}, problems={}), tools)
+        if loaded.problems:
+            raise StartProblem(loaded.problems[self._model.name])
+        async with AsyncExitStack() as stack:
+            for batcher in loaded.batchers:
+                await stack.enter_async_context(batcher)
+            yield loaded.engine.pipelines[self._model.name]
+
+    def open(self, source: GraphSource) -> ModelExecutor:
+        """Open the graph, the first time."""
+        if self._executor is None:
+            self._executor = executor_opener(self._settings)(source)
+        return self._executor
+
+    @property
+    def executor(self) -> ModelExecutor:
+        """What runs the graph, once it was served."""
+        if self._executor is None:
+            raise StartProblem(f"`{self._model.name}` was not opened")
+        return self._executor
+
+    def _admit(self, candidate: Candidate) -> bool:
+        self.shares_batches = admit(candidate)
+        return self.shares_batches
+
+
+async def _tune(
+    settings: BackendSettings, model: Model, texts: Sequence[str], seconds: float
+) -> Sweep:
+    manifest = model.manifest
+    if not isinstance(manifest, EncoderManifest) or manifest.outputs.pooled is None:
+        raise StartProblem(f"`{model.name}` has no pooled output to measure")
+    with ThreadPoolExecutor(settings.tokenizer_threads) as pool:
+        tokenizer = Tokenizer(model.file(manifest.tokenizer), pool=pool)
+        encoded = zip(texts, tokenizer.encode_now(texts), strict=True)
+        fitting = [(text, e.ids) for text, e in encoded if len(e.ids) <= manifest.max_tokens]
+        if not fitting:
+            raise StartProblem(f"every text is longer than `{model.name}` reads")
+        trial = _Trial(settings, model, pool)
+        async with trial.serve(1, threads=settings.lanes):
+            batches = sweep_batches(
+                trial.executor,
+                [ids for _, ids in fitting],
+                sizes=BATCH_SIZES if trial.shares_batches else (1,),
+                threads=thread_counts(settings.lanes),
+                seconds=seconds,
+            )
+        best = choose(batches)
+        async with trial.serve(best.batch_size, threads=best.threads) as pipeline:
+
+            async def ask(text: str, *, client: int) -> object:
+                deadline = time.monotonic() + _DEADLINE
+                # A scope of its own: clients that ask the same are not to be answered together.
+                return await pipeline.vectors(
+                    [text], Caller(scope=f"client-{client}", deadline=deadline)
+                )
+
+            clients = await sweep_clients(
+                ask, [text for text, _ in fitting], clients=CLIENTS, best=best, seconds=seconds
+            )
+    return Sweep(
+        encoder=model.name,
+        shares_batches=trial.shares_batches,
+        batches=batches,
+        clients=clients,
+        best=best,
+    )

@@ -1,0 +1,185 @@
+"""Measures an encoder on this machine: sizes of batches and threads, then clients."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from backends.executors.base import ModelExecutor
+from backends.model_tools.tuning.runs import make_batches, run_pooled
+from backends.qualification.invariance import ORDINARY
+from backends.types import IntArray
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+_TEXTS = 512
+_TURNS = 3
+# A smaller batch that does nearly as much answers sooner.
+_NEARLY = 0.97
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting and what it did; `p95` is of a batch's run, or of a client's answer."""
+
+    batch_size: int
+    threads: int
+    clients: int = 0
+    rows_per_second: float
+    p95: float
+
+
+class AskOne(Protocol):
+    """Answers one text for one of several clients."""
+
+    async def __call__(self, text: str, *, client: int) -> object:
+        """Return when the text is answered."""
+        ...
+
+
+def default_texts() -> list[str]:
+    """Return texts of as many words as sentences have: half of them under ten, few over thirty."""
+    random = np.random.default_rng(0)
+    words = np.array(" ".join(ORDINARY).split())
+    lengths = np.clip(random.lognormal(2.2, 0.6, _TEXTS), 1, 60).astype(int)
+    return [" ".join(random.choice(words, length)) for length in lengths]
+
+
+def thread_counts(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and the most there may be."""
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return sorted({*counts, most})
+
+
+def sweep_batches(
+    executor: ModelExecutor,
+    rows: Sequence[IntArray],
+    *,
+    sizes: Sequence[int],
+    threads: Sequence[int],
+    seconds: float,
+) -> list[Point]:
+    """Run batches of every size in every number of threads, `seconds` each.
+
+    Every setting has several turns, so that a machine that is busy for a while is so for all.
+    """
+    turns = [
+        [
+            _measure(executor, rows, size=size, threads=count, seconds=seconds / _TURNS)
+            for count in threads
+            for size in sizes
+        ]
+        for _ in range(_TURNS)
+    ]
+    return [_median(points) for points in zip(*turns, strict=True)]
+
+
+def choose(points: Sequence[Point]) -> Point:
+    """Return the fastest point, or one nearly as fast with smaller batches."""
+    most = max(point.rows_per_second for point in points)
+    good = [point for point in points if point.rows_per_second >= _NEARLY * most]
+    return min(good, key=lambda point: (point.batch_size, -point.rows_per_second))
+
+
+async def sweep_clients(
+    ask: AskOne,
+    texts: Sequence[str],
+    *,
+    clients: Sequence[int],
+    best: Point,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Point]:
+    """Let every number of clients ask one text after the other, `seconds` each, in turns."""
+    turns = [
+        [
+            await _ask_all(
+                ask, texts, count=count, best=best, seconds=seconds / _TURNS, clock=clock
+            )
+            for count in clients
+        ]
+        for _ in range(_TURNS)
+    ]
+    return [_median(points) for points in zip(*turns, strict=True)]
+
+
+def _median(points: Sequence[Point]) -> Point:
+    """Return one setting's point of all its turns."""
+    return msgspec.structs.replace(
+        points[0],
+        rows_per_second=float(np.median([point.rows_per_second for point in points])),
+        p95=float(np.median([point.p95 for point in points])),
+    )
+
+
+def _measure(
+    executor: ModelExecutor, rows: Sequence[IntArray], *, size: int, threads: int, seconds: float
+) -> Point:
+    batches = make_batches(rows, size=size)
+    # In no order of length, so that a short measurement sees all of them alike.
+    order = np.random.default_rng(0).permutation(len(batches))
+    source = cycle([batches[place] for place in order])
+    lock = threading.Lock()
+    took: list[float] = []
+    done = 0
+    started = time.perf_counter()
+
+    def lane() -> None:
+        nonlocal done
+        ended = started
+        while ended - started < seconds:
+            begun = time.perf_counter()
+            with lock:
+                batch = next(source)
+            run_pooled(executor, batch)
+            ended = time.perf_counter()
+            with lock:
+                took.append(ended - begun)
+                done += len(batch.places)
+
+    lanes = [threading.Thread(target=lane) for _ in range(threads)]
+    for each in lanes:
+        each.start()
+    for each in lanes:
+        each.join()
+    rate = done / (time.perf_counter() - started)
+    p95 = float(np.quantile(took, 0.95))
+    return Point(batch_size=size, threads=threads, rows_per_second=rate, p95=p95)
+
+
+async def _ask_all(
+    ask: AskOne,
+    texts: Sequence[str],
+    *,
+    count: int,
+    best: Point,
+    seconds: float,
+    clock: Callable[[], float],
+) -> Point:
+    source = cycle(texts)
+    took: list[float] = []
+    started = clock()
+
+    async def client(number: int) -> None:
+        ended = started
+        while ended - started < seconds:
+            begun = clock()
+            await ask(next(source), client=number)
+            ended = clock()
+            took.append(ended - begun)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            group.create_task(client(number))
+    return msgspec.structs.replace(
+        best,
+        clients=count,
+        rows_per_second=len(took) / (clock() - started),
+        p95=float(np.quantile(took, 0.95)),
+    )

@@ -1,0 +1,90 @@
+"""Decides, when a model is loaded, whether it is served and whether its rows share batches."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from backends.errors import BackendError, ModelProblem
+from backends.executors.base import ModelExecutor
+from backends.qualification.certificate import check_certificate
+from backends.qualification.invariance import Invariance, measure_invariance
+from backends.qualification.records import machine_key, read_record, write_record
+from backends.types import IntArray, OutputKind
+
+_log = logging.getLogger(__name__)
+RECORD = ".admitted.json"
+# Part of the record's key: another way to measure asks for new measurements.
+_METHOD = "1"
+_MAX_TOKENS = 48
+# How far padding and company may move an output, as a share of its largest value.
+TOLERANCES = {"fp32": 1e-4, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A model whose graph is open and not yet served, by another server where it `is_remote`."""
+
+    name: str
+    folder: Path
+    digest: str
+    profile: str
+    max_tokens: int
+    outputs: tuple[OutputKind, ...]
+    executor: ModelExecutor
+    encode: Callable[[Sequence[str]], list[IntArray]]
+    is_remote: bool = False
+
+
+Admit = Callable[[Candidate], bool]
+
+
+def admit_unmeasured(_: Candidate) -> bool:
+    """Let every row share batches; for executors that are known to keep rows apart."""
+    return True
+
+
+def admit(candidate: Candidate) -> bool:
+    """Return whether rows may share batches; measured once per digest and kind of machine.
+
+    What another server runs is measured each time: of its machine nothing is known.
+
+    Raises:
+        ModelProblem: a shared row's answer moves with its padding by more than its precision
+            explains: such a graph is wrong, or reads no mask. Or it is a judged variant that
+            answers otherwise here than where it was judged.
+    """
+    key = machine_key(_METHOD, candidate.digest, candidate.executor.provider)
+    path = candidate.folder / RECORD
+    found = None if candidate.is_remote else read_record(path, key, Invariance)
+    if found is None:
+        found = _measure(candidate)
+        if not candidate.is_remote:
+            write_record(path, key, found)
+    if not found.shares_batches:
+        _log.warning(
+            "a model's rows run alone: its answers depend on the rows beside them",
+            extra={"model": candidate.name, "moved": found.mates},
+        )
+        return False
+    tolerance = TOLERANCES.get(candidate.profile, TOLERANCES["fp32"])
+    if not found.shapes <= tolerance:
+        raise ModelProblem(
+            f"{candidate.folder}: padding moves its output by {found.shapes:.2g} of its largest "
+            f"value, and `{candidate.profile}` explains {tolerance:g}; the graph may ignore "
+            "`attention_mask`"
+        )
+    return True
+
+
+def _measure(candidate: Candidate) -> Invariance:
+    try:
+        check_certificate(candidate.folder, candidate.executor, candidate.encode)
+        return measure_invariance(
+            candidate.executor,
+            outputs=candidate.outputs,
+            encode=candidate.encode,
+            max_tokens=min(candidate.max_tokens, _MAX_TOKENS),
+        )
+    except BackendError as error:
+        raise ModelProblem(f"{candidate.folder}: a trial batch failed: {error}") from error

@@ -1,0 +1,355 @@
+"""What a backend serves with: its endpoints, what runs below them, and how it is doing."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from backends.algorithms.base import ServedModel
+from backends.algorithms.shadow import Mirror
+from backends.batching.batcher import Batcher
+from backends.batching.device import Device
+from backends.batching.shared import SharedRows
+from backends.errors import CallRefused, ModelNotFound, NotReady, RevisionMismatch
+from backends.open_inference.address import RemoteModelServer
+from backends.pipelines.ask import Pipeline
+from backends.pipelines.encoder import Encoder
+from backends.protocol import BackendState, Call, ModelInfo, Report, encode_frame
+from backends.serving.call_work import CallWork
+from backends.serving.work_estimates import WorkEstimates
+from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
+
+# A gateway predicts with these numbers; a batch takes longer than they live.
+_REPORT_AGE = 0.01
+_SOON = 0.1
+
+# The name, revision and profile that a call asks for.
+Variant = tuple[str, str, str]
+
+
+class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
+    """An encoder's pipeline, its batcher and its rows; `digest` is that of what it runs.
+
+    With an `upstream` another server runs it; `is_well` tells whether that one still does.
+    """
+
+    name: str
+    digest: str
+    pipeline: Encoder
+    batcher: Batcher
+    rows: SharedRows
+    upstream: RemoteModelServer | None = None
+    is_well: Callable[[], bool] = lambda: True
+
+    @property
+    def failure(self) -> str | None:
+        """What ended a thread that it cannot do without, if anything has."""
+        return self.batcher.failure or self.pipeline.failure
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repository's models became: endpoints, what runs below them, and what is broken.
+
+    Of the problems, `blocked` are those that another model's is to blame for. `needs` names for
+    each model all that it may ask. `kept` holds models that are broken now and answer as before.
+    """
+
+    endpoints: Mapping[str, ServedModel]
+    pipelines: Mapping[str, Pipeline]
+    encoders: Sequence[RunningEncoder]
+    problems: Mapping[str, str]
+    blocked: frozenset[str] = frozenset()
+    needs: Mapping[str, frozenset[str]] = {}
+    kept: Mapping[str, "Retired"] = {}
+
+    def sources(self) -> dict[str, "Retired"]:
+        """Return every endpoint by name, with what it is served with."""
+        own = {
+            name: Retired(endpoint=endpoint, served=self)
+            for name, endpoint in self.endpoints.items()
+        }
+        return {**self.kept, **own}
+
+    def find(self, name: str) -> "Retired | None":
+        """Return the endpoint of a name, with what it is served with."""
+        endpoint = self.endpoints.get(name)
+        if endpoint is not None:
+            return Retired(endpoint=endpoint, served=self)
+        return self.kept.get(name)
+
+    def part(self, name: str) -> "Served":
+        """Return what the model `name` needs, and nothing else."""
+        needed = self.needs.get(name, frozenset())
+        return Served(
+            endpoints={},
+            pipelines={n: pipeline for n, pipeline in self.pipelines.items() if n in needed},
+            encoders=[encoder for encoder in self.encoders if encoder.name in needed],
+            problems={},
+            needs={name: needed},
+        )
+
+    def all_encoders(self) -> list[RunningEncoder]:
+        """Return every encoder that runs, those of models kept from before after the others."""
+        used = [self, *(kept.served for kept in self.kept.values())]
+        return list({id(e.batcher): e for served in used for e in served.encoders}.values())
+
+    def infos(self) -> list[ModelInfo]:
+        """Return what is said of each model."""
+        return [source.endpoint.info for source in self.sources().values()]
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers a call: its endpoint, the models that this may ask, and the work expected."""
+
+    endpoint: ServedModel
+    pipelines: Mapping[str, Pipeline]
+    work: CallWork
+
+
+class Retired(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint that was replaced, and what it was served with."""
+
+    endpoint: ServedModel
+    served: Served
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who this backend is."""
+
+    backend_id: str
+    region: str
+
+
+class ServingCore:
+    """Admits calls and says what the backend has, how busy it is and what is wrong with it.
+
+    It is ready while every encoder it loaded runs and it serves something; models that were
+    broken when it started are named as missing and keep nobody from the others.
+
+    What is served can be replaced; calls that name a revision of before are answered by it until
+    it is forgotten.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        served: Served,
+        clock: Callable[[], float] = time.monotonic,
+        device: Device | None = None,
+        mirror: Mirror | None = None,
+    ) -> None:
+        self._identity = identity
+        self._served = served
+        self._retired: dict[Variant, Retired] = {}
+        self._items: Counter[tuple[str, str, str]] = Counter()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.calls_in_flight = 0
+        self.draining = False
+        """It takes no more calls."""
+        self.leaving = False
+        """It is to be given no more, and answers those that come all the same."""
+        # Servers that run models of ours and are not ready now.
+        self.unready: frozenset[RemoteModelServer] = frozenset()
+        self._clock = clock
+        self._device = device
+        self._mirror = mirror
+        self._estimates = WorkEstimates()
+        self._reported = -math.inf
+        self._report_frame = b""
+
+    @property
+    def pipelines(self) -> Mapping[str, Pipeline]:
+        """The models that run."""
+        return self._served.pipelines
+
+    def replace(self, served: Served) -> Mapping[Variant, Retired]:
+        """Serve something else from now on; return what is served no longer, to be forgotten."""
+        before, self._served = self._served, served
+        kept = {_variant(info) for info in served.infos()}
+        for variant in kept:
+            self._retired.pop(variant, None)
+        retired = {
+            variant: source
+            for source in before.sources().values()
+            if (variant := _variant(source.endpoint.info)) not in kept
+        }
+        self._retired |= retired
+        return retired
+
+    def forget(self, retired: Mapping[Variant, Retired]) -> None:
+        """Answer calls that name these no longer, unless they came back meanwhile."""
+        for variant, gone in retired.items():
+            if self._retired.get(variant) is gone:
+                del self._retired[variant]
+
+    def running(self) -> list[RunningEncoder]:
+        """Return every encoder that a call may still need."""
+        used = [self._served, *(retired.served for retired in self._retired.values())]
+        found = {id(e.batcher): e for served in used for e in served.all_encoders()}
+        return list(found.values())
+
+    def admit(self, call: Call) -> Admitted:
+        """Return what answers a call, whose work is not admitted yet.
+
+        Raises:
+            CallRefused: it is not served here, or not now.
+        """
+        if self.draining:
+            raise NotReady("the backend is stopping; try another one")
+        endpoint, served = self._find(call)
+        if call.task not in endpoint.algorithms:
+            raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
+        running = _running(served, endpoint.encoder)
+        if running.failure is not None:
+            raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
+        if running.upstream in self.unready:
+            raise NotReady(f"the server that runs `{call.model}` is not ready")
+        work = CallWork(call, endpoint.info, estimates=self._estimates, batcher=running.batcher)
+        return Admitted(endpoint=endpoint, pipelines=served.pipelines, work=work)
+
+    def _find(self, call: Call) -> tuple[ServedModel, Served]:
+        asked = (call.model, call.revision, call.profile)
+        endpoint, served = self._served.endpoints.get(call.model), self._served
+        if endpoint is None and (kept := self._served.kept.get(call.model)) is not None:
+            endpoint, served = kept.endpoint, kept.served
+        if endpoint is not None and _variant(endpoint.info) == asked:
+            return endpoint, served
+        if (retired := self._retired.get(asked)) is not None:
+            return retired.endpoint, retired.served
+        if endpoint is None:
+            raise ModelNotFound(f"model `{call.model}` is not served here")
+        info = endpoint.info
+        raise RevisionMismatch(f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`")
+
+    def backlog(self, call: Call) -> float:
+        """Return the seconds after which an admitted call, sent again, would find room."""
+        try:
+            endpoint, served = self._find(call)
+        except CallRefused:
+            # It was replaced meanwhile: whoever comes again finds the new one.
+            return _SOON
+        return _running(served, endpoint.encoder).batcher.backlog()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count a call as in flight."""
+        self.calls_in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.calls_in_flight -= 1
+            if not self.calls_in_flight:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no call is in flight."""
+        await self._idle.wait()
+
+    def count_item(self, call: Call, outcome: str) -> None:
+        """Count an item's end; `outcome` is of a closed set."""
+        self._items[call.model, call.task, outcome] += 1
+
+    def failures(self) -> list[str]:
+        """Return what was loaded and has died since."""
+        return [
+            f"{encoder.name}: {encoder.failure}"
+            for encoder in self._served.all_encoders()
+            if encoder.failure is not None
+        ]
+
+    def state(self) -> BackendState:
+        """Return identity, readiness, models and load."""
+        failures = self.failures()
+        problems = [f"{name}: {reason}" for name, reason in self._served.problems.items()]
+        away = [
+            f"{encoder.name}: {encoder.upstream} is not ready"
+            for encoder in self._served.all_encoders()
+            if encoder.upstream in self.unready
+        ]
+        missing = [*failures, *problems, *away]
+        is_leaving = self.draining or self.leaving
+        if is_leaving:
+            missing.append("draining: the backend is stopping")
+        infos = self._infos()
+        if not infos:
+            missing.append("no model is served")
+        providers = {encoder.batcher.provider for encoder in self._served.all_encoders()}
+        return BackendState(
+            backend_id=self._identity.backend_id,
+            region=self._identity.region,
+            ready=not (failures or away or is_leaving) and bool(infos),
+            missing=missing,
+            provider=", ".join(sorted(providers)) or "none",
+            models=infos,
+            problems=dict(self._served.problems),
+            report=self.report(),
+        )
+
+    def _infos(self) -> list[ModelInfo]:
+        """Return what is said of each model, with the revisions of before that still answer."""
+        earlier: dict[str, list[str]] = {}
+        for name, revision, _ in self._retired:
+            earlier.setdefault(name, []).append(revision)
+        return [
+            msgspec.structs.replace(info, earlier=earlier[info.name])
+            if info.name in earlier
+            else info
+            for info in self._served.infos()
+        ]
+
+    def report_frame(self) -> bytes:
+        """Return the report as the last frame of a reply, made anew every few milliseconds."""
+        now = self._clock()
+        if now - self._reported >= _REPORT_AGE:
+            self._reported, self._report_frame = now, encode_frame(self.report())
+        return self._report_frame
+
+    def report(self) -> Report:
+        """Return how busy the encoders are, taken together."""
+        statistics = [encoder.batcher.statistics() for encoder in self._served.all_encoders()]
+        work = sum(s.work for s in statistics)
+        return Report(
+            queued_rows=sum(s.queued_rows for s in statistics),
+            queued_tokens=sum(s.queued_tokens for s in statistics),
+            rows_per_second=max((s.rows_per_second for s in statistics), default=0.0),
+            tokens_per_second=max((s.tokens_per_second for s in statistics), default=0.0),
+            padding_waste_ratio=sum(s.wasted for s in statistics) / work if work else 0.0,
+            queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
+            device_busy_share=self._device.busy_share() if self._device else 0.0,
+            runs_in_flight=sum(s.runs_in_flight for s in statistics),
+            releases=dict(sum((Counter(s.releases) for s in statistics), Counter())),
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Return the numbers the metrics are made of; of two encoders of a name, the newer's."""
+        encoders = {encoder.name: encoder for encoder in reversed(self._served.all_encoders())}
+        return Snapshot(
+            ready=self.state().ready,
+            calls_in_flight=self.calls_in_flight,
+            device_busy_share=self._device.busy_share() if self._device else 0.0,
+            items=dict(self._items),
+            encoders=[
+                EncoderStatistics(
+                    name=encoder.name,
+                    queue=encoder.batcher.statistics(),
+                    rows=encoder.rows.statistics(),
+                )
+                for encoder in reversed(encoders.values())
+            ],
+            shadows=self._mirror.statistics() if self._mirror else ShadowStatistics(),
+        )
+
+
+def _variant(info: ModelInfo) -> Variant:
+    return info.name, info.revision, info.profile
+
+
+def _running(served: Served, encoder: str) -> RunningEncoder:
+    return next(running for running in served.encoders if running.name == encoder)

@@ -1,0 +1,173 @@
+"""One item of a call: decoded, answered inside its time, told as an outcome."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from backends.batching.shared import Caller
+from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
+from backends.pipelines.ask import AlgorithmContext, encode_result
+from backends.protocol import (
+    CALL_PATH,
+    ITEMS,
+    PARAMETERS,
+    UNREADABLE,
+    Call,
+    CallItem,
+    Done,
+    Failed,
+    Task,
+)
+from backends.serving.core import Admitted, ServingCore
+from backends.telemetry.spans import NO_SPAN, Span, Tracing
+
+_log = logging.getLogger(__name__)
+# No item takes this long; a timer cannot be set for ever.
+_LONGEST = 3600.0
+# With so few seconds left, a caller who leaves does so because its time is over.
+_GIVEN_UP_LATE = 0.05
+
+
+class Decoders:
+    """The decoders of parameters and items, made once."""
+
+    def __init__(self) -> None:
+        self.call = msgspec.msgpack.Decoder(Call)
+        self.parameters: dict[Task, msgspec.msgpack.Decoder[Any]] = {
+            task: msgspec.msgpack.Decoder(kind) for task, kind in PARAMETERS.items()
+        }
+        self.items: dict[Task, msgspec.msgpack.Decoder[Any]] = {
+            task: msgspec.msgpack.Decoder(kind) for task, kind in ITEMS.items()
+        }
+
+
+class ItemAnswerer:
+    """Answers the items of one call."""
+
+    def __init__(
+        self,
+        *,
+        engine: ServingCore,
+        admitted: Admitted,
+        call: Call,
+        decoders: Decoders,
+        received: float,
+        clock: Callable[[], float],
+        tracing: Tracing,
+    ) -> None:
+        self._engine = engine
+        self._call = call
+        self._algorithm = admitted.endpoint.algorithms[call.task]
+        self._pipelines = admitted.pipelines
+        self._work = admitted.work
+        self._decoder = decoders.items[call.task]
+        self._received = received
+        self._clock = clock
+        self._tracing = tracing
+        try:
+            self._parameters = decoders.parameters[call.task].decode(call.parameters)
+        except UNREADABLE as error:
+            raise BadCall(f"the parameters are none of `{call.task}`: {error}") from None
+
+    async def answer(self, index: int, item: CallItem) -> Done | Failed:
+        """Return the item's outcome; only a cancellation is raised."""
+        span = self._start_span(item)
+        caller = Caller(
+            scope=item.scope,
+            deadline=self._received + item.remaining,
+            span=span,
+            lane=self._call.lane,
+            truncate=self._call.truncate,
+        )
+        outcome: Done | Failed | None = None
+        try:
+            left = caller.deadline - self._clock()
+            caller.promise = self._work.promise(index, item, time_left=left)
+            result = await self._run(item, caller)
+            outcome = Done(
+                index=index,
+                result=result,
+                rows=caller.rows,
+                tokens=caller.tokens,
+                known=caller.known,
+                truncated_from=caller.truncated_from,
+            )
+        except asyncio.CancelledError:
+            span.end("client_gone")
+            raise
+        except BackendError as error:
+            outcome = _failed(index, error)
+        except Exception:  # noqa: BLE001 - an error of one item must not take the others with it
+            _log.exception("an item failed unexpectedly", extra={"model": self._call.model})
+            outcome = _failed(index, BackendError("the backend failed on this item"))
+        finally:
+            self._end(index, caller, outcome)
+        span.end(outcome.code if isinstance(outcome, Failed) else None)
+        return outcome
+
+    def _end(self, index: int, caller: Caller, outcome: Done | Failed | None) -> None:
+        """Count how an item ended, and learn from it; without an outcome it was given up."""
+        self._engine.count_item(self._call, _kind(outcome))
+        if outcome is None:
+            # Whoever waits gives up at the very moment that the time is over here.
+            is_late = caller.deadline - self._clock() < _GIVEN_UP_LATE
+        else:
+            is_late = isinstance(outcome, Failed) and outcome.code == DeadlineExceeded.code
+        self._work.end(
+            index,
+            brought=caller.work,
+            is_done=isinstance(outcome, Done),
+            late_rows=caller.rows + caller.wasted if is_late else None,
+        )
+
+    def _start_span(self, item: CallItem) -> Span:
+        if not self._tracing.records:
+            return NO_SPAN
+        carrier = {"traceparent": item.traceparent} if item.traceparent else {}
+        return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
+
+    async def _run(self, item: CallItem, caller: Caller) -> bytes:
+        left = caller.deadline - self._clock()
+        # Said this way round so that a time that is no number is over, too.
+        if not left > 0:
+            raise DeadlineExceeded(
+                "the time of the item was over before it began",
+                retry_after=self._engine.backlog(self._call),
+            )
+        try:
+            body = self._decoder.decode(item.body)
+        except UNREADABLE as error:
+            raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
+        ask = AlgorithmContext(self._pipelines, caller)
+        try:
+            async with asyncio.timeout(min(left, _LONGEST)):
+                return encode_result(await self._algorithm.run(body, self._parameters, ask))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "the time of the item is over", retry_after=self._engine.backlog(self._call)
+            ) from None
+
+
+def _kind(outcome: Done | Failed | None) -> str:
+    """Return how an item ended, as it is counted."""
+    if outcome is None:
+        return "cancelled"
+    if isinstance(outcome, Done):
+        return "done"
+    if outcome.status == ItemRefused.status:
+        return "refused"
+    return "expired" if outcome.code == DeadlineExceeded.code else "failed"
+
+
+def _failed(index: int, error: BackendError) -> Failed:
+    return Failed(
+        index=index,
+        status=error.status,
+        code=error.code,
+        detail=str(error),
+        retryable=error.retryable,
+        retry_after=error.retry_after if isinstance(error, Overloaded | DeadlineExceeded) else None,
+    )

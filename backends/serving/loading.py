@@ -1,0 +1,322 @@
+"""From a repository's catalogue to an engine that serves it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from backends.algorithms.base import ServedModel
+from backends.algorithms.registry import build_endpoint
+from backends.algorithms.shadow import Mirror, shadowed
+from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.device import Device
+from backends.batching.policy import BatchLimits
+from backends.batching.shared import RowCache, SharedRows
+from backends.errors import ModelProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.pooling import PoolingExecutor
+from backends.executors.upstream import UpstreamExecutor
+from backends.pipelines.ask import Pipeline
+from backends.pipelines.encoder import Encoder
+from backends.pipelines.head import Head, HeadWeights, read_head
+from backends.qualification.admit import Admit, Candidate
+from backends.qualification.agreement import check_agreement
+from backends.qualification.tuned import Tuned, read_tuned
+from backends.repository.catalogue import Catalogue, Model, base_name
+from backends.repository.manifest import (
+    ClassifierManifest,
+    EncoderManifest,
+    GraphManifest,
+    HeadManifest,
+    builds_on,
+)
+from backends.serving.core import Identity, RunningEncoder, Served, ServingCore
+from backends.settings import BackendSettings
+from backends.telemetry.spans import Tracing
+from backends.tokenization.tokenizer import Tokenizer
+from backends.types import OutputKind
+
+_ROWS_PER_BATCH = 16
+# What runs as many batches at a time as it is given threads.
+_HOST = ("cpu", "paced")
+
+OpenExecutor = Callable[[GraphSource], ModelExecutor]
+
+
+class Tools(msgspec.Struct, frozen=True, kw_only=True):
+    """What every model of a process shares."""
+
+    settings: BackendSettings
+    tracing: Tracing
+    clock: Callable[[], float]
+    tokenizer_pool: ThreadPoolExecutor
+    open_executor: OpenExecutor
+    admit: Admit
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What models share and a reload keeps: the device, known rows, what is mirrored."""
+
+    device: Device
+    cache: RowCache
+    mirror: Mirror
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine and the batchers whose threads it needs started."""
+
+    engine: ServingCore
+    batchers: list[Batcher]
+    problems: Mapping[str, str]
+
+
+def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
+    """Load every model of a catalogue; one that cannot be loaded is a problem, no error."""
+    shared = make_shared(tools)
+    served = load_models(catalogue, tools, shared)
+    settings = tools.settings
+    engine = ServingCore(
+        identity=Identity(backend_id=settings.backend_id, region=settings.region),
+        served=served,
+        clock=tools.clock,
+        device=shared.device,
+    )
+    batchers = [encoder.batcher for encoder in served.encoders]
+    return Loaded(engine=engine, batchers=batchers, problems=served.problems)
+
+
+def make_shared(tools: Tools) -> Shared:
+    """Return what the models of a process share, before any is loaded."""
+    device = Device(slots=_slots(tools.settings), clock=tools.clock)
+    return Shared(
+        device=device,
+        cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
+        mirror=Mirror(clock=tools.clock, busy_share=device.busy_share),
+    )
+
+
+def load_models(
+    catalogue: Catalogue, tools: Tools, shared: Shared, running: Sequence[RunningEncoder] = ()
+) -> Served:
+    """Load every model of a catalogue; encoders of `running` that did not change are kept."""
+    loader = _Loader(catalogue, tools, shared, running)
+    for model in catalogue.models.values():
+        loader.load(model)
+    # Last, so that what builds on a model asks the model alone.
+    for model in catalogue.models.values():
+        loader.mirror(model)
+    return Served(
+        endpoints=loader.endpoints,
+        pipelines=loader.pipelines,
+        encoders=loader.running,
+        problems=loader.problems,
+        blocked=frozenset(loader.blocked),
+        needs=loader.needs,
+    )
+
+
+class _Loader:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        tools: Tools,
+        shared: Shared,
+        running: Sequence[RunningEncoder],
+    ) -> None:
+        self._catalogue = catalogue
+        self._tools = tools
+        self._shared = shared
+        self._kept = {
+            (encoder.name, encoder.digest): encoder
+            for encoder in running
+            if encoder.failure is None
+        }
+        self._encoders: dict[str, Encoder] = {}
+        self.endpoints: dict[str, ServedModel] = {}
+        self.pipelines: dict[str, Pipeline] = {}
+        self.running: list[RunningEncoder] = []
+        self.problems = dict(catalogue.problems)
+        self.blocked = set(catalogue.blocked)
+        self.needs: dict[str, frozenset[str]] = {}
+
+    def load(self, model: Model) -> None:
+        """Load one model; those it builds on came before it."""
+        below = builds_on(model.manifest)
+        if any(name in self.problems and base_name(name) != model.name for name in below):
+            self.blocked.add(model.name)
+        try:
+            endpoint = build_endpoint(model, self.endpoints)
+            if isinstance(model.manifest, EncoderManifest | ClassifierManifest):
+                self._load_encoder(model, model.manifest)
+            elif isinstance(model.manifest, HeadManifest):
+                self._load_head(model, model.manifest, endpoint)
+        except ModelProblem as error:
+            self.problems[model.name] = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever a model's files do, others are served
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.problems[model.name] = f"{model.folder}: it cannot be loaded: {reason}"
+            return
+        self.endpoints[model.name] = endpoint
+        self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
+
+    def mirror(self, model: Model) -> None:
+        """Let the shadow of a model see its items; one that is broken is named, and sees none."""
+        endpoint = self.endpoints.get(model.name)
+        if model.shadow is None or endpoint is None:
+            return
+        name = f"{model.name}@{model.shadow.revision}"
+        shadow = self.endpoints.get(name)
+        if shadow is None:
+            return
+        both = shadowed(endpoint, shadow, plan=model.shadow, mirror=self._shared.mirror)
+        if both is None:
+            self.problems[name] = f"it is the shadow of `{model.name}` and has no task of it"
+        else:
+            self.endpoints[model.name] = both
+            self.needs[model.name] |= self.needs[name]
+
+    def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
+        running = self._kept.get((model.name, model.digest))
+        if running is None:
+            running = self._open_encoder(model, manifest)
+        self._encoders[model.name] = running.pipeline
+        self.pipelines[model.name] = running.pipeline
+        self.running.append(running)
+
+    def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
+        tools, settings = self._tools, self._tools.settings
+        tokenizer = Tokenizer(
+            model.file(manifest.tokenizer),
+            pool=tools.tokenizer_pool,
+            truncate_to=manifest.max_tokens if manifest.truncate else None,
+        )
+        source = graph_source(model, manifest)
+        executor = tools.open_executor(source)
+        is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
+        if source.upstream and manifest.graph:
+            self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
+        if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
+            executor = PoolingExecutor(executor, manifest.pooling)
+        shares_batches = executor.most_rows != 1 and tools.admit(
+            _candidate(model, manifest, executor, tokenizer)
+        )
+        found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
+        batcher = Batcher(
+            name=model.name,
+            executor=executor,
+            cost=executor.cost,
+            # A batch on another server takes no slot of the device here.
+            device=None if source.upstream else self._shared.device,
+            always_wide=settings.wide == "always",
+            lanes=None if source.upstream else _lanes(settings, found),
+            batch=BatchLimits(
+                rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
+                tokens=settings.max_batch_tokens,
+                by_arrival=settings.batch_order == "arrival",
+            ),
+            queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
+            clock=tools.clock,
+            tracing=tools.tracing,
+        )
+        rows = SharedRows(digest=model.digest, cache=self._shared.cache, batcher=batcher)
+        encoder = Encoder(
+            name=model.name,
+            tokenizer=tokenizer,
+            rows=rows,
+            max_tokens=manifest.max_tokens,
+            truncate=manifest.truncate,
+        )
+        return RunningEncoder(
+            name=model.name,
+            digest=model.digest,
+            pipeline=encoder,
+            batcher=batcher,
+            rows=rows,
+            upstream=model.upstream,
+            is_well=is_well,
+        )
+
+    def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:
+        """Hold another server to the graph that it should run, which is opened for this alone."""
+        here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
+        check_agreement(candidate, executor, here)
+
+    def _load_head(self, model: Model, manifest: HeadManifest, endpoint: ServedModel) -> None:
+        below = self._catalogue.models[manifest.encoder].manifest
+        if not isinstance(below, EncoderManifest):
+            raise ModelProblem(f"{model.folder}: `{manifest.encoder}` is no encoder")
+        if getattr(below.outputs, manifest.output) is None:
+            raise ModelProblem(
+                f"{model.folder}: `{manifest.encoder}` has no output `{manifest.output}`"
+            )
+        layers = read_head(
+            model.file(manifest.weights),
+            inputs=below.dimensions,
+            outputs=len(manifest.labels),
+        )
+        weights = HeadWeights(
+            layers, activation=manifest.activation, normalize_input=manifest.normalize_input
+        )
+        encoder = self._encoders[endpoint.encoder]
+        self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
+
+
+def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
+    """Return what opens the graph of a model: its file, its outputs and how wide they are."""
+    if isinstance(manifest, ClassifierManifest):
+        kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
+        outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
+    else:
+        named = {
+            OutputKind.POOLED: manifest.outputs.pooled,
+            OutputKind.TOKENS: manifest.outputs.tokens,
+        }
+        outputs = {kind: name for kind, name in named.items() if name is not None}
+        dimensions = manifest.dimensions
+    return GraphSource(
+        path=model.file(manifest.graph),
+        outputs=outputs,
+        dimensions=dimensions,
+        max_tokens=manifest.max_tokens,
+        digest=model.digest,
+        upstream=model.upstream,
+    )
+
+
+def _rows_per_batch(settings: BackendSettings, found: Tuned | None, executor: ModelExecutor) -> int:
+    """Return what the settings say, or else what was found best here; never more than it takes."""
+    rows = settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
+    return min(rows, executor.most_rows or rows)
+
+
+def _lanes(settings: BackendSettings, found: Tuned | None) -> int | None:
+    """Return what the settings say, or else what was found best here; `None` for all there are."""
+    if settings.provider in _HOST and settings.threads:
+        return settings.threads
+    return found.threads if found is not None else None
+
+
+def _candidate(
+    model: Model,
+    manifest: GraphManifest,
+    executor: ModelExecutor,
+    tokenizer: Tokenizer,
+) -> Candidate:
+    return Candidate(
+        name=model.name,
+        folder=model.folder,
+        digest=model.digest,
+        profile=manifest.profile,
+        max_tokens=manifest.max_tokens,
+        outputs=tuple(graph_source(model, manifest).outputs),
+        executor=executor,
+        encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
+        is_remote=model.upstream is not None,
+    )
+
+
+def _slots(settings: BackendSettings) -> int:
+    """Return how many batches the device takes at a time."""
+    return settings.lanes if settings.provider in _HOST else settings.gpu_runs

@@ -1,0 +1,164 @@
+"""Loads a repository so that a broken revision never takes a healthy one away.
+
+In its place answers, in this order, what was served last as far as its files are still there, what
+is served until now (of a process that runs), or the newest of the older revisions that loads.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import msgspec
+
+from backends.repository.catalogue import Catalogue, Revisions, base_name
+from backends.repository.last_good import read_last_good, write_last_good
+from backends.serving.core import Retired, RunningEncoder, Served
+
+Shares = Mapping[str, int]
+Pinned = Mapping[str, Shares]
+Read = Callable[[Pinned], Catalogue]
+Load = Callable[[Catalogue, Sequence[RunningEncoder]], Served]
+
+
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be served, and the catalogue that it was made of."""
+
+    catalogue: Catalogue
+    served: Served
+
+
+def load_repository(
+    read: Read,
+    load: Load,
+    *,
+    before: Served | None,
+    usable: Callable[[Catalogue], Sequence[RunningEncoder]],
+) -> Recovered:
+    """Return what a repository's models became; of `before` what is broken is served on.
+
+    `usable` returns the encoders that may run on: without one of them, what needs it is not kept.
+    """
+    search = _Search(before)
+    catalogue = read({})
+    running = usable(catalogue)
+    served = load(catalogue, running)
+    while search.pin(catalogue, served):
+        catalogue = read(search.pinned)
+        served = load(catalogue, [*running, *served.encoders])
+    _keep_records(catalogue, served, search.pinned)
+    kept = _kept(before, catalogue, served, running, broken=served.problems.keys() | search.reasons)
+    problems = _explained(catalogue, served, kept, search)
+    return Recovered(
+        catalogue=catalogue, served=msgspec.structs.replace(served, problems=problems, kept=kept)
+    )
+
+
+class _Search:
+    """Tries one revision after another of each model that is broken."""
+
+    def __init__(self, before: Served | None) -> None:
+        self._before = before
+        self._left: dict[str, Iterator[Shares]] = {}
+        self.pinned: dict[str, Shares] = {}
+        self.reasons: dict[str, str] = {}
+
+    def pin(self, catalogue: Catalogue, served: Served) -> bool:
+        """Choose for broken models what to try next; tell whether there is something.
+
+        What is broken because of another model is tried only when nothing mends that.
+        """
+        broken = [
+            name
+            for name in served.problems
+            if name in catalogue.revisions
+            and name not in served.endpoints
+            and name not in catalogue.waiting
+        ]
+        own = [name for name in broken if name not in served.blocked]
+        return self._advance(own, catalogue, served) or self._advance(
+            [name for name in broken if name in served.blocked], catalogue, served
+        )
+
+    def _advance(self, names: Sequence[str], catalogue: Catalogue, served: Served) -> bool:
+        advanced = False
+        for name in names:
+            self.reasons.setdefault(name, _reason(name, catalogue, served))
+            revisions = catalogue.revisions[name]
+            left = self._left.setdefault(name, self._candidates(name, revisions))
+            shares = next(left, None)
+            if shares is not None:
+                self.pinned[name] = shares
+                advanced = True
+        return advanced
+
+    def _candidates(self, name: str, revisions: Revisions) -> Iterator[Shares]:
+        last = read_last_good(revisions.folder)
+        if last and last != revisions.shares and last.keys() <= set(revisions.numbers):
+            yield dict(last)
+        if self._before is not None and self._before.find(name) is not None:
+            return  # what runs is newer, or else it would have been served last
+        newest = max(map(int, revisions.shares), default=None)
+        for number in sorted(revisions.numbers, key=int, reverse=True):
+            if (newest is None or int(number) < newest) and last != {number: 1}:
+                yield {number: 1}
+
+
+def _reason(name: str, catalogue: Catalogue, served: Served) -> str:
+    """Return why a model is broken: of one with shares, what is wrong with its revision."""
+    for number in catalogue.revisions[name].shares:
+        if (reason := served.problems.get(f"{name}@{number}")) is not None:
+            return reason
+    return served.problems[name]
+
+
+def _keep_records(catalogue: Catalogue, served: Served, pinned: Pinned) -> None:
+    for name, revisions in catalogue.revisions.items():
+        if name in served.endpoints and name not in pinned:
+            write_last_good(revisions.folder, revisions.shares)
+
+
+def _kept(
+    before: Served | None,
+    catalogue: Catalogue,
+    served: Served,
+    running: Sequence[RunningEncoder],
+    *,
+    broken: Collection[str],
+) -> dict[str, Retired]:
+    """Return what was served and is broken now; not what is gone from the repository.
+
+    A revision that `serving.yaml` kept warm is served on while its model is broken: nothing that
+    can be read says that it goes, and callers may name it.
+    """
+    if before is None:
+        return {}
+    usable = {id(encoder.batcher) for encoder in running}
+    found = {}
+    for name, source in before.sources().items():
+        is_broken = name in broken or base_name(name) in broken
+        if name in served.endpoints or not is_broken or name in catalogue.waiting:
+            continue
+        part = source.served.part(name)
+        if all(id(encoder.batcher) in usable for encoder in part.encoders):
+            found[name] = Retired(endpoint=source.endpoint, served=part)
+    return found
+
+
+def _explained(
+    catalogue: Catalogue, served: Served, kept: Mapping[str, Retired], search: _Search
+) -> dict[str, str]:
+    """Return what is wrong with each model, and what answers in its place."""
+    problems = dict(served.problems)
+    for name, reason in search.reasons.items():
+        if name in served.endpoints:
+            numbers = [f"`{number}`" for number in catalogue.revisions[name].shares]
+            if len(numbers) == 1:
+                instead = f"revision {numbers[0]}, served last, answers in its place"
+            else:
+                instead = f"revisions {' and '.join(numbers)}, served last, answer in its place"
+            problems[name] = f"{reason}; {instead}"
+        else:
+            problems[name] = reason
+    for name, retired in kept.items():
+        if name in problems:
+            revision = retired.endpoint.info.revision
+            problems[name] += f"; revision {revision}, served until now, answers in its place"
+    return problems

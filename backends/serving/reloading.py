@@ -1,0 +1,201 @@
+"""Keeps the models of a repository served, and takes up its changes while calls are answered."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backends.errors import StartProblem
+from backends.open_inference.address import RemoteModelServer, servers
+from backends.open_inference.client import fingerprint
+from backends.repository.catalogue import Catalogue, read_catalogue
+from backends.serving.core import Identity, Retired, RunningEncoder, Served, ServingCore, Variant
+from backends.serving.loading import Tools, load_models, make_shared
+from backends.serving.recovery import Pinned, Recovered, load_repository
+
+_log = logging.getLogger(__name__)
+# How often servers that run models of ours are asked whether they are ready.
+_WATCH = 0.5
+_TRY_AGAIN = 30.0
+
+
+class Repository:
+    """An async context manager: the engine over a models directory, and the threads below it.
+
+    A reload opens what is new before anything of before is let go: new calls are answered by the
+    new revisions from the moment all of them are warm, calls that name an old one by the old, for
+    `retire_after` seconds more. A model whose new revision is broken is served as before. `more`
+    is a second directory, whose models are served beside those of `root`.
+    """
+
+    def __init__(
+        self, *, root: Path, tools: Tools, retire_after: float, more: Path | None = None
+    ) -> None:
+        """Read the directory and load its models.
+
+        Raises:
+            StartProblem: there is no such directory.
+        """
+        self._root, self._more = root, more
+        self._tools = tools
+        self._retire_after = retire_after
+        self._shared = make_shared(tools)
+        settings = tools.settings
+        self._servers = servers(settings)
+        loaded = self._load(None, ())
+        served = loaded.served
+        self._upstreams = loaded.catalogue.upstreams
+        self._tried = tools.clock()
+        # Seconds after which a server that is ready is tried again whose model could not be loaded.
+        self.try_again_after = _TRY_AGAIN
+        self.engine = ServingCore(
+            identity=Identity(backend_id=settings.backend_id, region=settings.region),
+            served=served,
+            clock=tools.clock,
+            device=self._shared.device,
+            mirror=self._shared.mirror,
+        )
+        self.served = served
+        self._started: dict[int, RunningEncoder] = {}
+        self._waiting: asyncio.Future[None] | None = None
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._start(self.served.encoders)
+        self._tasks.add(asyncio.create_task(self._watch()))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._shared.mirror.close()
+        await self._stop(list(self._started.values()))
+
+    async def reload(self) -> None:
+        """Serve what the directory holds now; returns when that answers calls.
+
+        Who asks while another's reload works shares the next one with all who ask meanwhile: each
+        is answered by a look at the directory that began after it asked.
+
+        Raises:
+            StartProblem: the directory is gone; what was served is served on.
+        """
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(self._reload_next(self._waiting))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(self._waiting)
+
+    async def _reload_next(self, asked: "asyncio.Future[None]") -> None:
+        try:
+            async with self._lock:
+                self._waiting = None
+                await self._reload()
+        except StartProblem as error:
+            asked.set_exception(error)
+        except BaseException:
+            # Whatever ends this, nobody may go on waiting for it.
+            asked.cancel()
+            raise
+        else:
+            asked.set_result(None)
+
+    async def _reload(self) -> None:
+        self._tried = self._tools.clock()
+        loaded = await asyncio.to_thread(self._load, self.served, self.engine.running())
+        served = loaded.served
+        await self._start(served.encoders)
+        self.served = served
+        self._upstreams = loaded.catalogue.upstreams
+        retired = self.engine.replace(served)
+        for name, reason in served.problems.items():
+            _log.error("a model is broken", extra={"model": name, "reason": reason})
+        _log.info("the models were read again", extra={"replaced": len(retired)})
+        task = asyncio.create_task(self._retire(retired))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH)
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 - one look that fails must not be the last
+                _log.exception("servers that run models cannot be watched")
+
+    async def look(self) -> None:
+        """Ask the servers that run models of ours; take up what is new there.
+
+        Raises:
+            StartProblem: something is, and the directory is gone.
+        """
+        async with self._lock:
+            known = list(self._upstreams)
+            asked = (asyncio.to_thread(self._fingerprint, upstream) for upstream in known)
+            found = dict(zip(known, await asyncio.gather(*asked), strict=True))
+            ill = await self._ill({each for each in known if found[each]})
+            self.engine.unready = frozenset(ill.union(e for e in known if not found[e]))
+            used = {encoder.upstream for encoder in self.served.all_encoders()}
+            # One that is ready and could not be loaded then may be loaded later.
+            late = self._tools.clock() - self._tried >= self.try_again_after
+            broken = any(found[each] and each not in used for each in known) and late
+            if self._changed(found) or broken:
+                await self._reload()
+
+    async def _ill(self, ready: set[RemoteModelServer]) -> set[RemoteModelServer]:
+        """Return those of the servers that say they are ready and do not answer."""
+        asked = [encoder for encoder in self.served.all_encoders() if encoder.upstream in ready]
+        well = await asyncio.gather(*(asyncio.to_thread(each.is_well) for each in asked))
+        pairs = zip(asked, well, strict=True)
+        return {each.upstream for each, is_well in pairs if each.upstream and not is_well}
+
+    def _fingerprint(self, upstream: RemoteModelServer) -> str:
+        return fingerprint(upstream, self._servers.token_for(upstream))
+
+    def _changed(self, found: Mapping[RemoteModelServer, str]) -> set[RemoteModelServer]:
+        """Return the servers that are ready with something else than when they were last read."""
+        known = self._upstreams
+        return {each for each in found if found[each] and found[each] != known.get(each)}
+
+    def _load(self, before: Served | None, running: Sequence[RunningEncoder]) -> Recovered:
+        def read(pinned: Pinned) -> Catalogue:
+            return read_catalogue(self._root, self._servers, more=self._more, pinned=pinned)
+
+        def load(catalogue: Catalogue, known: Sequence[RunningEncoder]) -> Served:
+            return load_models(catalogue, self._tools, self._shared, known)
+
+        def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
+            # What another server runs since then is opened anew, even if it should be the same.
+            changed = self._changed(catalogue.upstreams) if running else set()
+            return [each for each in running if each.upstream not in changed]
+
+        return load_repository(read, load, before=before, usable=usable)
+
+    async def _retire(self, retired: Mapping[Variant, Retired]) -> None:
+        """Give gateways the time to hear of the change, then let go of what nobody needs."""
+        await asyncio.sleep(self._retire_after)
+        self.engine.forget(retired)
+        needed = {id(encoder.batcher) for encoder in self.engine.running()}
+        idle = [e for place, e in self._started.items() if place not in needed]
+        await self._stop(idle)
+
+    async def _start(self, encoders: Sequence[RunningEncoder]) -> None:
+        for encoder in encoders:
+            if id(encoder.batcher) not in self._started:
+                await encoder.batcher.__aenter__()
+                self._started[id(encoder.batcher)] = encoder
+
+    async def _stop(self, encoders: Sequence[RunningEncoder]) -> None:
+        for encoder in encoders:
+            self._started.pop(id(encoder.batcher), None)
+            await encoder.batcher.__aexit__(None, None, None)

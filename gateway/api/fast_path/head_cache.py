@@ -1,0 +1,194 @@
+"""Remembers what the heads of requests said: callers send the same one again and again.
+
+A head that was read once is known by a keyed digest of its bytes, so that no API key is held; so is
+a whole request that was a memory hit. What is remembered is forgotten when keys or the document
+change.
+"""
+
+import secrets
+from hashlib import blake2b
+
+import httptools
+import msgspec
+
+from backends.protocol import Task
+from gateway.api.http import Headers, by_name
+from gateway.api.request_headers import RequestOptions
+from gateway.api.request_state import ParsedBody
+from gateway.api.rules import InferenceRules
+from gateway.auth.key_ring import KeyRing
+from gateway.errors import GatewayError
+from gateway.http.request_head import MAX_FIELDS, has_one_host
+from gateway.rate_limit.repeated_charges import RepeatedCharge
+from gateway.runtime.runtime import Runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.types import CacheDirectives, Principal
+
+_LONGEST = 4096
+_MOST = 4096
+# A body with one of these does not end where its declared length says, or is not to be read yet.
+_UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
+
+
+class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What was decided about a request by its head; `length` is that of its body."""
+
+    task: Task
+    length: int
+    principal: Principal
+    asked: RequestOptions
+    wants_timing: bool
+    is_plain: bool
+    """Nothing was asked for that makes the answer of a memory hit another."""
+    traceparent: str
+
+
+class KnownRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole request that was a memory hit of one item, without wishes."""
+
+    reading: ParsedBody
+    spender: RepeatedCharge
+
+
+class RequestHeadCache:
+    """The heads a worker has seen lately, of requests that the fast lane may answer."""
+
+    def __init__(self, *, rules: InferenceRules, keys: KeyRing, runtimes: RuntimeStore) -> None:
+        self._rules = rules
+        self._keys = keys
+        self._runtimes = runtimes
+        # Copied for each digest: to begin with the key anew would cost a round of it.
+        self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
+        self._heads: dict[bytes, CachedHead | None] = {}
+        self._requests: dict[bytes, KnownRequest] = {}
+        self._runtime: Runtime | None = None
+        self._generation = -1
+        self._is_closed = False
+        self._tasks = {b"/v1/%b" % task.encode(): task for task in Task if task is not Task.INFER}
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def find(self, head: bytes) -> CachedHead | None:
+        """Return what `head`, up to and with its empty line, says.
+
+        `None` where the request is not of the plain kind, or will not be let in.
+        """
+        if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
+            self._forget()
+        digest = self._digest(head)
+        known = self._heads.get(digest)
+        if known is None and digest not in self._heads and len(head) <= _LONGEST:
+            if len(self._heads) >= _MOST:
+                self._heads.clear()
+            known = self._heads[digest] = self._read(head)
+        return known
+
+    def recall(self, request: bytes) -> KnownRequest | None:
+        """Return what is known of a whole request, head and body."""
+        if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
+            self._forget()
+        if len(request) > _LONGEST:
+            return None
+        hasher = self._keyed.copy()
+        hasher.update(request)
+        return self._requests.get(hasher.digest())
+
+    def remember(self, request: bytes, known: KnownRequest) -> None:
+        """Know a whole request from now on."""
+        if len(request) <= _LONGEST and not self._is_closed:
+            if len(self._requests) >= _MOST:
+                self._requests.clear()
+            self._requests[self._digest(request)] = known
+
+    def close(self) -> None:
+        """Know nothing any more, and learn nothing: every request is the application's."""
+        self._is_closed = True
+        self._forget()
+
+    def _digest(self, data: bytes) -> bytes:
+        hasher = self._keyed.copy()
+        hasher.update(data)
+        return hasher.digest()
+
+    def _forget(self) -> None:
+        self._heads.clear()
+        self._requests.clear()
+        self._runtime = self._runtimes.current
+        self._generation = self._keys.generation
+
+    def _read(self, head: bytes) -> CachedHead | None:
+        if self._is_closed:
+            return None
+        reader = _HeadReader()
+        task = self._tasks.get(reader.read(head))
+        headers = by_name(reader.headers)
+        length = headers.get(b"content-length", b"")
+        if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
+            return None
+        exchange = self._rules.exchange(task)
+        try:
+            self._rules.read_head(exchange, "POST", headers)
+        except GatewayError:
+            return None
+        if exchange.principal is None:
+            return None
+        return CachedHead(
+            task=task,
+            length=int(length),
+            principal=exchange.principal,
+            asked=exchange.asked,
+            wants_timing=exchange.wants_timing,
+            is_plain=not exchange.wants_timing and exchange.asked.directives == CacheDirectives(),
+            traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
+        )
+
+
+class _HeadReader:
+    """Reads one head with the parser that the server uses, so that both understand the same."""
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+        self._url = b""
+        self._is_complete = False
+        self._has_more = False
+        self._parser = httptools.HttpRequestParser(self)
+
+    def read(self, head: bytes) -> bytes:
+        """Return the target of a head, empty where it is none."""
+        try:
+            self._parser.feed_data(head)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return b""
+        return self._url if self._is_complete else b""
+
+    def is_plain(self) -> bool:
+        """Tell whether it is a POST over HTTP/1.1 with a body, on a connection that stays."""
+        parser = self._parser
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        return (
+            not self._has_more
+            and len(self.headers) <= MAX_FIELDS
+            and has_one_host(self.headers)
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()
+            and len(lengths) == 1
+            and lengths[0].isdigit()
+            and int(lengths[0]) > 0
+        )
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self._is_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._has_more = True
+
+    def on_message_complete(self) -> None:
+        self._has_more = True

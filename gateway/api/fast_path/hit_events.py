@@ -1,0 +1,81 @@
+"""What memory hits of one turn of the loop share: they are counted one by one and kept together.
+
+Hits that differ only by what was asked become one event, a run. It is in the log before any of
+their answers leaves: whoever writes answers calls `commit` first.
+"""
+
+import time
+from collections.abc import Callable
+
+from gateway.api.request_state import RequestIds
+from gateway.errors import EventLogUnavailable
+from gateway.events.base import EventPublisher
+from gateway.events.hit_run import HitRun
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.types import Source
+
+_IDS_AT_ONCE = 4096
+
+
+class HitEventBatch:
+    """The runs of the present turn."""
+
+    def __init__(
+        self,
+        *,
+        ids: RequestIds,
+        events: EventPublisher,
+        metrics: GatewayMetrics,
+        loop_time: Callable[[], float],
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._ids = ids
+        self._events = events
+        self._metrics = metrics
+        self._loop_time = loop_time
+        self._wall = wall
+        self._runs: list[HitRun] = []
+        self._time = 0
+        self.started = 0.0
+        """The loop's time when the turn's first hit came."""
+
+    def join(self, run: HitRun) -> bool:
+        """Make room in `run` for hits of this turn; `False` where their event cannot be kept."""
+        if not self._runs:
+            self.started = self._loop_time()
+            self._time = self._wall()
+        elif run.room:
+            self._runs.remove(run)
+            self._keep(run)
+        try:
+            self._events.set_aside(run.event.size)
+        except EventLogUnavailable:
+            return False
+        if not run.left:
+            run.first = self._ids.reserve(_IDS_AT_ONCE)
+            run.left = _IDS_AT_ONCE
+        run.room = run.left
+        self._runs.append(run)
+        return True
+
+    def commit(self) -> None:
+        """Keep the events of the turn, which ends."""
+        if self._runs:
+            for run in self._runs:
+                self._keep(run)
+            self._runs.clear()
+
+    def _keep(self, run: HitRun) -> None:
+        count = run.count
+        if not count:
+            self._events.give_back(run.event.size)
+            run.room = 0
+            return
+        duration = self._loop_time() - self.started
+        id_ = self._ids.numbered(run.first)
+        self._events.publish_encoded(run.event.payload(id_, self._time, duration, count))
+        self._metrics.request(run.task, 200, duration, count)
+        self._metrics.items(run.model, Source.HIT, count)
+        run.first += count
+        run.left -= count
+        run.count = run.room = 0

@@ -1,0 +1,354 @@
+"""The fast lane: requests are answered as their bytes arrive, or by callback, where that is plain.
+
+No task, no ASGI messages: a whole request in, a whole answer out, by the same rules as the
+application's; one that must wait for Redis or a backend is answered when they have. What is of
+another kind goes on to the application, its bytes untouched.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.api.answers import HIT, PRIVATE
+from gateway.api.fast_path.head_cache import CachedHead, KnownRequest, RequestHeadCache
+from gateway.api.fast_path.hit_events import HitEventBatch
+from gateway.api.http import HttpReply
+from gateway.api.request_state import RequestIds, RequestState
+from gateway.api.rules import InferenceRules, Limiter
+from gateway.errors import GatewayError
+from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
+from gateway.inference.inference import Inference
+from gateway.runtime.store import RuntimeStore
+
+_END = b"\r\n\r\n"
+# So much is answered before looking whether the peer still reads.
+_MOST_AT_ONCE = 64 * 1024
+
+
+class FastPath:
+    """What the connections of a worker share."""
+
+    def __init__(
+        self,
+        *,
+        rules: InferenceRules,
+        heads: RequestHeadCache,
+        limiter: Limiter,
+        inference: Inference,
+        runtimes: RuntimeStore,
+        ids: RequestIds,
+        turn: HitEventBatch,
+    ) -> None:
+        self.heads = heads
+        self.cork = WriteCoalescer(before=turn.commit)
+        self.turn = turn
+        self._rules = rules
+        self._limiter = limiter
+        self._inference = inference
+        self._runtimes = runtimes
+        self._id_prefix = ids.prefix.encode()
+        self._server_headers: list[tuple[bytes, bytes]] = []
+        self._server_lines = b""
+        self._hit_lines = b""
+
+    def again(self, request: bytes, server_headers: list[tuple[bytes, bytes]]) -> bytes | None:
+        """Return the answer to a whole request that is the same as an earlier memory hit.
+
+        `None`, and nothing decided, where it is not known as such or may end in another way now.
+        """
+        known = self.heads.recall(request)
+        if known is None:
+            return None
+        repeat, job = known.reading.repeat, known.reading.job
+        if repeat is None or job is None:
+            return None
+        entry, age = self._inference.recall(job, self._runtimes.current)
+        if entry is not repeat.entry:
+            return None
+        run = repeat.run
+        if run.count == run.room and not self.turn.join(run):
+            return None
+        limits = known.spender.spend()
+        if limits is None:
+            self.turn.commit()  # the run may have been joined for nothing
+            return None
+        if server_headers is not self._server_headers:
+            self._prepare(server_headers)
+        return b"%b%d\r\nx-request-id: %b%010x%b%b%b" % (
+            self._hit_lines,
+            age,
+            self._id_prefix,
+            run.add(),
+            PRIVATE,
+            limits,
+            repeat.tail,
+        )
+
+    def reply(self, head: CachedHead, body: bytes, *, request: bytes) -> HttpReply | RequestState:
+        """Return the answer to a request, or the exchange where it has to be waited for.
+
+        `request` is head and body: a plain memory hit is known by it from now on.
+        """
+        exchange = self._rules.exchange(head.task)
+        exchange.principal = head.principal
+        exchange.asked = head.asked
+        exchange.wants_timing = head.wants_timing
+        exchange.traceparent = head.traceparent
+        exchange.body_is_read()
+        reply = self._rules.reply_now(exchange, "", body)
+        reading = exchange.reading
+        if (
+            reading is not None
+            and reading.repeat is not None
+            and head.is_plain
+            # A limit that is only tried out counts what it would have refused, on the longer way.
+            and not any(charge.rule.shadow for charge in reading.charges)
+        ):
+            spender = self._limiter.spender(reading.charges)
+            self.heads.remember(request, KnownRequest(reading=reading, spender=spender))
+        return reply or exchange
+
+    def seek(self, exchange: RequestState, told: Callable[[HttpReply | None], object]) -> bool:
+        """Ask the cache for an exchange that has to be waited for; see `InferenceRules.seek`."""
+        return self._rules.seek(exchange, told)
+
+    async def later(self, exchange: RequestState) -> HttpReply:
+        """Return the answer to an exchange that had to be waited for."""
+        return await self._rules.reply_later(exchange)
+
+    def render(
+        self, reply: HttpReply, server_headers: list[tuple[bytes, bytes]], *, is_last: bool = False
+    ) -> bytes:
+        """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
+
+        The peer is told of an answer that `is_last` on its connection.
+        """
+        if server_headers is not self._server_headers:
+            self._prepare(server_headers)
+        return b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
+            STATUS_LINE[reply.status],
+            self._server_lines,
+            reply.lines,
+            len(reply.body),
+            CLOSE if is_last else b"",
+            reply.body,
+        )
+
+    def _prepare(self, server_headers: list[tuple[bytes, bytes]]) -> None:
+        """Make what answers begin with; the date in it is another each second."""
+        self._server_headers = server_headers
+        self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
+        self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
+
+
+class FastPathProtocol(WriteCoalescingProtocol):
+    """uvicorn's protocol with a fast lane before it.
+
+    The lane is open between two requests when nothing of the application's is under way, so that
+    answers keep their order. While the peer does not read, nothing is answered and nothing read;
+    nor while an answer of the lane is waited for.
+    """
+
+    def __init__(self, *args: Any, lane: FastPath, **kwargs: Any) -> None:
+        super().__init__(*args, cork=lane.cork, **kwargs)
+        self._lane = lane
+        self._is_between = True
+        self._is_waiting = False
+        self._waits_until = 0.0
+        self._is_ending = False
+        self._held = b""
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._is_waiting or self._held:
+            data = self._hold(data)
+        elif self._is_between and (self.cycle is None or self.cycle.response_complete):
+            if self.flow.write_paused:
+                data = self._hold(data)
+            else:
+                answer = self._lane.again(data, self.server_state.default_headers)
+                if answer is not None:
+                    # As `_send`, by the turn's clock.
+                    self.transport.write(answer)
+                    self.server_state.total_requests += 1
+                    self._answered_at = self._lane.turn.started
+                    if self.timeout_keep_alive_task is None:
+                        self._wait_for_requests(self.timeout_keep_alive)
+                    return
+                data = self._answer(data)
+        if data:
+            super().data_received(data)
+
+    @override
+    def on_message_begin(self) -> None:
+        self._is_between = False
+        super().on_message_begin()
+
+    @override
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # Not where an upgrade is ignored: its body comes only now.
+        self._is_between = not self._is_in_body
+
+    @override
+    def refuse(self, error: GatewayError) -> None:
+        self._is_between = False
+        super().refuse(error)
+
+    @override
+    def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
+        if not (self._is_waiting or self._held):
+            return super().eof_received()
+        self._is_at_eof = True
+        self.shutdown()
+        return True
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._held:
+            self.loop.call_soon(self._go_on)
+
+    @override
+    def timeout_keep_alive_handler(self) -> None:
+        left = self._answered_at + self.timeout_keep_alive - self.loop.time()
+        if self._is_waiting:
+            left = self.timeout_keep_alive
+        if left > 0 and not self.transport.is_closing():
+            self._wait_for_requests(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    @override
+    def end_if_late(self, now: float) -> None:
+        if not self._is_waiting:
+            super().end_if_late(now)
+        elif now > self._waits_until:  # most likely a peer that does not read
+            self.transport.abort()
+
+    @override
+    def shutdown(self) -> None:
+        if self._is_waiting or self._held:
+            # What was read is answered, and no more is read.
+            self._is_ending = True
+            self.flow.pause_reading()
+        else:
+            super().shutdown()
+
+    def _answer(self, data: bytes) -> bytes:
+        """Answer what can be answered, and return what is left for the application."""
+        lane, start, size = self._lane, 0, 0
+        answers: list[bytes] = []
+        while (end := data.find(_END, start) + 4) > 3:  # noqa: PLR2004 - found
+            head = lane.heads.find(data[start:end])
+            if head is None or end + head.length > len(data):
+                break
+            stop = end + head.length
+            reply = lane.reply(head, data[end:stop], request=data[start:stop])
+            if isinstance(reply, RequestState):
+                self._send(b"".join(answers), len(answers))
+                self._begin(reply)
+                return self._hold(data[stop:])
+            answers.append(lane.render(reply, self.server_state.default_headers))
+            start = stop
+            size += len(answers[-1])
+            if size > _MOST_AT_ONCE:
+                self._send(b"".join(answers), len(answers))
+                lane.cork.release()
+                answers, size = [], 0
+                if self.flow.write_paused:
+                    break
+        self._send(b"".join(answers), len(answers))
+        rest = data[start:] if start else data
+        return self._hold(rest) if rest and self.flow.write_paused else rest
+
+    def _hold(self, data: bytes) -> bytes:
+        """Keep `data` until it can be answered, and read no more meanwhile than one read."""
+        if data:
+            self._held += data
+            self.flow.pause_reading()
+        return b""
+
+    def _send(self, answers: bytes, count: int) -> None:
+        if not count:
+            return
+        self.transport.write(answers)
+        self.server_state.total_requests += count
+        self._answered_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._wait_for_requests(self.timeout_keep_alive)
+
+    def _begin(self, exchange: RequestState) -> None:
+        """See to it that `exchange` is answered; until then nothing else is."""
+        self._is_waiting = True
+        self._waits_until = exchange.deadline + self._patience.idle
+        if not self._lane.seek(exchange, partial(self._sought, exchange)):
+            self._start(exchange)
+
+    def _sought(self, exchange: RequestState, reply: HttpReply | None) -> None:
+        try:
+            if reply is None or self.flow.write_paused:
+                self._start(exchange, reply)
+            else:
+                self._end(reply)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            self.transport.abort()
+            raise
+
+    def _start(self, exchange: RequestState, reply: HttpReply | None = None) -> None:
+        """Answer `exchange` by a task that the server waits for when it stops."""
+        task = self.loop.create_task(self._answer_later(exchange, reply))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer_later(self, exchange: RequestState, reply: HttpReply | None) -> None:
+        try:
+            if reply is None:
+                reply = await self._lane.later(exchange)
+            if self.flow.write_paused:
+                await self.flow.drain()
+            self._end(reply)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            self.transport.abort()
+            raise
+
+    def _end(self, reply: HttpReply) -> None:
+        self._is_waiting = False
+        if self.transport.is_closing():
+            return
+        is_last = self._is_ending and not self._held
+        headers = self.server_state.default_headers
+        self._send(self._lane.render(reply, headers, is_last=is_last), 1)
+        if is_last:
+            self.transport.close()
+        elif self._held:
+            # Not from here: what goes wrong with the next must not take this answer along.
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Answer what was held back."""
+        is_closing = self.transport.is_closing()
+        if not self._held or self._is_waiting or self.flow.write_paused or is_closing:
+            return
+        data, self._held = self._held, b""
+        if not self._is_ending:
+            self.flow.resume_reading()
+        try:
+            self.data_received(data)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            self.transport.abort()
+            raise
+        if self._is_ending and not self._is_waiting and not self._held:
+            # The rest, if any, is the application's.
+            if self._is_at_eof:
+                super().eof_received()
+            else:
+                super().shutdown()
+
+    def _wait_for_requests(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            seconds, self.timeout_keep_alive_handler
+        )

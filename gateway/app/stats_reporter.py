@@ -1,0 +1,87 @@
+"""What a worker's parts say of themselves: once a second to the metrics, and to the admin."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from gateway.telemetry.metrics import GatewayMetrics
+
+Source = Callable[[], msgspec.Struct]
+
+
+class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the whole of a worker takes: `tasks` of its event loop."""
+
+    tasks: int
+
+
+def worker_statistics() -> WorkerStatistics:
+    """Return what this worker takes; called in its loop."""
+    return WorkerStatistics(tasks=len(asyncio.all_tasks()))
+
+
+class StatsReporter:
+    """Reads `sources` (a part's name and its `statistics`) each `interval` seconds.
+
+    Flushes the metrics as often, and once more at the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics: GatewayMetrics,
+        sources: Mapping[str, Source],
+        details: Mapping[str, Callable[[], object]],
+        interval: float = 1.0,
+    ) -> None:
+        self._metrics = metrics
+        self._sources = sources
+        self._details = details
+        self._interval = interval
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+        self._metrics.flush()
+
+    def report(self) -> bytes:
+        """Return everything as JSON, for the admin listener."""
+        parts: dict[str, object] = {name: source() for name, source in self._sources.items()}
+        parts |= {name: source() for name, source in self._details.items()}
+        return msgspec.json.encode(parts)
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._metrics.flush()
+            for part, source in self._sources.items():
+                self._metrics.statistics(part, numbers(source()))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self._interval)
+
+
+def numbers(statistics: msgspec.Struct, prefix: str = "") -> dict[str, float]:
+    """Return the numeric fields of `statistics`, nested ones under `outer_inner`."""
+    found: dict[str, float] = {}
+    for name in statistics.__struct_fields__:
+        value = getattr(statistics, name)
+        if isinstance(value, msgspec.Struct):
+            found |= numbers(value, f"{prefix}{name}_")
+        elif isinstance(value, int | float):
+            found[prefix + name] = float(value)
+    return found

@@ -1,0 +1,318 @@
+"""One request's items on their way through backends, until each is settled."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from backends.protocol import Call, CallItem, Done, Failed, Report
+from gateway.dispatch import failures
+from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
+from gateway.dispatch.budget import RetryBudget
+from gateway.dispatch.hedging import Hedging
+from gateway.dispatch.statistics import Counters
+from gateway.dispatch.tracing import CallTracer
+from gateway.dispatch.work import Work, WorkItem
+from gateway.errors import Overloaded
+from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
+from gateway.upstream.base import BackendClient, CallFailed, Cause
+from gateway.upstream.tasks import OwnedTasks
+
+Settle = Callable[[int, ItemOutcome], None]
+
+# The connection was lost: where there is no other backend, the same one may be tried again.
+_LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
+
+
+class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What every run of a dispatcher works with."""
+
+    fleet: Fleet
+    client: BackendClient
+    reprobe: Callable[[Endpoint], None]
+    tracer: CallTracer
+    tasks: OwnedTasks
+    budget: RetryBudget
+    hedging: Hedging
+    counters: Counters
+    runs: "set[DispatchOperation]"
+    """The runs in progress."""
+
+
+class DispatchOperation:
+    """Settles every item of `work` exactly once, at the latest at `deadline`."""
+
+    def __init__(
+        self,
+        means: DispatchContext,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Settle,
+        traceparent: str,
+    ) -> None:
+        self._means = means
+        self._work = work
+        self._deadline = deadline
+        self._settle_item = settle
+        self._traceparent = traceparent
+        self._loop = asyncio.get_running_loop()
+        self._open = {item.index for item in work.items}
+        self._attempts: dict[asyncio.Task[None], Attempt] = {}
+        self._latencies = means.hedging.of((work.model.info.name, work.task))
+        self._ended = asyncio.Event()
+        self._bug: BaseException | None = None
+
+    async def finish(self) -> None:
+        """Return when every item is settled.
+
+        Cancelled, it settles the open items as `cancelled` first. An attempt whose items were all
+        answered by others goes on: its rows stay known in its backend, and tell of its speed.
+        """
+        is_complete = False
+        self._means.runs.add(self)
+        try:
+            if self._loop.time() < self._deadline:
+                self._start()
+                async with asyncio.timeout_at(self._deadline):
+                    await self._ended.wait()
+                is_complete = True
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            self._fail(self._work.items, failures.cancelled())
+            raise
+        finally:
+            self._means.runs.discard(self)
+            for task in () if is_complete else self._attempts:
+                task.cancel()
+            self._fail(self._work.items, failures.expired())
+        if self._bug is not None:
+            raise self._bug
+
+    def _start(self) -> None:
+        items, means = self._work.items, self._means
+        come_back = means.fleet.shed(self._work.model, self._work.criticality)
+        if come_back is not None:
+            self._fail(items, failures.shed(come_back))
+            return
+        means.budget.earn(len(items))
+        means.hedging.earn(len(items))
+        shares = means.fleet.spread(self._work.model, [item.affinity for item in items])
+        for share in shares:
+            self._launch(Attempt(share.endpoint, [items[n] for n in share.items]))
+        if not shares:
+            self._fail(items, failures.unavailable())
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """Try elsewhere as well what waits for a backend that is in trouble."""
+        for attempt in list(self._attempts.values()):
+            if attempt.endpoint.backend != endpoint.backend:
+                continue
+            second = self._second(attempt)
+            if second is not None:
+                self._means.counters.retried += self._double(attempt, second)
+
+    def _launch(self, attempt: Attempt) -> None:
+        attempt.started = self._loop.time()
+        task = self._means.tasks.start(self._attempt(attempt))
+        self._attempts[task] = attempt
+        task.add_done_callback(self._attempt_ended)
+        late = self._latencies.late
+        if self._means.hedging.share and attempt.started + late < self._deadline:
+            timer = self._loop.call_later(late, self._hedge, attempt)
+            task.add_done_callback(lambda _: timer.cancel())
+
+    def _hedge(self, attempt: Attempt) -> None:
+        endpoint = self._second(attempt)
+        if endpoint is not None and self._means.hedging.spend(len(attempt.waiting)):
+            self._means.counters.hedged += self._double(attempt, endpoint)
+
+    def _second(self, attempt: Attempt) -> Endpoint | None:
+        """Return where what still waits may be tried as well; `None` where nothing may be."""
+        if not attempt.waiting or not self._open:
+            return None
+        affinity = next(iter(attempt.waiting.values())).affinity
+        # The work of one that is silent is not doubled on another: both may only be busy.
+        return self._next(attempt, affinity, may_repeat=False, with_silent=False)
+
+    def _double(self, attempt: Attempt, endpoint: Endpoint) -> int:
+        """Try what waits at `endpoint` as well; return how much that is."""
+        before = attempt.tried
+        items = attempt.double(endpoint)
+        self._launch(Attempt(endpoint, items, before))
+        return len(items)
+
+    def _attempt_ended(self, task: asyncio.Task[None]) -> None:
+        attempt = self._attempts.pop(task)
+        if task.cancelled():
+            self._fail(self._unanswered(attempt), failures.cancelled())
+        elif (bug := task.exception()) is not None:
+            self._bug = bug
+            self._fail(attempt.items, failures.unexpected())
+
+    def _unanswered(self, attempt: Attempt) -> list[WorkItem]:
+        """Return the items that `attempt` left open, and that no other one may still answer."""
+        left = [*attempt.waiting.values(), *attempt.doubled.values()]
+        return [item for item in left if self._is_left(item, attempt)]
+
+    def _is_left(self, item: WorkItem, attempt: Attempt) -> bool:
+        if item.index not in self._open:
+            return False
+        return not any(
+            other is not attempt and other.holds(item.index) for other in self._attempts.values()
+        )
+
+    async def _attempt(self, attempt: Attempt) -> None:
+        means, endpoint, count = self._means, attempt.endpoint, len(attempt.items)
+        patience = means.fleet.routing.attempt_timeout
+        is_patient = self._deadline - self._loop.time() >= patience
+        means.counters.calls += 1
+        means.fleet.started(endpoint, count)
+        try:
+            report = await self._call(attempt, patience)
+        except CallFailed as error:
+            means.counters.failed_calls += 1
+            means.fleet.record(endpoint, verdict_on(error, is_patient=is_patient))
+            self._after_failure(attempt, error)
+        else:
+            means.fleet.record(
+                endpoint,
+                attempt.verdict(),
+                report,
+                items=attempt.answered,
+                rows=attempt.rows,
+                took=self._loop.time() - attempt.started,
+            )
+            # A report says that the call is over; items without an outcome were forgotten.
+            self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))
+        finally:
+            means.fleet.ended(endpoint, count)
+
+    async def _call(self, attempt: Attempt, patience: float) -> Report:
+        work, info, items = self._work, self._work.model.info, attempt.items
+        left = self._means.fleet.time_left_at(attempt.endpoint, self._deadline - self._loop.time())
+        tracer = self._means.tracer
+        with tracer.on_call(
+            attempt.endpoint, items=len(items), traceparent=self._traceparent
+        ) as traceparent:
+            call = Call(
+                model=info.name,
+                revision=info.revision,
+                profile=info.profile,
+                task=work.task,
+                parameters=work.parameters,
+                items=[
+                    CallItem(
+                        body=item.body, remaining=left, scope=item.scope, traceparent=traceparent
+                    )
+                    for item in items
+                ],
+                lane=work.lane,
+                truncate=work.truncate,
+                atomic=work.atomic and len(items) > 1,
+            )
+            return await self._means.client.call(
+                attempt.endpoint,
+                call,
+                deadline=self._deadline,
+                patience=patience,
+                receive=partial(self._receive, attempt),
+            )
+
+    def _receive(self, attempt: Attempt, frame: Done | Failed) -> None:
+        is_first_failure = not attempt.failed
+        ended = attempt.take(frame)
+        if ended is not None:
+            self._latencies.note(self._loop.time() - attempt.started)
+            self._settle(*ended)
+        elif attempt.failed and is_first_failure:
+            # All that fail in this tick go elsewhere together, and none waits for slower items.
+            self._loop.call_soon(self._retry_failed, attempt)
+
+    def _retry_failed(self, attempt: Attempt) -> None:
+        failed = attempt.take_failed()
+        self._retry(attempt, failed, credit=len(failed))
+
+    def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
+        """Try elsewhere what `attempt` left unanswered, if that may help."""
+        if error.cause is Cause.UNREACHABLE or is_changed(error):
+            self._means.reprobe(attempt.endpoint)
+        failure = failures.of_call(error)
+        unanswered = self._unanswered(attempt) if attempt.waiting or attempt.doubled else []
+        attempt.end()
+        if not unanswered:
+            return
+        left = [(item, failure) for item in unanswered]
+        is_lost = error.cause in _LOST
+        if error.retryable or is_misplaced(error):
+            # Going elsewhere adds no load where the backend is gone or did no work.
+            is_free = is_lost or is_misplaced(error)
+            # What refuses a whole call has done no work; whoever is asked next may do the same.
+            credit = 1 if error.cause is Cause.REFUSED else len(left)
+            self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
+        else:
+            self._fail(unanswered, failure)
+
+    def _retry(
+        self,
+        attempt: Attempt,
+        left: list[tuple[WorkItem, ItemFailure]],
+        *,
+        credit: int,
+        may_repeat: bool = False,
+    ) -> None:
+        """Try the items at the next candidate; those that may not go on fail as given.
+
+        `credit` is what trying all of them takes from the budget.
+        """
+        left = [(item, failure) for item, failure in left if self._is_left(item, attempt)]
+        if not left or self._loop.time() >= self._deadline:
+            return
+        means = self._means
+        # Where one has too much to do, the caller is told so at once: no silent one has time.
+        with_silent = any(failure.code != Overloaded.code for _, failure in left)
+        endpoint = self._next(
+            attempt, left[0][0].affinity, may_repeat=may_repeat, with_silent=with_silent
+        )
+        granted = 0 if endpoint is None else len(left)
+        if granted and credit:
+            whole = self._work.atomic or credit < granted
+            spent = means.budget.spend(min(credit, granted), whole=whole)
+            granted = (granted if spent else 0) if whole else spent
+            means.counters.denied += len(left) - granted
+        for item, failure in left[granted:]:
+            self._fail([item], failure)
+        if endpoint is not None and granted:
+            means.counters.retried += granted
+            self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
+
+    def _next(
+        self, attempt: Attempt, affinity: bytes, *, may_repeat: bool, with_silent: bool
+    ) -> Endpoint | None:
+        fleet, tried = self._means.fleet, attempt.tried
+        if len(tried) >= fleet.routing.attempts:
+            return None
+        candidates = fleet.candidates(self._work.model, affinity, with_silent=with_silent)
+        for endpoint in candidates:
+            if endpoint.backend not in tried:
+                return endpoint
+        if not may_repeat or not candidates:
+            return None
+        return min(candidates, key=lambda endpoint: tried.index(endpoint.backend))
+
+    def _fail(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
+        outcome = ItemOutcome(source=Source.FAILED, failure=failure)
+        for item in items:
+            self._settle(item, outcome)
+
+    def _settle(self, item: WorkItem, outcome: ItemOutcome) -> None:
+        if item.index not in self._open:
+            return
+        self._open.discard(item.index)
+        self._means.counters.settled(outcome)
+        if not self._open:
+            self._ended.set()
+        self._settle_item(item.index, outcome)

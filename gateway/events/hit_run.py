@@ -1,0 +1,45 @@
+"""Runs: alike events that are kept as one, told apart by ids that follow on from each other."""
+
+from collections.abc import Iterator
+
+from gateway.events.template import EventTemplate
+from gateway.types import RequestEvent
+
+ID_DIGITS = 10
+"""An id ends with so many hexadecimal digits, which count."""
+
+
+class HitRun:
+    """Memory hits of one caller, task and model, as they come: their ids follow on from `first`.
+
+    `count` of them belong to the present iteration of the event loop, which may have up to `room`;
+    `left` ids are reserved. `gateway.api.fast_path.hit_events` makes room when there is none.
+    """
+
+    __slots__ = ("count", "event", "first", "left", "model", "room", "task")
+
+    def __init__(self, event: RequestEvent) -> None:
+        self.event = EventTemplate(event)
+        self.task = event.task
+        self.model = event.model
+        self.first = self.left = self.room = self.count = 0
+
+    def add(self) -> int:
+        """Count one hit more, which there is room for; return the number of its id."""
+        number = self.first + self.count
+        self.count += 1
+        return number
+
+
+def ids_of(event: RequestEvent) -> Iterator[str]:
+    """Return the ids of the requests that `event` stands for."""
+    return ids_from(event.id, event.count)
+
+
+def ids_from(first: str, count: int) -> Iterator[str]:
+    """Return `count` ids that follow on, from `first`."""
+    yield first
+    if count > 1:
+        stem, start = first[:-ID_DIGITS], int(first[-ID_DIGITS:], 16)
+        for number in range(start + 1, start + count):
+            yield f"{stem}{number:0{ID_DIGITS}x}"

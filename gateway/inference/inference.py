@@ -1,0 +1,391 @@
+"""The use case: answer the items of a request from the cache, from work in flight, or by work.
+
+`Inference.prepare` decides what a request needs, `from_memory` answers what takes no waiting,
+`seek` asks the cache for those who wait without a task, and `infer` answers all the rest. Each miss
+is computed by a task that belongs to the gateway and not to the request, so that a caller who
+leaves harms nobody who joined.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from backends.protocol import ModelInfo, Task
+from gateway.cache.entry import CachedResult
+from gateway.cache.key import CacheKey, KeyMaker, Prefix
+from gateway.cache.result_cache import CacheHit
+from gateway.config.document import ModelEntry
+from gateway.dispatch.work import WorkRunner
+from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
+from gateway.inference.coalescing import FlightMember, Flights
+from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
+from gateway.inference.item_waits import ItemWaits, Lead, is_leaders_own
+from gateway.inference.last_answers import OldAnswers, StaleAnswers, answering, keeps_last
+from gateway.inference.outcomes import (
+    GIVEN_UP,
+    LATE,
+    LOST,
+    flight_outcome,
+    hit_outcome,
+    refused_if_truncated,
+)
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan
+from gateway.runtime.runtime import Runtime
+from gateway.tasks import TaskStarter
+from gateway.telemetry.tracing import Span, Tracer
+from gateway.types import (
+    Answer,
+    CacheDirectives,
+    Caller,
+    InferenceRequest,
+    ItemOutcome,
+    Principal,
+)
+
+_DEFAULT_ENTRY = ModelEntry()
+_OK = 200
+# Few models and parameters make up most requests; what is long is rarely seen again.
+_LONGEST_REMEMBERED = 1024
+_MOST_REMEMBERED = 1024
+
+
+class Inference:
+    """Answers requests. Shared by every door of a worker."""
+
+    def __init__(
+        self,
+        *,
+        models: ModelTable,
+        keys: KeyMaker,
+        cache: ResultStore,
+        stale: StaleAnswers,
+        flights: Flights,
+        runner: WorkRunner,
+        tasks: TaskStarter,
+        tracer: Tracer,
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
+    ) -> None:
+        self._models = models
+        self._keys = keys
+        self._cache = cache
+        self._stale = stale
+        self._flights = flights
+        self._runner = runner
+        self._tasks = tasks
+        self._tracer = tracer
+        self._wall = wall
+        self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
+
+    def prepare(
+        self, request: InferenceRequest, principal: Principal, runtime: Runtime
+    ) -> PreparedRequest:
+        """Return the request with everything decided about it.
+
+        Raises:
+            ModelNotFound: no backend serves the model, or the document switched it off.
+            UpstreamUnavailable: no backend has been reached since the start.
+            TaskNotSupported: the model answers other tasks.
+        """
+        name = (request.model, request.task, principal.tenant, request.parameters)
+        plan = self._plans.get(name)
+        if plan is None or not self._holds(plan, runtime):
+            plan = self._plan(request, principal, runtime)
+            if len(request.parameters) <= _LONGEST_REMEMBERED:
+                if len(self._plans) >= _MOST_REMEMBERED:
+                    self._plans.clear()
+                self._plans[name] = plan
+        keys = plan.prefix.keys(request.items)
+        return PreparedRequest(request=request, plan=plan, keys=keys)
+
+    def holds(self, job: PreparedRequest, runtime: Runtime) -> bool:
+        """Tell whether `job` would be prepared in the same way under `runtime`."""
+        return self._holds(job.plan, runtime)
+
+    def recall(self, job: PreparedRequest, runtime: Runtime) -> tuple[CachedResult | None, float]:
+        """Return what `peek` does for a caller without wishes, nothing where `holds` does not."""
+        # All of it in one place: this is a tenth of a memory hit.
+        plan = job.plan
+        if (
+            plan.runtime is not runtime
+            or plan.model is not self._models.model(plan.model.info.name)
+            or plan.entry.cache_ttl <= 0
+        ):
+            return None, 0.0
+        now = self._wall()
+        entry = self._cache.peek(job.keys[0], now)
+        if entry is None:
+            return None, 0.0
+        age = now - entry.stored_at
+        is_plain = entry.status == _OK and not entry.owner and age <= plan.entry.cache_ttl
+        if not is_plain and not plan.is_valid(entry, now):
+            return None, 0.0
+        return entry, max(0.0, age)
+
+    def peek(
+        self, job: PreparedRequest, directives: CacheDirectives
+    ) -> tuple[CachedResult | None, float]:
+        """Return the entry that answers a job of one item, if memory has it, and its age."""
+        if directives.no_cache or job.plan.entry.cache_ttl <= 0:
+            return None, 0.0
+        now = self._wall()
+        entry = self._cache.peek(job.keys[0], now)
+        if entry is None or not job.plan.is_valid(entry, now):
+            return None, 0.0
+        age = now - entry.stored_at
+        if directives.max_age is not None and age > directives.max_age:
+            return None, 0.0
+        return entry, max(0.0, age)
+
+    def from_memory(self, job: PreparedRequest, directives: CacheDirectives) -> Answer | None:
+        """Return the answer if this worker's memory has all of it."""
+        if not job.may_read(directives):
+            return None
+        now = self._wall()
+        outcomes = []
+        for key in job.keys:
+            hit = self._hit(job, self._cache.peek(key, now), "memory", now, directives)
+            if hit is None:
+                return None
+            outcomes.append(_as_asked(job, hit))
+        return Answer(model=job.plan.model, outcomes=outcomes)
+
+    def seek(self, job: PreparedRequest, told: LookupCallback) -> None:
+        """Call `told`, in a later turn, with what the cache has for the items of a job.
+
+        The job's caller must be one that may read it: see `PreparedRequest.may_read`.
+        """
+        self._cache.seek(job.keys, told, job.plan.is_valid)
+
+    def hits(
+        self,
+        job: PreparedRequest,
+        found: Sequence[CacheHit | None],
+        directives: CacheDirectives,
+    ) -> list[ItemOutcome | None]:
+        """Return what was found as outcomes, without those that are too old for the caller."""
+        now = self._wall()
+        hits = [
+            self._hit(job, f.entry, f.tier, now, directives) if f is not None else None
+            for f in found
+        ]
+        return [None if hit is None else _as_asked(job, hit) for hit in hits]
+
+    async def infer(
+        self, job: PreparedRequest, caller: Caller, outcomes: list[ItemOutcome | None] | None = None
+    ) -> Answer:
+        """Answer every item, as a result or a failure of its own, by the caller's deadline.
+
+        The cache is not asked again where `outcomes` are the `hits` that `seek` told of.
+
+        Raises:
+            NotCached: the caller wanted cached answers only and one is missing.
+        """
+        if outcomes is None:
+            outcomes = await self._look_up(job, caller)
+        missing = _without(outcomes)
+        old: OldAnswers = {}
+        if missing and job.plan.unrevised is not None:
+            old = await self._stale.find(job, missing, caller.directives)
+            self._stale.serve(job, old, caller.directives, outcomes)
+            missing = _without(outcomes)
+        if missing and caller.directives.only_if_cached:
+            raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
+        is_whole = not (job.request.continue_on_error or old)
+        while missing:
+            waiting = self._join_or_lead(job, caller, missing)
+            has_failed = await waiting.settled(caller, is_whole=is_whole)
+            otherwise = GIVEN_UP if has_failed else LATE
+            for index, seat in waiting.seats.items():
+                outcomes[index] = flight_outcome(
+                    seat.outcome, leads=seat.leads, otherwise=otherwise
+                )
+            missing = [] if has_failed else self._still_open(outcomes, waiting.seats, caller)
+            if has_failed:
+                waiting.give_up(job, self._flights)
+        if old:
+            self._stale.stand_in(job, old, caller.directives, outcomes)
+        return Answer(
+            model=answering(job.model, outcomes) if old else job.model,
+            outcomes=[o for o in outcomes if o is not None],
+            is_cacheable=job.entry.cache_ttl > 0,
+        )
+
+    def _holds(self, plan: RequestPlan, runtime: Runtime) -> bool:
+        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
+
+    def _plan(
+        self, request: InferenceRequest, principal: Principal, runtime: Runtime
+    ) -> RequestPlan:
+        entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
+        model = self._models.model(request.model) if entry.enabled else None
+        if model is None:
+            if not self._models.knows_models():
+                raise UpstreamUnavailable(
+                    "No backend has been reached yet; try again shortly.", retry_after=1.0
+                )
+            raise ModelNotFound(
+                f"No model `{request.model}` is served; GET /v1/models lists those that are."
+            )
+        info = model.info
+        if request.task not in info.tasks:
+            raise TaskNotSupported(
+                f"`{request.model}` answers {_routes(info.tasks)}, not `{request.task}`."
+            )
+        scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
+        return RequestPlan(
+            runtime=runtime,
+            model=model,
+            scope=scope,
+            prefix=self._prefix(request, runtime, scope, info),
+            entry=entry,
+            unrevised=(
+                self._prefix(request, runtime, scope, _without_revision(info))
+                if keeps_last(entry)
+                else None
+            ),
+            owner=f"tenant:{principal.tenant}" if scope == "shared" else "",
+        )
+
+    def _prefix(
+        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo
+    ) -> Prefix:
+        """Return what keys of answers by the model begin with."""
+        epochs, name = runtime.epochs, request.model
+        return self._keys.prefix(
+            scope=scope,
+            epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
+            revision=info.revision,
+            profile=info.profile,
+            algorithm=info.algorithm,
+            algorithm_version=info.algorithm_version,
+            model=name,
+            task=request.task,
+            parameters=request.parameters,
+        )
+
+    async def _look_up(self, job: PreparedRequest, caller: Caller) -> list[ItemOutcome | None]:
+        directives = caller.directives
+        if not job.may_read(directives):
+            return [None] * len(job.keys)
+        with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
+            found = await self._cache.lookup(job.keys, job.plan.is_valid)
+            outcomes = self.hits(job, found, directives)
+            _note_lookup(span, outcomes)
+        return outcomes
+
+    def _landed(self, job: PreparedRequest, caller: Caller, key: CacheKey) -> ItemOutcome | None:
+        if not job.may_read(caller.directives):
+            return None
+        now = self._wall()
+        hit = self._hit(job, self._cache.peek(key, now), "memory", now, caller.directives)
+        return None if hit is None else _as_asked(job, hit)
+
+    def _hit(
+        self,
+        job: PreparedRequest,
+        entry: CachedResult | None,
+        tier: str,
+        now: float,
+        directives: CacheDirectives,
+    ) -> ItemOutcome | None:
+        if entry is None or not job.plan.is_valid(entry, now):
+            return None
+        return hit_outcome(entry, tier, now, directives.max_age)
+
+    def _join_or_lead(
+        self, job: PreparedRequest, caller: Caller, missing: Sequence[int]
+    ) -> ItemWaits:
+        waiting: dict[int, FlightMember] = {}
+        led: list[int] = []
+        keys = job.flight_keys
+        for index in missing:
+            key = keys[index]
+            seat = waiting[index] = self._flights.join(key, caller.criticality)
+            if not seat.leads:
+                continue
+            # Its flight may have landed while Redis was asked.
+            landed = self._landed(job, caller, job.keys[index])
+            if landed is not None:
+                self._flights.settle(key, landed)
+            else:
+                led.append(index)
+        lead = Lead()
+        if led:
+            self._tasks.start(self._compute(job, caller, led, lead))
+        return ItemWaits(waiting, lead)
+
+    async def _compute(
+        self, job: PreparedRequest, caller: Caller, led: Sequence[int], lead: Lead
+    ) -> None:
+        work = job.work(
+            led,
+            is_shared=job.is_shared and caller.directives == CacheDirectives(),
+            principal=caller.principal,
+            criticality=caller.criticality,
+            atomic=not job.request.continue_on_error,
+        )
+        unsettled, keys = set(led), job.flight_keys
+        left = LOST
+
+        def settle(index: int, outcome: ItemOutcome) -> None:
+            if not caller.directives.no_store:
+                self._stale.keep(job, index, outcome)
+            unsettled.discard(index)
+            self._flights.settle(keys[index], outcome)
+
+        try:
+            lead.begin()
+            with self._tracer.span(
+                "dispatch", parent=caller.traceparent, attributes={"sluicegate.items": len(led)}
+            ) as span:
+                await self._runner.run(
+                    work, deadline=caller.deadline, settle=settle, traceparent=span.traceparent
+                )
+        except asyncio.CancelledError:
+            left = GIVEN_UP
+            raise
+        finally:
+            for index in unsettled:  # none may be waited for without end
+                self._flights.settle(keys[index], left)
+
+    def _still_open(
+        self,
+        outcomes: Sequence[ItemOutcome | None],
+        waiting: Mapping[int, FlightMember],
+        caller: Caller,
+    ) -> list[int]:
+        """Return the items that joined another's lead which failed for reasons of its own."""
+        if asyncio.get_running_loop().time() >= caller.deadline:
+            return []
+        own = {seat.outcome for seat in waiting.values() if seat.leads}
+        return [
+            index
+            for index, seat in waiting.items()
+            if seat.outcome not in own
+            and is_leaders_own(outcomes[index], seat.leader, caller.criticality)
+        ]
+
+
+def _as_asked(job: PreparedRequest, hit: ItemOutcome) -> ItemOutcome:
+    """Return a hit as the caller wants it, who may not want an answer to a part of a text."""
+    return hit if job.request.truncate else refused_if_truncated(hit, job.model.info)
+
+
+def _without_revision(info: ModelInfo) -> ModelInfo:
+    """Return what last answers are kept under; those of other profiles or algorithms are none."""
+    return msgspec.structs.replace(info, revision="")
+
+
+def _without(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
+    return [index for index, outcome in enumerate(outcomes) if outcome is None]
+
+
+def _note_lookup(span: Span, outcomes: Sequence[ItemOutcome | None]) -> None:
+    span.set("sluicegate.cache.items", len(outcomes))
+    span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
+
+
+def _routes(tasks: Sequence[Task]) -> str:
+    return ", ".join(f"`{task}`" for task in tasks)

@@ -1,0 +1,104 @@
+"""How a request waits for its items, those that it leads and those that it joined."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from gateway.inference.coalescing import FlightMember, Flights
+from gateway.inference.prepared_request import PreparedRequest
+from gateway.types import Caller, Criticality, ItemOutcome
+
+# What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
+_GRACE = 0.05
+# Failures of a leader that say nothing about whoever joined it.
+_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
+# What one that matters less is refused with, one that matters more may yet be given.
+_SHED = "overloaded"
+
+
+class Lead:
+    """The task that computes what a request leads, and whether that was given up."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None
+        self._is_given_up = False
+
+    def begin(self) -> None:
+        """Note that the current task computes it.
+
+        Raises:
+            asyncio.CancelledError: it was given up before it began.
+        """
+        if self._is_given_up:
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+
+    def give_up(self) -> None:
+        """End the task, whose items are then settled as given up."""
+        self._is_given_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+class ItemWaits:
+    """The items of a request that are under way, by index, and what computes those it leads."""
+
+    def __init__(self, seats: Mapping[int, FlightMember], lead: Lead) -> None:
+        self.seats = seats
+        self._lead = lead
+        self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._open = 0
+
+    async def settled(self, caller: Caller, *, is_whole: bool) -> bool:
+        """Wait until every item has ended, at the latest a little after the caller's deadline.
+
+        A request that is of use as a whole only waits no longer than until one item has failed for
+        good: then return `True`. Shared futures are never cancelled.
+        """
+
+        def ended(future: asyncio.Future[ItemOutcome]) -> None:
+            self._open -= 1
+            if self._ended.done():
+                return
+            has_failed = is_whole and self._has_failed(future, caller)
+            if has_failed or not self._open:
+                self._ended.set_result(has_failed)
+
+        futures = {seat.outcome for seat in self.seats.values()}
+        self._open = len(futures)
+        for future in futures:
+            future.add_done_callback(ended)
+        try:
+            async with asyncio.timeout_at(caller.deadline + _GRACE):
+                return await self._ended
+        except TimeoutError:
+            return False
+        finally:
+            for future in futures:
+                future.remove_done_callback(ended)
+
+    def give_up(self, job: PreparedRequest, flights: Flights) -> None:
+        """End the work on what the request leads, unless somebody else waits for it, too."""
+        keys = job.flight_keys
+        led = {keys[index] for index, seat in self.seats.items() if seat.leads}
+        own = Counter(keys[index] for index, seat in self.seats.items() if not seat.leads)
+        if all(flights.followers(key) <= own[key] for key in led):
+            self._lead.give_up()
+
+    def _has_failed(self, future: asyncio.Future[ItemOutcome], caller: Caller) -> bool:
+        """Tell whether an item has ended in a way that the whole request does."""
+        outcome = future.result()
+        if outcome.failure is None:
+            return False
+        seats = [seat for seat in self.seats.values() if seat.outcome is future]
+        return any(seat.leads for seat in seats) or not is_leaders_own(
+            outcome, seats[0].leader, caller.criticality
+        )
+
+
+def is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
+    """Tell whether what a leader failed with says nothing about who joined it."""
+    if outcome is None or outcome.failure is None:
+        return False
+    code = outcome.failure.code
+    return code in _LEADERS_OWN or (code == _SHED and joined.outranks(leader))

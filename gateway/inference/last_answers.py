@@ -1,0 +1,235 @@
+"""Answers that are out of date: of the revision before, or older than their time.
+
+A model that opted in (`stale_while_revalidate`, `stale_if_error`) has each answer kept twice: under
+its key, and under one without a revision, where the last answer lies whoever gave it. The second
+outlives the first, and is looked for only where the first is not found. So nobody need know which
+revision was before, a worker that has just begun included.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gateway.cache.entry import CachedResult
+from gateway.config.document import ModelEntry
+from gateway.dispatch.work import WorkRunner
+from gateway.inference.coalescing import Flights
+from gateway.inference.interfaces import ResultStore
+from gateway.inference.outcomes import hit_outcome, kept_entry
+from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.refreshing import Refresher
+from gateway.tasks import TaskStarter
+from gateway.types import CacheDirectives, ItemFailure, ItemOutcome, ServedModel, Source, Stale
+
+_REFUSED = 422
+# Refusals that depend on what else ran at the time: the next try may be answered.
+_PASSING = frozenset({"algorithm_too_slow"})
+# With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
+_UNANSWERED = frozenset({502, 503, 504})
+_MOST_JITTER = 0.5
+
+
+class StaleStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Items answered from before since the start, and the refreshes that followed."""
+
+    served: int
+    """While a refresh was due."""
+    served_on_error: int
+    """Because no backend answered."""
+    refreshing: int
+    refreshes: int
+    refreshes_skipped: int
+    """Items not refreshed because as many as allowed were."""
+
+
+class _Old(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer from before; `staleness` is the seconds since it was the right one."""
+
+    outcome: ItemOutcome
+    staleness: float
+
+
+OldAnswers = dict[int, _Old]
+"""By the item's index."""
+
+
+class StaleAnswers:
+    """Keeps the answers of jobs, and finds what may stand for those that are not there.
+
+    An answer of another revision is out of date since this worker first missed an answer of the
+    present one, or since its own time was over, whichever was earlier.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache: ResultStore,
+        flights: Flights,
+        runner: WorkRunner,
+        tasks: TaskStarter,
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
+    ) -> None:
+        self._cache = cache
+        self._wall = wall
+        self._refresher = Refresher(
+            runner=runner, tasks=tasks, keep=self.keep, is_computed=flights.__contains__
+        )
+        self._taken_up: dict[str, tuple[str, float]] = {}
+        self._served = self._served_on_error = 0
+
+    def keep(self, job: PreparedRequest, index: int, outcome: ItemOutcome) -> None:
+        """Store an answer, or for a short while a refusal that would only be repeated."""
+        if job.entry.cache_ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
+            # What another worker computed is stored by it.
+            return
+        failure = outcome.failure
+        if failure is not None and not _would_repeat(failure):
+            return
+        if failure is not None and not job.request.truncate:
+            # Others may be answered by a part of the text.
+            return
+        refusal_ttl = job.plan.runtime.document.cache.refusal_ttl
+        ttl = job.entry.cache_ttl if failure is None else refusal_ttl
+        if ttl <= 0:
+            return
+        plan = job.plan
+        entry = kept_entry(
+            outcome,
+            now=self._wall(),
+            ttl=ttl,
+            owner=plan.owner,
+            owner_epoch=plan.owner_epoch,
+        )
+        self._cache.store(job.keys[index], entry)
+        if job.plan.unrevised is not None:
+            (key,) = job.plan.unrevised.keys([job.request.items[index]])
+            self._cache.store(key, _last(job, entry))
+
+    async def find(
+        self, job: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
+    ) -> OldAnswers:
+        """Return what was answered to `missing` before and is not too old for the caller."""
+        unrevised = job.plan.unrevised
+        if unrevised is None or not _accepts_stale(job, directives):
+            return {}
+        items = job.request.items
+        found = await self._cache.lookup(unrevised.keys([items[index] for index in missing]))
+        now = self._wall()
+        taken_up = self._when_taken_up(job.model, now)
+        old: OldAnswers = {}
+        for index, one in zip(missing, found, strict=True):
+            if one is None or one.entry.revision == "" or not job.plan.is_kept(one.entry):
+                continue
+            if one.entry.truncated_from and not job.request.truncate:
+                continue
+            outcome = hit_outcome(one.entry, one.tier, now, directives.max_age)
+            if outcome is not None:
+                outcome = msgspec.structs.replace(outcome, revision=one.entry.revision)
+                since = one.entry.stored_at + job.entry.cache_ttl
+                if one.entry.revision != job.model.info.revision:
+                    since = min(since, taken_up)
+                old[index] = _Old(outcome=outcome, staleness=now - since)
+        return old
+
+    def serve(
+        self,
+        job: PreparedRequest,
+        old: OldAnswers,
+        directives: CacheDirectives,
+        outcomes: list[ItemOutcome | None],
+    ) -> None:
+        """Fill in `outcomes` what may be answered from before, and have it refreshed."""
+        bound = job.entry.stale_while_revalidate
+        if directives.max_stale is not None:
+            bound = min(max(bound, job.entry.stale_if_error), directives.max_stale)
+        served = [index for index, one in old.items() if one.staleness < bound]
+        for index in served:
+            outcomes[index] = _marked(old[index], Stale.REVALIDATING)
+        self._served += len(served)
+        if served and not directives.no_store:
+            self._refresher.refresh(job, served)
+
+    def stand_in(
+        self,
+        job: PreparedRequest,
+        old: OldAnswers,
+        directives: CacheDirectives,
+        outcomes: list[ItemOutcome | None],
+    ) -> None:
+        """Replace in `outcomes` failures to reach a backend by what was answered before."""
+        bound = job.entry.stale_if_error
+        if directives.max_stale is not None:
+            bound = min(bound, directives.max_stale)
+        for index, one in old.items():
+            outcome = outcomes[index]
+            failure = outcome.failure if outcome is not None else None
+            if failure is None or failure.status not in _UNANSWERED or one.staleness >= bound:
+                continue
+            outcomes[index] = _marked(one, Stale.ON_ERROR)
+            self._served_on_error += 1
+
+    def statistics(self) -> StaleStatistics:
+        """Return counts for metrics and tests."""
+        return StaleStatistics(
+            served=self._served,
+            served_on_error=self._served_on_error,
+            refreshing=len(self._refresher),
+            refreshes=self._refresher.begun,
+            refreshes_skipped=self._refresher.skipped,
+        )
+
+    def _when_taken_up(self, model: ServedModel, now: float) -> float:
+        info = model.info
+        revision, since = self._taken_up.get(info.name, ("", now))
+        if revision != info.revision:
+            since = now
+            self._taken_up[info.name] = (info.revision, since)
+        return since
+
+
+def _would_repeat(failure: ItemFailure) -> bool:
+    """Tell whether the same item would be refused again for the same reason."""
+    return failure.status == _REFUSED and not failure.retryable and failure.code not in _PASSING
+
+
+def keeps_last(entry: ModelEntry) -> bool:
+    """Tell whether the last answers of a model are kept beyond their time."""
+    return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0
+
+
+def answering(model: ServedModel, outcomes: Sequence[ItemOutcome | None]) -> ServedModel:
+    """Return `model` at the revision that gave every one of `outcomes`, else as it is."""
+    revisions = {outcome.revision for outcome in outcomes if outcome is not None}
+    revision = revisions.pop() if len(revisions) == 1 else ""
+    if not revision:
+        return model
+    return msgspec.structs.replace(
+        model, info=msgspec.structs.replace(model.info, revision=revision)
+    )
+
+
+def _accepts_stale(job: PreparedRequest, directives: CacheDirectives) -> bool:
+    """Tell whether the caller takes stale answers; RFC 9111: not with `max-age` alone."""
+    if directives.max_stale is not None:
+        return job.may_read(directives) and directives.max_stale > 0
+    return job.may_read(directives) and directives.max_age is None
+
+
+def _last(job: PreparedRequest, entry: CachedResult) -> CachedResult:
+    """Return `entry` as it is kept for later; a refusal takes the place of the answer before."""
+    if entry.status == _REFUSED:
+        return entry
+    bound = max(job.entry.stale_while_revalidate, job.entry.stale_if_error)
+    # Redis shortens lives by up to the jitter, which must not eat up the bound.
+    kept = 1 - min(job.plan.runtime.document.cache.ttl_jitter, _MOST_JITTER)
+    return msgspec.structs.replace(
+        entry,
+        revision=job.model.info.revision,
+        expires_at=entry.stored_at + math.ceil((job.entry.cache_ttl + bound) / kept),
+    )
+
+
+def _marked(old: _Old, how: Stale) -> ItemOutcome:
+    return msgspec.structs.replace(old.outcome, stale=how)

@@ -1,0 +1,122 @@
+"""A request with all that was decided about it: its items' keys in the cache, and their work."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from gateway.cache.entry import CachedResult
+from gateway.cache.key import CacheKey, Prefix
+from gateway.config.document import ModelEntry
+from gateway.dispatch.work import Work, WorkItem
+from gateway.runtime.runtime import Runtime
+from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
+
+_OK = 200
+# Of the tags of flights whose texts are not cut: no key has one.
+_WHOLE = b"whole"
+
+
+class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided about a model, a tenant and parameters, under one runtime."""
+
+    runtime: Runtime
+    model: ServedModel
+    scope: str
+    prefix: Prefix
+    entry: ModelEntry
+    unrevised: Prefix | None = None
+    """Makes the keys of last answers, whatever revision gave them; `None`: none are kept."""
+    owner: str = ""
+    """The scope of the tenant that asks, where the answers are kept for all tenants."""
+
+    @property
+    def owner_epoch(self) -> int:
+        """The epoch of `owner`, which purging the tenant raises."""
+        return self.runtime.epochs.get(self.owner, 0) if self.owner else 0
+
+    def is_valid(self, entry: CachedResult, now: float) -> bool:
+        """Tell whether a stored answer may still be given.
+
+        The document may have shortened lives since it was stored, and the tenant whose request
+        computed it may have been purged.
+        """
+        if entry.status == _OK:
+            life = self.entry.cache_ttl
+        else:
+            life = self.runtime.document.cache.refusal_ttl
+        return now - entry.stored_at <= life and self.is_kept(entry)
+
+    def is_kept(self, entry: CachedResult) -> bool:
+        """Tell whether the tenant whose request computed it was not purged since."""
+        owner = entry.owner
+        return not owner or entry.owner_epoch == self.runtime.epochs.get(owner, 0)
+
+
+class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with all that was decided about it, whoever asks and until when."""
+
+    request: InferenceRequest
+    plan: RequestPlan
+    keys: list[CacheKey]
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that answers."""
+        return self.plan.model
+
+    @property
+    def entry(self) -> ModelEntry:
+        """What the document says of the model."""
+        return self.plan.entry
+
+    @property
+    def flight_keys(self) -> list[CacheKey]:
+        """What equal work under way is joined by; whoever wants no text cut joins only others."""
+        if self.request.truncate:
+            return self.keys
+        return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether other workers may wait for what is computed for it."""
+        return self.plan.entry.cache_ttl > 0 and self.request.truncate
+
+    def may_read(self, directives: CacheDirectives) -> bool:
+        """Tell whether stored answers may be used."""
+        return not directives.no_cache and self.plan.entry.cache_ttl > 0
+
+    def work(
+        self,
+        indexes: Iterable[int],
+        *,
+        is_shared: bool,
+        principal: Principal | None = None,
+        criticality: Criticality = Criticality.DEFAULT,
+        lane: Literal["interactive", "bulk"] = "interactive",
+        atomic: bool = False,
+    ) -> Work:
+        """Return the items of these indexes as work; other workers hear of it if `is_shared`."""
+        items = self.request.items
+        return Work(
+            model=self.plan.model,
+            task=self.request.task,
+            parameters=self.request.parameters,
+            principal=principal,
+            criticality=criticality,
+            lane=lane,
+            truncate=self.request.truncate,
+            is_valid=self.plan.is_valid,
+            atomic=atomic,
+            items=tuple(
+                WorkItem(
+                    index=index,
+                    body=items[index],
+                    scope=self.plan.scope,
+                    # Not the whole key: the same text with other labels shares its rows.
+                    affinity=items[index],
+                    key=self.keys[index] if is_shared else None,
+                )
+                for index in indexes
+            ),
+        )

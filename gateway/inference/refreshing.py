@@ -1,0 +1,72 @@
+"""Computes anew, in the background, what was answered from before: once, few at a time, last."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from gateway.cache.key import CacheKey
+from gateway.dispatch.work import WorkRunner
+from gateway.inference.prepared_request import PreparedRequest
+from gateway.tasks import TaskStarter
+from gateway.types import Criticality, ItemOutcome
+
+
+class Refresher:
+    """Refreshes items for nobody: no tenant's limit is charged, and nobody is billed.
+
+    Refreshes go in the bulk lane and are what full backends refuse first. Requests do not join
+    them, so that none waits behind bulk work.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: WorkRunner,
+        tasks: TaskStarter,
+        keep: Callable[[PreparedRequest, int, ItemOutcome], None],
+        is_computed: Callable[[CacheKey], bool],
+    ) -> None:
+        self._runner = runner
+        self._tasks = tasks
+        self._keep = keep
+        self._is_computed = is_computed
+        self._items: set[CacheKey] = set()
+        self.begun = 0
+        self.skipped = 0
+        """Items not refreshed because as many as allowed were."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def refresh(self, job: PreparedRequest, indexes: Sequence[int]) -> None:
+        """Begin to refresh those of these items that nobody computes, while there is room."""
+        most = job.plan.runtime.document.cache.refreshes
+        begun: list[int] = []
+        for index in indexes:
+            key = job.keys[index]
+            if key in self._items or self._is_computed(key):
+                continue
+            if len(self._items) >= most:
+                self.skipped += 1
+                continue
+            self._items.add(key)
+            begun.append(index)
+        if begun:
+            self.begun += len(begun)
+            self._tasks.start(self._run(job, begun))
+
+    async def _run(self, job: PreparedRequest, indexes: Sequence[int]) -> None:
+        left = {job.keys[index] for index in indexes}
+
+        def settle(index: int, outcome: ItemOutcome) -> None:
+            self._keep(job, index, outcome)
+            # From here on the item may be refreshed anew, which the end of this work must not undo.
+            self._items.discard(job.keys[index])
+            left.discard(job.keys[index])
+
+        work = job.work(indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk")
+        allowed = job.plan.runtime.document.deadline.default
+        deadline = asyncio.get_running_loop().time() + allowed
+        try:
+            await self._runner.run(work, deadline=deadline, settle=settle)
+        finally:
+            self._items -= left

@@ -1,0 +1,53 @@
+"""Asks Redis Sentinel where the primary is."""
+
+from collections.abc import Sequence
+
+from gateway.redis.pipeline import RedisPipe
+from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+
+
+class Sentinels:
+    """The Sentinels at `urls`; each may take `timeout` seconds to answer."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        primary: str,
+        timeout: float,
+        keepalive: TcpKeepalive = SHIPPED,
+    ) -> None:
+        self._primary = primary
+        self._pipes = [RedisPipe(url, timeout=timeout, keepalive=keepalive) for url in urls]
+
+    async def locate(self) -> tuple[str, int]:
+        """Return the host and port of the primary; who answered is asked first the next time.
+
+        Raises:
+            OSError: no Sentinel knows.
+        """
+        for pipe in list(self._pipes):
+            try:
+                (reply,) = await pipe.execute(
+                    [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._primary)]
+                )
+            except OSError:
+                continue
+            found = _address(reply)
+            if found is not None:
+                self._pipes.remove(pipe)
+                self._pipes.insert(0, pipe)
+                return found
+        raise ConnectionError(f"no Sentinel knows a primary `{self._primary}`")
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for pipe in self._pipes:
+            await pipe.aclose()
+
+
+def _address(reply: object) -> tuple[str, int] | None:
+    match reply:
+        case [bytes(host), bytes(port)] if host.isascii() and port.isdigit():
+            return host.decode(), int(port)
+    return None

@@ -1,0 +1,68 @@
+"""Waiting that a stop ends at once; longer waits and smaller batches while something is broken."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+_FIRST: Final = 0.05
+_IN_A_ROW: Final = 20
+
+
+async def pause(stop: asyncio.Event, seconds: float) -> None:
+    """Wait `seconds`, or until `stop` is set."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+class StoppableBackoff:
+    """Doubles from 50 ms to `longest` with each failure in a row, less up to half by chance.
+
+    By chance, so that processes which lost the same server do not come back to it all at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        longest: float = 2.0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._longest = longest
+        self._chance = chance
+        self.failures = 0
+
+    def failed(self) -> float:
+        """Count a failure; return the seconds to wait."""
+        self.failures += 1
+        whole = float(min(self._longest, _FIRST * 2 ** min(self.failures - 1, 16)))
+        return whole * (1 - self._chance() / 2)
+
+    def succeeded(self) -> bool:
+        """Forget the failures; return whether there were any."""
+        failed, self.failures = self.failures > 0, 0
+        return failed
+
+
+class BatchSize:
+    """How much is taken at a time: half after each failure, twice after twenty successes in a row.
+
+    What is slow may end a large batch each time, and would never take it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = self.now = most
+        self._successes = 0
+
+    def failed(self) -> None:
+        """Count a failure."""
+        self.now = max(1, self.now // 2)
+        self._successes = 0
+
+    def succeeded(self) -> None:
+        """Count a success."""
+        self._successes += 1
+        if self._successes >= _IN_A_ROW:
+            self.now = min(self._most, 2 * self.now)
+            self._successes = 0

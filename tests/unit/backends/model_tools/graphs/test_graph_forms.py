@@ -1,0 +1,183 @@
+"""Every form of the graph computes the same encoder, as far as this machine has kernels for it."""
+
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
+
+from backends.errors import ModelProblem
+from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.form import Attention, GraphForm, Precision
+from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
+from backends.types import OutputKind
+from tests.support.bert_reference import reference_tokens
+from tests.support.graph_runs import Row, open_graph, run_rows
+from tests.support.packed_operators import OPERATORS
+
+SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
+FORMS = [
+    form
+    for precision, attention in product(get_args(Precision), get_args(Attention))
+    if (form := GraphForm(precision=precision, attention=attention)).problem() is None
+]
+PACKED: list[Attention] = ["packed", "packed-qkv", "packed-fused"]
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-5, "fp16": 2e-2}
+ON_CPU = [form for form in FORMS if form.precision in TOLERANCE and not form.packed]
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    return seeded_weights(SHAPE, seed=3)
+
+
+def write(path: Path, weights: Weights, form: GraphForm) -> Path:
+    path.write_bytes(build_bert(SHAPE, weights, form).SerializeToString())
+    return path
+
+
+def rows(*lengths: int) -> list[Row]:
+    random = np.random.default_rng(5)
+    return [
+        (random.integers(1, 50, length).tolist(), random.integers(0, 2, length).tolist())
+        for length in lengths
+    ]
+
+
+@pytest.mark.parametrize("form", ON_CPU, ids=lambda form: f"{form.precision}-{form.attention}")
+def test_forms_with_kernels_here_equal_the_reference(
+    form: GraphForm, weights: Weights, tmp_path: Path
+) -> None:
+    """The CPU computes fp16 in float32, so this proves the weights and the wiring."""
+    graph = open_graph(write(tmp_path / "model.onnx", weights, form), dimensions=SHAPE.hidden)
+    batch = rows(3, 24, 1, 9)
+
+    tokens = run_rows(graph, batch, OutputKind.TOKENS)
+    pooled = run_rows(graph, batch, OutputKind.POOLED)
+
+    for place, row in enumerate(batch):
+        expected = reference_tokens(SHAPE, weights, *row)
+        tolerance = TOLERANCE[form.precision]
+        np.testing.assert_allclose(tokens[place, : len(row[0])], expected, atol=tolerance)
+        np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=tolerance)
+
+
+def test_gathered_rows_keep_their_bits_wherever_they_stand(
+    weights: Weights, tmp_path: Path
+) -> None:
+    """In one width, neither the place among the tokens nor how many there are changes a bit."""
+    form = GraphForm(attention="gathered")
+    graph = open_graph(write(tmp_path / "model.onnx", weights, form), dimensions=SHAPE.hidden)
+    row, *mates = rows(7, 12, 2, 9, 1, 24)
+    batches = [[row], [row, *mates], [*mates, row], [mates[0], row], [mates[3], row, *mates]]
+
+    answers = {
+        run_rows(graph, batch, OutputKind.POOLED, length=24)[batch.index(row)].tobytes()
+        for batch in batches
+    }
+
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.precision}-{form.attention}")
+def test_a_form_lacks_nothing_but_perhaps_a_kernel(
+    form: GraphForm, weights: Weights, tmp_path: Path
+) -> None:
+    """Types and shapes of a graph are inferred before its kernels are looked for."""
+    path = write(tmp_path / "model.onnx", weights, form)
+
+    try:
+        open_graph(path, dimensions=SHAPE.hidden)
+    except ModelProblem as error:
+        refused = str(error)
+        assert form.packed or form.precision == "bf16"
+        assert "NOT_IMPLEMENTED" in refused  # the CPU has no such kernel
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.precision}-{form.attention}")
+def test_outputs_are_float32_and_weights_are_not(form: GraphForm, weights: Weights) -> None:
+    """What leaves a graph is float32; what it holds is of its precision."""
+    graph = build_bert(SHAPE, weights, form).graph
+    types = {
+        "fp32": TensorProto.FLOAT,
+        "fp16": TensorProto.FLOAT16,
+        "bf16": TensorProto.BFLOAT16,
+    }
+
+    kernels = [t for t in graph.initializer if t.name.endswith("dense.weight")]
+
+    assert {t.data_type for t in kernels} == {types[form.precision]}
+    assert {o.type.tensor_type.elem_type for o in graph.output} == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("attention", PACKED)
+def test_packed_forms_equal_the_reference(attention: Attention, weights: Weights) -> None:
+    """As their operators are documented: the CPU has no kernels for them."""
+    batch = rows(3, 24, 1, 9)
+    ids, types, mask = np.zeros((3, len(batch), 24), dtype=np.int32)
+    for place, (row, kinds) in enumerate(batch):
+        ids[place, : len(row)] = row
+        types[place, : len(row)] = kinds
+        mask[place, : len(row)] = 1
+    graph = ReferenceEvaluator(
+        build_bert(SHAPE, weights, GraphForm(attention=attention)), new_ops=OPERATORS
+    )
+
+    feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    pooled, tokens = map(np.asarray, graph.run(["pooled", "tokens"], feeds))
+
+    for place, whole in enumerate(batch):
+        expected = reference_tokens(SHAPE, weights, *whole)
+        np.testing.assert_allclose(tokens[place, : len(whole[0])], expected, atol=1e-5)
+        np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=1e-5)
+    assert not tokens[mask == 0].any()
+
+
+def test_an_output_nobody_asks_for_is_left_out(weights: Weights) -> None:
+    """A graph for vectors alone makes no copy of its tokens."""
+    graph = build_bert(SHAPE, weights, GraphForm(outputs=("tokens",))).graph
+
+    assert [output.name for output in graph.output] == ["tokens"]
+    assert "Div" not in {node.op_type for node in graph.node}
+
+
+def test_weights_in_bf16_are_rounded_to_nearest(weights: Weights) -> None:
+    """No value is further from its weight than half of the last of eight bits."""
+    graph = build_bert(SHAPE, weights, GraphForm(precision="bf16", attention="heads")).graph
+    name = "encoder.layer.0.output.dense.weight"
+    tensor = next(t for t in graph.initializer if t.name == name)
+
+    rounded = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+
+    exact = weights[name].T
+    assert not np.array_equal(rounded, exact)
+    assert (np.abs(rounded - exact) <= np.abs(exact) * 2.0**-8).all()
+
+
+def test_a_weight_too_large_for_fp16_is_named(weights: Weights) -> None:
+    """It would be infinite, and every answer with it."""
+    name = "encoder.layer.1.output.dense.bias"
+    large = {**weights, name: weights[name] + np.float32(70_000)}
+
+    with pytest.raises(WeightsError, match=name):
+        build_bert(SHAPE, large, GraphForm(precision="fp16"))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        GraphForm(precision="bf16"),
+        GraphForm(precision="bf16", attention="packed"),
+        GraphForm(precision="fp16", attention="gathered"),
+        GraphForm(outputs=()),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(form: GraphForm, weights: Weights) -> None:
+    """There is no such kernel, or nothing to compute."""
+    with pytest.raises(WeightsError):
+        build_bert(SHAPE, weights, form)

@@ -1,0 +1,67 @@
+"""What a worker's parts say of themselves, as metrics and as JSON."""
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.app.stats_reporter import StatsReporter, numbers
+from gateway.telemetry.metrics import GatewayMetrics
+from tests.support.waiting import until
+
+
+class Inner(msgspec.Struct, frozen=True, kw_only=True):
+    hits: int = 3
+    state: str = "closed"
+
+
+class Outer(msgspec.Struct, frozen=True, kw_only=True):
+    entries: int = 2
+    ratio: float = 0.5
+    is_full: bool = True
+    memory: Inner = Inner()
+    names: tuple[str, ...] = ("a",)
+    nothing: int | None = None
+
+
+def test_numbers_are_taken_and_the_rest_left() -> None:
+    assert numbers(Outer()) == {
+        "entries": 2.0,
+        "ratio": 0.5,
+        "is_full": 1.0,
+        "memory_hits": 3.0,
+    }
+
+
+@pytest.mark.anyio
+async def test_figures_reach_the_metrics_again_and_again() -> None:
+    registry = CollectorRegistry()
+    asked: list[int] = []
+
+    def source() -> Inner:
+        asked.append(1)
+        return Inner(hits=len(asked))
+
+    figures = StatsReporter(
+        metrics=GatewayMetrics(registry),
+        sources={"cache": source},
+        details={"fleet": lambda: [{"region": "eu"}]},
+        interval=0.001,
+    )
+    async with figures:
+        await until(lambda: len(asked) > 2)
+
+    labels = {"part": "cache", "figure": "hits"}
+    assert registry.get_sample_value("sluicegate_worker", labels) == len(asked)
+
+
+def test_a_report_is_json_of_every_part() -> None:
+    figures = StatsReporter(
+        metrics=GatewayMetrics(CollectorRegistry()),
+        sources={"cache": Inner},
+        details={"fleet": lambda: [{"region": "eu"}]},
+    )
+
+    assert msgspec.json.decode(figures.report()) == {
+        "cache": {"hits": 3, "state": "closed"},
+        "fleet": [{"region": "eu"}],
+    }

@@ -1,0 +1,83 @@
+"""What is refreshed in the background: each item once at a time."""
+
+import asyncio
+from collections.abc import Callable
+from types import MappingProxyType
+
+import msgspec
+import pytest
+
+from backends.protocol import ClassifyParameters, Task
+from gateway.config.document import Document
+from gateway.dispatch.work import Work
+from gateway.inference.outcomes import GIVEN_UP
+from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.refreshing import Refresher
+from gateway.runtime.runtime import Runtime
+from gateway.types import InferenceRequest, ItemOutcome, KeyId, ModelName, Principal, TenantId
+from tests.support.inference_scene import KeptTasks, Scene
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+class FirstAtOnce:
+    """A runner that settles the first item of a work at once, and the others when told to."""
+
+    def __init__(self) -> None:
+        self.gates: list[asyncio.Event] = []
+
+    async def run(
+        self,
+        work: Work,
+        *,
+        deadline: float,
+        settle: Callable[[int, ItemOutcome], None],
+        traceparent: str = "",
+    ) -> None:
+        """See `WorkRunner`."""
+        gate = asyncio.Event()
+        self.gates.append(gate)
+        first, *others = work.items
+        settle(first.index, GIVEN_UP)
+        await gate.wait()
+        for item in others:
+            settle(item.index, GIVEN_UP)
+
+
+def job_of(scene: Scene, *texts: str) -> PreparedRequest:
+    request = InferenceRequest(
+        task=Task.CLASSIFY,
+        model=ModelName("sentiment"),
+        parameters=msgspec.msgpack.encode(ClassifyParameters()),
+        items=tuple(text.encode() for text in texts),
+    )
+    runtime = Runtime(
+        generation=1, digest="d", document=Document(), endpoints=(), epochs=MappingProxyType({})
+    )
+    principal = Principal(tenant=TenantId("t1"), key=KeyId("k"))
+    return scene.inference.prepare(request, principal, runtime)
+
+
+async def test_the_end_of_a_refresh_does_not_end_the_next_one_of_an_item() -> None:
+    runner, tasks = FirstAtOnce(), KeptTasks()
+    refresher = Refresher(
+        runner=runner, tasks=tasks, keep=lambda *_: None, is_computed=lambda _: False
+    )
+    job = job_of(Scene(), "a", "b", "c")
+
+    refresher.refresh(job, [0, 1])
+    await until(lambda: len(runner.gates) == 1)
+    refresher.refresh(job, [2, 0])
+    await until(lambda: len(runner.gates) == 2)
+    runner.gates[0].set()
+    await tasks.tasks[0]
+    refresher.refresh(job, [0])
+    await asyncio.sleep(0)
+    in_flight = len(refresher)
+    for gate in runner.gates:
+        gate.set()
+    await asyncio.gather(*tasks.tasks)
+
+    assert (in_flight, refresher.begun) == (1, 4)
+    assert len(refresher) == 0

@@ -1,0 +1,113 @@
+"""A spender decides and tells as its limiter does, and takes nothing where it cannot."""
+
+import re
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from gateway.rate_limit.base import Charge
+from gateway.rate_limit.headers import rate_limit_lines
+from gateway.rate_limit.memory import MemoryRateLimiter
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.rate_limit.repeated_charges import LeasedCharge
+from gateway.types import Rule
+from tests.support.clock import Clock
+
+pytestmark = pytest.mark.anyio
+_RULES = (
+    Rule(name="minute", unit="requests", capacity=1_000, window=60.0),
+    Rule(name="items", unit="items", capacity=5_000, window=60.0),
+)
+_TIME = re.compile(rb"(\d+)ms")
+_CHARGES = tuple(Charge(rule=rule, bucket=f"rl:{{a}}:t:{rule.name}", amount=1) for rule in _RULES)
+
+
+def times(lines: bytes | None) -> list[int]:
+    """Return the milliseconds in `lines`: the two limiters were filled one after the other."""
+    return [int(found) for found in _TIME.findall(lines or b"")]
+
+
+def without_times(lines: bytes | None) -> bytes | None:
+    """Return `lines` without them."""
+    return lines and _TIME.sub(b"", lines)
+
+
+async def leased(url: str, clock: Clock) -> tuple[RedisRateLimiter, Redis]:
+    """Return a limiter that holds leases on both buckets."""
+    redis = Redis.from_url(url)
+    await redis.flushdb()
+    limiter = RedisRateLimiter(redis=redis, holder="w", local_share=0.1, monotonic=clock)
+    for _ in range(3):
+        assert (await limiter.admit(_CHARGES)).allowed
+        clock.advance(0.001)
+    return limiter, redis
+
+
+async def test_it_tells_what_the_limiter_would_have_told(valkey: str) -> None:
+    clocks = Clock(), Clock()
+    (asked, one), (spent, two) = [await leased(valkey, clock) for clock in clocks]
+    for bucket, lease in spent._leases.items():  # Redis refilled while the other was filled
+        lease.level = asked._leases[bucket].level
+    spender = spent.spender(_CHARGES)
+    assert isinstance(spender, LeasedCharge)
+
+    ended = False
+    for step in (0.0, 0.0, 0.01, 0.3, 0.0, 0.2, 5.0) * 4:
+        for clock in clocks:
+            clock.advance(step)
+        decision = asked.try_admit(_CHARGES)
+        lines = spender.spend()
+        told = rate_limit_lines(decision) if decision is not None else None
+        assert without_times(lines) == without_times(told)
+        assert times(lines) == pytest.approx(times(told), abs=50)
+        ended = ended or lines is None
+
+    assert ended
+    assert spent.statistics().admitted_by_lease == asked.statistics().admitted_by_lease
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_over_any_limiter_it_takes_nothing_that_is_refused() -> None:
+    limiter = MemoryRateLimiter(monotonic=Clock())
+    charges = (Charge(rule=_RULES[0], bucket="b", amount=400),)
+    spender = limiter.spender(charges)
+
+    told = [spender.spend() for _ in range(3)]
+
+    assert [lines is None for lines in told] == [False, False, True]
+    left = limiter.try_admit((Charge(rule=_RULES[0], bucket="b", amount=200),))
+    assert left.allowed
+
+
+async def test_a_lease_of_a_rule_that_was_changed_is_not_spent(valkey: str) -> None:
+    limiter, redis = await leased(valkey, Clock())
+    halved = tuple(
+        Charge(
+            rule=msgspec.structs.replace(c.rule, capacity=c.rule.capacity // 2),
+            bucket=c.bucket,
+            amount=1,
+        )
+        for c in _CHARGES
+    )
+
+    assert limiter.spender(halved).spend() is None
+    assert limiter.try_admit(halved) is None
+    await redis.aclose()
+
+
+async def test_once_asked_it_tells_of_the_rule_that_holds_now(valkey: str) -> None:
+    limiter, redis = await leased(valkey, Clock())
+    changed = tuple(
+        Charge(rule=msgspec.structs.replace(c.rule, capacity=2_000), bucket=c.bucket, amount=1)
+        for c in _CHARGES
+    )
+
+    decision = await limiter.admit(changed)
+    lines = limiter.spender(changed).spend()
+
+    assert {state.rule.capacity for state in decision.policies} == {2_000}
+    assert lines is not None
+    assert b"x-ratelimit-limit-requests: 2000\r\n" in lines
+    await redis.aclose()
