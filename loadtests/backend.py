@@ -21,7 +21,7 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
-from tests.support.system import free_port, until
+from loadtests.harness.system import free_port, until
 
 _ROOT = Path(__file__).parents[1]
 

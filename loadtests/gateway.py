@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.settings import Settings, environment, process_environment
 from loadtests.generator import Target
-from tests.support.system import Process, free_port, until
+from loadtests.harness.system import Process, free_port, until
 
 # On a machine that is busy otherwise; what a stop takes is measured elsewhere.
 _STOPS_WITHIN = 300.0

@@ -19,11 +19,11 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
+from loadtests.harness.system import System, free_port, until
 from loadtests.machine import busy_seconds, pin, resident_mib, this_machine
 from loadtests.report import Row, show
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
-from tests.support.system import System, free_port, until
 
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100

@@ -20,8 +20,8 @@ from loadtests.gpu.device import Busy
 from loadtests.gpu.engine import backend_settings
 from loadtests.gpu.models import write_repository
 from loadtests.gpu.plan import Candidate, Journal, Line, Options, Result, best_candidate
-from tests.support.system import free_port, until
-from tests.support.valkey import Valkey
+from loadtests.harness.system import free_port, until
+from loadtests.harness.valkey import Valkey
 
 _ROOT = Path(__file__).parents[2]
 _KEY = "sk-bench-key-0123456789abcdef"

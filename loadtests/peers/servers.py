@@ -12,8 +12,8 @@ import httpx
 import msgspec
 
 from loadtests.generator import Target
+from loadtests.harness.system import free_port, until
 from loadtests.peers.way import MODELS, SCRATCH, Way
-from tests.support.system import free_port, until
 
 _ROOT = Path(__file__).parents[2]
 _SERVERS = "loadtests/peers"

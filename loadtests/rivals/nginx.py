@@ -12,8 +12,8 @@ from pathlib import Path
 
 from redis import Redis
 
-from tests.support.system import free_port, until
-from tests.support.valkey import Valkey
+from loadtests.harness.system import free_port, until
+from loadtests.harness.valkey import Valkey
 
 KEY = "sk-test-1234567890abcdef"
 _FOLDER = Path(__file__).parent

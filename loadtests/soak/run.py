@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from gateway.events.hit_run import ids_from
+from loadtests.harness.system import System, until
 from loadtests.soak.changes import Changes
 from loadtests.soak.load import Keys, Load, kinds
 from loadtests.soak.sampling import Sample, Trend, sample, size_of, trend
-from tests.support.system import System, until
 
 _CONFIG = Path(__file__).parents[2] / "config"
 _WORKERS, _ASKERS = 2, 12

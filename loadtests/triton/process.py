@@ -10,7 +10,7 @@ from typing import Self
 
 import httpx
 
-from tests.support.system import free_port, until
+from loadtests.harness.system import free_port, until
 
 _ROOT = Path(__file__).parents[2]
 _HOME = _ROOT / ".venv-peers" / "triton"

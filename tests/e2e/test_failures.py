@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.events.hit_run import ids_from
-from tests.support.system import System, until
+from loadtests.harness.system import System, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 

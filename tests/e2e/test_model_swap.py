@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.system import ADMIN_KEY, System, pretty, until
+from loadtests.harness.system import ADMIN_KEY, System, pretty, until
 
 pytestmark = pytest.mark.e2e
 MODEL = "sentiment"

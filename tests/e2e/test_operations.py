@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.system import System, free_port, pretty, until
+from loadtests.harness.system import System, free_port, pretty, until
 
 pytestmark = pytest.mark.e2e
 _CONFIG = Path(__file__).parents[2] / "config"

@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from typing_extensions import override
 
-from tests.support.system import System, until
+from loadtests.harness.system import System, until
 
 pytestmark = pytest.mark.e2e
 

@@ -20,8 +20,8 @@ from gateway.runtime.recovery import LedgerRecovery, Record
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE, eventually, until
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import PATIENCE, eventually, until
 
 pytestmark = pytest.mark.anyio
 

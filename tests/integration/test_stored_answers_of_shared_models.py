@@ -19,11 +19,12 @@ from gateway.inference.outcomes import LOST
 from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
 from gateway.types import ItemOutcome, RegionName, ServedModel, Source
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import StubBackend, answer_when
+from loadtests.harness.waiting import PATIENCE, eventually, until
 from tests.support.caching import cache_key
 from tests.support.inference_scene import INFO
-from tests.support.stub_backend import StubBackend, answer_when
-from tests.support.waiting import PATIENCE, eventually, until
-from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _CLAIM = b"\x03"

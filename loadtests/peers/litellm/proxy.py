@@ -17,9 +17,9 @@ from redis import Redis
 
 from gateway.settings import process_environment
 from loadtests.generator import Target
+from loadtests.harness.system import free_port, until
+from loadtests.harness.valkey import Valkey
 from loadtests.machine import pin
-from tests.support.system import free_port, until
-from tests.support.valkey import Valkey
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = _ROOT / ".venv-peers" / "litellm" / "bin" / "litellm"

@@ -3,8 +3,8 @@
 import threading
 
 from backends.batching.device import Device, DeviceShare
+from loadtests.harness.system import until
 from tests.support.clock import Clock
-from tests.support.system import until
 
 
 class Models:

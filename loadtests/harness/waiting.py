@@ -1,4 +1,4 @@
-"""Waiting in tests: for a condition, with a deadline, never for a length of time."""
+"""Waits for a condition with a deadline, never for a length of time."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""The whole product as processes, started as a user starts it: `sluicegate up`."""
+"""Runs the whole product as processes, started by `sluicegate up` as a user starts it."""
 
 import json
 import os
