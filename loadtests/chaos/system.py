@@ -24,7 +24,7 @@ from gateway.settings import Settings, process_environment
 from gateway.types import Rule
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.proxy import FaultyProxy
-from loadtests.harness.system import free_port
+from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 
 KEY = "sk-a-key-of-the-chaos-runs"

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from loadtests.harness.waiting import PATIENCE
+from loadtests.harness.waiting import WAIT_LIMIT
 
 KEY = "sk-a-key-of-the-worker-under-test"
 _END = b"\r\n\r\n"
@@ -73,7 +73,7 @@ class Connection:
 
     async def head(self) -> tuple[int, dict[str, str]]:
         """Return the status and headers that come next."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_LIMIT):
             text = (await self._reader.readuntil(_END)).decode("latin-1")
         first, *lines = text.strip().split("\r\n")
         pairs = (line.split(": ", 1) for line in lines)
@@ -83,13 +83,13 @@ class Connection:
         """Return the response that comes next, which must give its length."""
         status, headers = await self.head()
         length = 0 if to_head else int(headers["content-length"])
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_LIMIT):
             body = await self._reader.readexactly(length)
         return Response(status=status, headers=headers, body=body)
 
     async def is_closed(self) -> bool:
         """Tell whether nothing more comes because the worker closed the connection."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WAIT_LIMIT):
             try:
                 return await self._reader.read(1) == b""
             except ConnectionResetError:  # it closed while more was sent

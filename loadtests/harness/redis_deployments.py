@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from loadtests.harness.system import free_port
+from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
 

@@ -12,7 +12,8 @@ import httpx
 import msgspec
 
 from loadtests.generator import Target
-from loadtests.harness.system import free_port, until
+from loadtests.harness.ports import free_port
+from loadtests.harness.waiting import wait_until
 from loadtests.peers.way import MODELS, SCRATCH, Way
 
 _ROOT = Path(__file__).parents[2]
@@ -141,7 +142,7 @@ def running(peer: Peer, way: Way, models: Path) -> Iterator[Target]:
 
 def _wait(child: subprocess.Popen[bytes], url: str, output: Path) -> None:
     try:
-        until(lambda: child.poll() is not None or _answers(url), within=60, what="it is ready")
+        wait_until(lambda: child.poll() is not None or _answers(url), within=60, what="it is ready")
     except AssertionError as error:
         raise PeerFailed(f"{error}: {_end(output)}") from error
     if child.poll() is not None:

@@ -11,9 +11,9 @@ from signal import SIGTERM
 import httpx
 import pytest
 
+from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import KEY, post
 from loadtests.harness.stub_process import StubProcess, stub_process
-from loadtests.harness.system import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
 from tests.support.gateway_process import GatewayProcess

@@ -18,9 +18,9 @@ from gateway.settings import Settings, environment
 from gateway.types import RequestEvent
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
+from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import KEY, Response, post
 from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.system import free_port
 from loadtests.harness.waiting import eventually, until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from gateway.settings import Settings, environment, process_environment
-from loadtests.harness.system import free_port
+from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
 

@@ -12,9 +12,9 @@ import uvloop
 from gateway.admin.serve import serve_admin
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.settings import Settings
+from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import KEY, Connection, post
 from loadtests.harness.stub_backend import StubBackend, answer, hang
-from loadtests.harness.system import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
 from tests.support.admin import KEY as ADMIN_KEY

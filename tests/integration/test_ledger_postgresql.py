@@ -17,10 +17,10 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.postgresql import lift_limits, make_engine
 from gateway.settings import Settings, environment
 from loadtests.harness.delaying_proxy import DelayingProxy
+from loadtests.harness.ports import free_port
 from loadtests.harness.postgresql import PostgreSQL
 from loadtests.harness.raw_http import KEY, Response, post
 from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.system import free_port
 from loadtests.harness.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
 

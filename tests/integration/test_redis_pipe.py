@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.redis.pipeline import RedisPipe, Replies
-from loadtests.harness.system import free_port
+from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
 

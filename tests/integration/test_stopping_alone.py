@@ -11,9 +11,9 @@ import pytest
 
 from gateway.http.draining import Draining
 from gateway.settings import process_environment
+from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import post
 from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.system import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
 from tests.support.worker import classify, running_worker

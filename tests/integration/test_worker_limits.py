@@ -14,7 +14,7 @@ from gateway.types import Rule
 from loadtests.harness.raw_http import Response, post
 from loadtests.harness.stub_backend import StubBackend, answer_when
 from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import PATIENCE
+from loadtests.harness.waiting import WAIT_LIMIT
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -186,7 +186,7 @@ async def test_a_changed_local_share_holds_in_workers_that_run(
                     ledger=ledger,
                     settings=worker.settings,
                     clock=lambda: 0.0,
-                    patience=PATIENCE,
+                    patience=WAIT_LIMIT,
                 ).reload(author="test")
             await redis.aclose()
             own.kill()

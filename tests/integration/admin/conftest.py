@@ -13,7 +13,7 @@ from gateway.redis.client import connect
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from loadtests.harness.system import free_port
+from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from tests.support.admin import KEY, client_of
 
