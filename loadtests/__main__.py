@@ -1,4 +1,4 @@
-"""`python -m loadtests NAME`: measures on this machine, over loopback, and stops by itself."""
+"""Runs a load test, benchmark or fault test on this machine: `python -m loadtests NAME`."""
 
 import click
 

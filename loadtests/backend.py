@@ -1,4 +1,4 @@
-"""A backend process of its own, and calls for it."""
+"""Runs a backend as a process and builds calls for it."""
 
 import asyncio
 import contextlib

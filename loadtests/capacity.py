@@ -1,4 +1,4 @@
-"""The highest rate that something sustains, found with the open loop that will load it."""
+"""Finds the highest rate that a system sustains, by bisection with an open-loop load."""
 
 from collections.abc import Callable
 

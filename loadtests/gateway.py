@@ -1,4 +1,4 @@
-"""A gateway as a process: `sluicegate gateway` with a document and settings of its own."""
+"""Runs `sluicegate gateway` as a process with its own document and settings."""
 
 import contextlib
 import os

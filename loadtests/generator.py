@@ -1,4 +1,4 @@
-"""A closed-loop HTTP/1.1 load generator: so many connections, each sends when it was answered.
+"""Generates a closed-loop HTTP/1.1 load: each connection sends again once it is answered.
 
 Loopback only, bounded in time, and cheap enough (about 20 µs a request) not to be what is measured.
 """

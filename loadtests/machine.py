@@ -1,4 +1,4 @@
-"""Where a measurement ran, which cores its processes had, and the memory they took."""
+"""Describes the machine, pins processes to cores, and reads their memory and time."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Twice as much as a backend can do: what it still does, and how quickly it refuses the rest."""
+"""Measures a backend at twice its capacity: goodput and the latency of refusals."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _RECOVERED = 2.0  # seconds after the overload, from which on everybody is answe
 _SETTINGS = {"SLUICEGATE_BACKEND_THREADS": "1"}
 
 
-class Door(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class EntryPoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Where load goes, and how to read what comes back."""
 
     title: str
@@ -45,7 +45,7 @@ def measure(*, duration: float, deadline: float, through_gateway: bool) -> None:
             _overload(found, duration, deadline)
 
 
-def _overload(door: Door, duration: float, deadline: float) -> None:
+def _overload(door: EntryPoint, duration: float, deadline: float) -> None:
     def run(rate: float, seconds: float) -> list[Answer]:
         return asyncio.run(open_loop(door.target, door.bodies, rate=rate, duration=seconds))
 
@@ -73,13 +73,13 @@ def _overload(door: Door, duration: float, deadline: float) -> None:
 
 
 @contextlib.contextmanager
-def _backend(folder: Path, deadline: float) -> Iterator[Door]:
+def _backend(folder: Path, deadline: float) -> Iterator[EntryPoint]:
     build_demo_models(folder, print)
     with backend(folder, threads="1") as running:
         pin([running.pid], _BACKEND)
         pin([os.getpid()], _REST)
         texts = sentences(200_000, seed=6)
-        yield Door(
+        yield EntryPoint(
             title="Overload: a backend on one core",
             target=running.target,
             bodies=calls(texts, running.model(_MODEL), remaining=deadline),
@@ -90,7 +90,7 @@ def _backend(folder: Path, deadline: float) -> Iterator[Door]:
 
 
 @contextlib.contextmanager
-def _gateway(folder: Path, deadline: float) -> Iterator[Door]:
+def _gateway(folder: Path, deadline: float) -> Iterator[EntryPoint]:
     with System(
         folder / "data",
         models=folder / "models",
@@ -107,7 +107,7 @@ def _gateway(folder: Path, deadline: float) -> Iterator[Door]:
         )
         target = Target(host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers)
         port = int((child.address or "").rpartition(":")[2])
-        yield Door(
+        yield EntryPoint(
             title="Overload through the gateway: backend on one core, the rest on the other",
             target=target,
             bodies=_requests(),

@@ -1,4 +1,4 @@
-"""Holds the shape of the code: sizes, typed share, broad handlers, habits of tests, versions.
+"""Checks the shape of the code: sizes, annotations, broad handlers, names, test habits.
 
 `python -m tools.check_shape` prints the numbers, names every failure, and exits 1 if there is one.
 """

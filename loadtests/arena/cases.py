@@ -1,4 +1,4 @@
-"""Which fault befalls which container, and when callers may see errors of it."""
+"""Lists the cases of the arena: each fault, its container, and when errors are allowed."""
 
 from collections.abc import Iterator
 

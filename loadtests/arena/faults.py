@@ -1,4 +1,4 @@
-"""What is done to a container: each fault begins, lasts, and is ended."""
+"""Defines the faults of containers: how each begins, is kept up, and is undone."""
 
 import contextlib
 import os
@@ -98,7 +98,7 @@ class Freeze(Fault):
         run("unpause", self.service.container)
 
 
-class Cut(Fault):
+class DropPackets(Fault):
     """No packet passes in one direction, without a word to either side."""
 
     hold = 90.0
@@ -123,13 +123,13 @@ class Cut(Fault):
             raise ArenaError(f"the firewall of {self.service.name}: {done.stderr.strip()}")
 
 
-class CutIn(Cut):
+class DropIncoming(DropPackets):
     """Nothing reaches the container; what it sends arrives."""
 
     chain = "INPUT"
 
 
-class CutOut(Cut):
+class DropOutgoing(DropPackets):
     """Nothing leaves the container; what is sent to it arrives."""
 
     chain = "OUTPUT"
@@ -164,7 +164,7 @@ class FullDisk(Fault):
             (self.service.disk / _FILE).unlink(missing_ok=True)
 
 
-class Address(Fault):
+class ChangeAddress(Fault):
     """The container is made anew and has another address under its name."""
 
     hold = 0.0
@@ -201,7 +201,7 @@ class Replace(Fault):
         self.ready()
 
 
-class Rolling(Fault):
+class RollingReplace(Fault):
     """Two containers of a kind are replaced, the second one when the first is well."""
 
     hold = 0.0
@@ -224,12 +224,12 @@ FAULTS: dict[str, type[Fault]] = {
     "kill": Kill,
     "stop": Stop,
     "freeze": Freeze,
-    "cut-in": CutIn,
-    "cut-out": CutOut,
+    "cut-in": DropIncoming,
+    "cut-out": DropOutgoing,
     "full": FullDisk,
-    "address": Address,
+    "address": ChangeAddress,
     "replace": Replace,
-    "rolling": Rolling,
+    "rolling": RollingReplace,
 }
 
 

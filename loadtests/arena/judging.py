@@ -1,4 +1,4 @@
-"""Whether a case went as it must: windows of errors, and the ledger beside the answers."""
+"""Judges a case: errors outside their windows, and differences between answers and ledger."""
 
 import math
 import time
@@ -9,7 +9,7 @@ import httpx
 import msgspec
 from typing_extensions import override
 
-from loadtests.arena.load import Sent
+from loadtests.arena.load import RequestOutcome
 
 SETTLED = 10.0
 """Seconds after a fault's end by which everything is well."""
@@ -26,7 +26,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     after_end: float = 0.0
     is_open: bool = False
 
-    def holds(self, sent: Sent, *, begun: float, ended: float) -> bool:
+    def holds(self, sent: RequestOutcome, *, begun: float, ended: float) -> bool:
         """Return whether a request was under way within the window, and so may have failed."""
         spans = [(begun, ended + self.after_end)] if self.is_open else []
         if self.after_begin:
@@ -45,14 +45,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         return " and ".join(parts) or "never"
 
 
-class Billed(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger has of one request."""
 
     times: int
     status: int
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerComparison(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of a case beside its ledger.
 
     `unanswered` are requests that the ledger has and whose caller got no answer.
@@ -86,7 +86,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     slowest: float
 
 
-def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -> Verdict:
+def judge(sent: Sequence[RequestOutcome], window: Window, *, begun: float, ended: float) -> Verdict:
     """Judge what was answered; `begun` and `ended` are of the fault."""
     failed = [each for each in sent if each.status != httpx.codes.OK]
     outside = [each for each in failed if not window.holds(each, begun=begun, ended=ended)]
@@ -107,13 +107,15 @@ def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -
     )
 
 
-def compare(sent: Iterable[Sent], ledger: Mapping[str, Billed], items_billed: int) -> Books:
+def compare(
+    sent: Iterable[RequestOutcome], ledger: Mapping[str, LedgerEntry], items_billed: int
+) -> LedgerComparison:
     """Compare the answers with the ledger, request by request and in items."""
     sent = list(sent)
     answered = {each.id for each in sent if each.status == httpx.codes.OK}
     refused = {each.id for each in sent if each.status != httpx.codes.OK and each.id}
     paid = {id_ for id_, each in ledger.items() if each.status == httpx.codes.OK}
-    return Books(
+    return LedgerComparison(
         answered=len(answered),
         billed=len(paid),
         missing=len(answered - paid),
@@ -126,12 +128,12 @@ def compare(sent: Iterable[Sent], ledger: Mapping[str, Billed], items_billed: in
 
 
 def settled(
-    look: Callable[[], Books],
+    look: Callable[[], LedgerComparison],
     *,
     within: float,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
-) -> tuple[Books, float]:
+) -> tuple[LedgerComparison, float]:
     """Look once a second until no answer is missing, no longer than `within`, and once more later.
 
     Later, since what is billed twice is so after it was billed once.
@@ -147,7 +149,7 @@ def settled(
     return look(), waited
 
 
-class Around(msgspec.Struct, frozen=True, kw_only=True):
+class CaseObservations(msgspec.Struct, frozen=True, kw_only=True):
     """What else was seen of a case. `memory` is MiB by kind of process, as is `bounds`."""
 
     unhealthy: list[str]
@@ -157,7 +159,7 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that got no answer of a gateway's."""
 
 
-def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
+def findings(verdict: Verdict, books: LedgerComparison, around: CaseObservations) -> Iterator[str]:
     """Yield what is not as it must be."""
     counted = (
         (verdict.wrong, "wrong answers"),
@@ -183,7 +185,7 @@ def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
             yield f"a process of {kind} had {mebibytes:.0f} MiB"
 
 
-def _said(sent: Sent) -> str:
+def _said(sent: RequestOutcome) -> str:
     """Return the status of a failure, and what its problem says."""
     return f"{sent.status} {sent.code} {sent.detail}".strip()
 

@@ -1,4 +1,4 @@
-"""How much memory each process of each container takes, at most."""
+"""Samples the largest memory of each process of each container."""
 
 import contextlib
 import threading
@@ -30,7 +30,7 @@ def kind_of(service: str) -> str:
     return next(kind for kind in BOUNDS if service.startswith(kind))
 
 
-class Watch:
+class MemorySampler:
     """Samples while it is entered; `largest` is in MiB by kind of process."""
 
     def __init__(self, arena: Arena) -> None:

@@ -1,4 +1,4 @@
-"""Podman as the arena uses it: the command line, with a configuration of the arena's own.
+"""Calls podman's command line with a configuration of the arena's own.
 
 Checked with podman 4.3 of Debian 12, run by root. `runc` and `cgroupfs` work without systemd, and
 the limits on open files stay within those of the shell.
@@ -71,7 +71,7 @@ def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
     return done.stdout
 
 
-class Inspected(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerState(msgspec.Struct, frozen=True, kw_only=True):
     """What podman knows of a container that runs, or of one that does not (`pid` 0)."""
 
     pid: int
@@ -83,11 +83,11 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     """The hardware address in each network."""
 
 
-def inspect(name: str) -> Inspected:
+def inspect(name: str) -> ContainerState:
     """Return what podman knows of the container `name`."""
     (found,) = msgspec.json.decode(run("inspect", "--type", "container", name))
     networks = found["NetworkSettings"]["Networks"] or {}
-    return Inspected(
+    return ContainerState(
         pid=found["State"]["Pid"],
         status=found["State"]["Status"],
         restarts=found["RestartCount"],

@@ -1,4 +1,4 @@
-"""What the arena asks, and whether an answer is the one that was given while nothing failed."""
+"""Generates the arena's requests and compares answers with those given before any fault."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,14 +58,14 @@ def every_text() -> dict[tuple[str, str], list[str]]:
     return {(path, model): popular + others for _, path, model, _, _ in _KINDS}
 
 
-class Expected:
+class ExpectedAnswers:
     """The results by route, model and text, as given before anything failed."""
 
     def __init__(self, results: Mapping[str, Any]) -> None:
         self._results = dict(results)
 
     @classmethod
-    def read(cls, path: Path) -> "Expected | None":
+    def read(cls, path: Path) -> "ExpectedAnswers | None":
         """Return what was written to `path`, if it was."""
         return cls(msgspec.json.decode(path.read_bytes())) if path.exists() else None
 

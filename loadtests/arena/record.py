@@ -1,11 +1,11 @@
-"""The results of cases, one line of JSON each, and the table they make."""
+"""Stores the results of cases as lines of JSON and renders them as a table."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from loadtests.arena.judging import Books, Verdict
+from loadtests.arena.judging import LedgerComparison, Verdict
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,14 +19,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     ended: float
     window: str
     verdict: Verdict
-    books: Books
+    books: LedgerComparison
     ledger_settled: float
     """Seconds from the last answer until the ledger had all of them."""
     memory: dict[str, float]
     findings: list[str]
 
 
-class Record:
+class ResultFile:
     """A file of results; the last one of a case counts."""
 
     def __init__(self, path: Path) -> None:

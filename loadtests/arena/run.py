@@ -12,12 +12,12 @@ from loadtests.arena import judging, topology
 from loadtests.arena.cases import Case
 from loadtests.arena.faults import FAULTS, Fault
 from loadtests.arena.images import built_from
-from loadtests.arena.judging import SETTLED, Billed, Books
-from loadtests.arena.load import Load, Sent
-from loadtests.arena.memory import BOUNDS, Watch
+from loadtests.arena.judging import SETTLED, LedgerComparison, LedgerEntry
+from loadtests.arena.load import LoadGenerator, RequestOutcome
+from loadtests.arena.memory import BOUNDS, MemorySampler
 from loadtests.arena.podman import HOME, PodmanError
-from loadtests.arena.questions import Expected, every_text
-from loadtests.arena.record import Record, Result
+from loadtests.arena.questions import ExpectedAnswers, every_text
+from loadtests.arena.record import Result, ResultFile
 from loadtests.arena.system import Arena, ArenaError
 from loadtests.arena.topology import BALANCER_PORT
 
@@ -31,7 +31,7 @@ _ITEMS_AT_ONCE = 60
 
 
 def run_cases(
-    arena: Arena, chosen: Sequence[Case], record: Record, *, requests: int, rate: float
+    arena: Arena, chosen: Sequence[Case], record: ResultFile, *, requests: int, rate: float
 ) -> None:
     """Run the cases of `chosen`, print each result and keep it."""
     expected = asyncio.run(prepare(arena))
@@ -43,7 +43,7 @@ def run_cases(
         duration = _LEAD + fault.hold + SETTLED + _AFTER
         steady = rate or min(_FASTEST, requests / duration)
         seed = int(time.time()) + number
-        load = Load(
+        load = LoadGenerator(
             BALANCER_PORT, keys=keys, expected=expected, rate=steady, count=requests, seed=seed
         )
         result = asyncio.run(_run(arena, case, fault, load, steady, commit))
@@ -70,17 +70,17 @@ def _begin_well(arena: Arena) -> None:
         arena.until_healthy(list(arena.services))
 
 
-async def prepare(arena: Arena) -> Expected:
+async def prepare(arena: Arena) -> ExpectedAnswers:
     """Return what every question must be answered with, asked twice while nothing fails.
 
     Raises:
         ArenaError: something fails all the same.
     """
     path = HOME / "expected.json"
-    known = Expected.read(path)
+    known = ExpectedAnswers.read(path)
     if known is not None:
         return known
-    expected = Expected({})
+    expected = ExpectedAnswers({})
     headers = {"authorization": f"Bearer {arena.keys()[0]}", "cache-control": "no-cache"}
     url = f"http://127.0.0.1:{BALANCER_PORT}"
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0) as client:
@@ -96,11 +96,11 @@ async def prepare(arena: Arena) -> Expected:
 
 
 async def _run(
-    arena: Arena, case: Case, fault: Fault, load: Load, rate: float, commit: str
+    arena: Arena, case: Case, fault: Fault, load: LoadGenerator, rate: float, commit: str
 ) -> Result:
     loop = asyncio.get_running_loop()
     started = time.time()
-    with Watch(arena) as watch:
+    with MemorySampler(arena) as watch:
         async with load:
             await asyncio.sleep(_LEAD)
             begun = loop.time() - load.started
@@ -115,7 +115,7 @@ async def _run(
     idle = [name for name, count in after.items() if count <= before.get(name, 0.0)]
     books, settled = await asyncio.to_thread(_books, arena, load.sent, started)
     verdict = judging.judge(load.sent, case.window, begun=begun, ended=ended)
-    around = judging.Around(
+    around = judging.CaseObservations(
         unhealthy=unhealthy,
         memory=dict(watch.largest),
         bounds=BOUNDS,
@@ -166,17 +166,19 @@ async def _befall(fault: Fault) -> list[str]:
     return problems
 
 
-def _books(arena: Arena, sent: list[Sent], started: float) -> tuple[Books, float]:
+def _books(
+    arena: Arena, sent: list[RequestOutcome], started: float
+) -> tuple[LedgerComparison, float]:
     """Compare answers with the ledger, as soon as it has them all, or after a minute."""
 
-    def look() -> Books:
+    def look() -> LedgerComparison:
         ledger, items = _ledger(arena, started)
         return judging.compare(sent, ledger, items)
 
     return judging.settled(look, within=_LEDGER)
 
 
-def _ledger(arena: Arena, started: float) -> tuple[dict[str, Billed], int]:
+def _ledger(arena: Arena, started: float) -> tuple[dict[str, LedgerEntry], int]:
     """Return what the ledger has since `started`: each request, and the items answered."""
     since = int(started * 1e9)
     query = f"SELECT id, requests, status, items, failed FROM usage_events WHERE time >= {since}"  # noqa: S608
@@ -189,5 +191,5 @@ def _ledger(arena: Arena, started: float) -> tuple[dict[str, Billed], int]:
             status[one] = int(answered)
         if int(answered) == httpx.codes.OK:
             items += int(counted) - int(failed)
-    found = {one: Billed(times=count, status=status[one]) for one, count in times.items()}
+    found = {one: LedgerEntry(times=count, status=status[one]) for one, count in times.items()}
     return found, items

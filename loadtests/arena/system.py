@@ -1,4 +1,4 @@
-"""The running arena: everything of the topology, its operators' listener, its ledger."""
+"""Starts the arena's containers and gives access to its admin listener and its ledger."""
 
 import re
 import time

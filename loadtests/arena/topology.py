@@ -1,4 +1,4 @@
-"""The services of compose.yaml as containers of podman, on networks and volumes of the arena's own.
+"""Runs the services of compose.yaml as podman containers with own networks and volumes.
 
 Taken from the file as it stands: images, commands, environments, networks, users, read-only roots,
 dropped capabilities, restarts. Differences: volumes are small file systems of their own, so that a
@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from loadtests.arena.images import ROOT, full_name
-from loadtests.arena.podman import HOME, Inspected, inspect, run
+from loadtests.arena.podman import HOME, ContainerState, inspect, run
 
 PREFIX = "arena-"
 BALANCER_PORT = 18080
@@ -137,7 +137,7 @@ def remove(*, volumes: bool) -> None:
             run("network", "rm", "--force", name)
 
 
-def start(service: Service, *, image: str = "", former: Inspected | None = None) -> None:
+def start(service: Service, *, image: str = "", former: ContainerState | None = None) -> None:
     """Run a container of `service`: of another `image`, or at the addresses of a `former` one.
 
     Raises:
@@ -168,7 +168,7 @@ def is_healthy(service: Service) -> bool:
     return done.returncode == 0
 
 
-def _options(service: Service, former: Inspected | None) -> Iterator[str]:
+def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
     yield from ("--name", service.container, "--hostname", service.hostname or service.name)
     yield from ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--init")
     yield from ("--security-opt=no-new-privileges", "--restart=always", f"--memory={_MEMORY}")

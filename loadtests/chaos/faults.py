@@ -1,4 +1,4 @@
-"""The faults of the matrix: what is done to some backends, and how it is undone."""
+"""Defines the faults of the chaos matrix: how each is injected into backends and undone."""
 
 import asyncio
 import signal
@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from loadtests.chaos.proxy import SOUND, Fault
+from loadtests.chaos.proxy import SOUND, ProxyFault
 from loadtests.chaos.system import PacedBackend
 
 Act = Callable[[PacedBackend], Awaitable[None]]
 
 
-class Disaster(msgspec.Struct, frozen=True, kw_only=True):
+class BackendFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault by `name`: how it comes, and how it goes."""
 
     name: str
@@ -20,24 +20,24 @@ class Disaster(msgspec.Struct, frozen=True, kw_only=True):
     mend: Act
 
 
-async def strike(disaster: Disaster, victims: Sequence[PacedBackend]) -> None:
+async def strike(disaster: BackendFault, victims: Sequence[PacedBackend]) -> None:
     """Let it come over all of them at once."""
     await asyncio.gather(*map(disaster.strike, victims))
 
 
-async def mend(disaster: Disaster, victims: Sequence[PacedBackend]) -> None:
+async def mend(disaster: BackendFault, victims: Sequence[PacedBackend]) -> None:
     """Undo it."""
     await asyncio.gather(*map(disaster.mend, victims))
 
 
-def _proxied(name: str, fault: Fault) -> Disaster:
+def _proxied(name: str, fault: ProxyFault) -> BackendFault:
     async def come(backend: PacedBackend) -> None:
         await backend.proxy.become(fault)
 
     async def go(backend: PacedBackend) -> None:
         await backend.proxy.become(SOUND)
 
-    return Disaster(name=name, strike=come, mend=go)
+    return BackendFault(name=name, strike=come, mend=go)
 
 
 async def _kill(backend: PacedBackend) -> None:
@@ -66,11 +66,11 @@ async def _leave(_: PacedBackend) -> None:
 
 
 DISASTERS = (
-    Disaster(name="kill -9", strike=_kill, mend=_start),
-    Disaster(name="SIGSTOP", strike=_stop, mend=_continue),
-    _proxied("2 s latency", Fault(latency=2.0)),
-    _proxied("30 % errors", Fault(errors=0.3)),
-    _proxied("refused", Fault(refuses=True)),
-    _proxied("half-open", Fault(silent=True)),
-    Disaster(name="mixed revisions", strike=_change, mend=_leave),
+    BackendFault(name="kill -9", strike=_kill, mend=_start),
+    BackendFault(name="SIGSTOP", strike=_stop, mend=_continue),
+    _proxied("2 s latency", ProxyFault(latency=2.0)),
+    _proxied("30 % errors", ProxyFault(errors=0.3)),
+    _proxied("refused", ProxyFault(refuses=True)),
+    _proxied("half-open", ProxyFault(silent=True)),
+    BackendFault(name="mixed revisions", strike=_change, mend=_leave),
 )

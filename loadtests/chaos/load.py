@@ -1,4 +1,4 @@
-"""An open loop of requests of one item each, whose every answer is judged."""
+"""Sends an open-loop load of one-item requests and judges every answer."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 import msgspec
 
-from loadtests.chaos.models import MODEL, Judge, texts
+from loadtests.chaos.models import MODEL, AnswerChecker, texts
 from loadtests.chaos.system import KEY
 
 # No answer takes longer: the gateway's own deadline is shorter.
@@ -18,7 +18,7 @@ _LONGEST = 30.0
 _GRACE = 15.0
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was due at `due` (loop time) and how it ended; status 0 is no answer at all.
 
     `latency` counts from when it was due. `retry_after` is what a refusal said.
@@ -31,7 +31,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: str = ""
 
 
-class Load:
+class LoadGenerator:
     """Sends at `rate` a second, spaced at random, while it is entered; `sent` is what came.
 
     `repeat` is the one text to send. With `insists`, who is refused comes back when told to.
@@ -40,7 +40,7 @@ class Load:
     def __init__(
         self,
         port: int,
-        judge: Judge,
+        judge: AnswerChecker,
         *,
         rate: float,
         seed: int,
@@ -53,7 +53,7 @@ class Load:
         if timeout is not None:
             headers["x-request-timeout"] = str(timeout)
         self.rate = rate
-        self.sent: list[Sent] = []
+        self.sent: list[RequestOutcome] = []
         self._judge = judge
         self._texts: Iterator[str] = texts(seed)
         self._chooser = random.Random(seed)
@@ -103,7 +103,7 @@ class Load:
             async with asyncio.timeout(_LONGEST):
                 content = msgspec.json.encode({"model": MODEL, "input": [text]})
                 status, head, body = await self._connections.exchange(content)
-        found = Sent(
+        found = RequestOutcome(
             due=due,
             latency=loop.time() - due,
             status=status,

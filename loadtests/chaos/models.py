@@ -1,4 +1,4 @@
-"""A repository of one model whose answers can be foretold, in two revisions that differ."""
+"""Writes a model whose answers are predictable, in revisions that answer differently."""
 
 import random
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def texts(seed: int) -> Iterator[str]:
         yield " ".join(chooser.choices(WORDS, k=_WORDS))
 
 
-class Judge:
+class AnswerChecker:
     """Knows the right answers of every revision written below `root`."""
 
     def __init__(self, root: Path) -> None:

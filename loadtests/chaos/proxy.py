@@ -1,4 +1,4 @@
-"""A proxy between gateway and backend that delays, drops, refuses and fails at command."""
+"""Proxies calls to a backend and delays, drops, refuses or fails them on demand."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ _END = b"\r\n\r\n"
 _ERROR = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class ProxyFault(msgspec.Struct, frozen=True, kw_only=True):
     """What the proxy does to those who come: nothing, by default.
 
     `silent` takes everything and passes nothing on, `refuses` closes the door. `stalls` is the
@@ -28,7 +28,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     refuses: bool = False
 
 
-SOUND = Fault()
+SOUND = ProxyFault()
 
 
 class FaultyProxy:
@@ -58,7 +58,7 @@ class FaultyProxy:
     ) -> None:
         await self._close()
 
-    async def become(self, fault: Fault) -> None:
+    async def become(self, fault: ProxyFault) -> None:
         """Behave like this from now on; who was left in silence is cut off."""
         before, self._fault = self._fault, fault
         for writer in self._muted:
@@ -100,7 +100,7 @@ class FaultyProxy:
                 each.transport.abort()
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> ProxyFault:
         """What it does now."""
         return self._fault
 

@@ -1,4 +1,4 @@
-"""A gateway and its backends as processes, with a proxy before each backend."""
+"""Runs a gateway and its backends as processes, with a faulty proxy before each backend."""
 
 import asyncio
 import os
@@ -33,19 +33,19 @@ _PLENTY = 10**9
 _PATIENCE = 60.0
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class BatchPace(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a batch: `base`, and `token` for each token."""
 
     base: float = 2e-3
     token: float = 5e-4
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A backend to run: over a repository of its own, or `models`; `settings` win over the pace."""
 
     name: str
     region: str
-    pace: Pace = Pace()
+    pace: BatchPace = BatchPace()
     overflow: bool = False
     models: Path | None = None
     settings: dict[str, str] = {}
@@ -54,7 +54,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 class PacedBackend:
     """A backend process of declared speed, its repository, and the proxy before it."""
 
-    def __init__(self, spec: Spec, folder: Path) -> None:
+    def __init__(self, spec: BackendSpec, folder: Path) -> None:
         self.spec = spec
         self.models = spec.models or folder / spec.name
         if spec.models is None:
@@ -129,7 +129,7 @@ class ChaosSystem:
 
 @asynccontextmanager
 async def chaos_system(
-    folder: Path, specs: Sequence[Spec], **document: Any
+    folder: Path, specs: Sequence[BackendSpec], **document: Any
 ) -> AsyncIterator[ChaosSystem]:
     """Run backends, a proxy before each, Valkey, and a gateway of one worker over them.
 

@@ -1,4 +1,4 @@
-"""A backend whose answers say whose they are: run as a process, it prints its URL.
+"""Serves a backend whose answers name tenant and text; as a process it prints its URL.
 
 Each result has the shape that its task has. A label holds the scope that the gateway computes for
 (a tenant) and the text, so that an answer to another caller or another text is seen as such.

@@ -1,4 +1,4 @@
-"""The callers: five tenants with a key each, and what they ask."""
+"""Lists the callers: five tenants, a key each, and the bodies of their requests."""
 
 import hashlib
 import json
@@ -33,18 +33,18 @@ def callers(seed: int) -> list[Caller]:
     ]
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
     """A body that is right, and the texts it asks about."""
 
     content: bytes
     texts: tuple[str, ...]
 
 
-def body(chance: random.Random, unique: str) -> Body:
+def body(chance: random.Random, unique: str) -> RequestBody:
     """Return a right body for `/v1/classify`; `unique` is no other body's."""
     if chance.random() < 0.8:
         text = _text(chance, unique)
-        return Body(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))
+        return RequestBody(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))
     texts = tuple(_text(chance, f"{unique}.{index}") for index in range(chance.randint(1, 6)))
     fields: list[tuple[str, object]] = [("model", "stub"), ("input", list(texts))]
     if len(texts) == 1 and chance.random() < 0.5:
@@ -55,7 +55,7 @@ def body(chance: random.Random, unique: str) -> Body:
     content = json.dumps(dict(fields), indent=indent)
     if chance.random() < 0.3:
         content = content.replace("t", "\\u0074")  # the same to a reader, names included
-    return Body(content=content.encode(), texts=texts)
+    return RequestBody(content=content.encode(), texts=texts)
 
 
 _WISHES: list[tuple[str, object]] = [

@@ -1,4 +1,4 @@
-"""`python -m loadtests fuzz-http`."""
+"""Runs the HTTP fuzzer from the command line: `python -m loadtests fuzz-http`."""
 
 import random
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from loadtests.fuzz_http.client import Finding
-from loadtests.fuzz_http.run import MEMORY_BOUND, Fuzzed, fuzz
+from loadtests.fuzz_http.run import MEMORY_BOUND, FuzzResult, fuzz
 
 _SHOWN = 3000
 
@@ -31,7 +31,7 @@ def fuzz_http_command(
         sys.exit("\n\n".join([*(told(done, one) for one in done.findings), *done.trouble]))
 
 
-def show(done: Fuzzed) -> None:
+def show(done: FuzzResult) -> None:
     """Print what a run showed."""
     rate = done.requests / done.seconds
     print(
@@ -46,7 +46,7 @@ def show(done: Fuzzed) -> None:
         print(f"  {name}: {most // 1024**2}")
 
 
-def told(done: Fuzzed, finding: Finding) -> str:
+def told(done: FuzzResult, finding: Finding) -> str:
     """Return a finding with how to see it again, and its bytes."""
     again = f"make fuzz-http ARGS='--seed {done.seed} --only {finding.number}'"
     return (

@@ -1,4 +1,4 @@
-"""Changes right requests and right JSON at random."""
+"""Mutates valid requests and valid JSON at random."""
 
 import json
 import random

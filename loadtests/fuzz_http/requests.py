@@ -1,4 +1,4 @@
-"""Requests that are right, in every spelling that RFC 9112 allows, and what they must end with.
+"""Generates valid requests in every spelling of RFC 9112, with their expected responses.
 
 Each keeps its connection open: more may follow.
 """
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from loadtests.fuzz_http.callers import Body, Caller, body
-from loadtests.fuzz_http.expect import Expect
+from loadtests.fuzz_http.callers import Caller, RequestBody, body
+from loadtests.fuzz_http.expect import ExpectedResponse
 
 _CLASSIFY = b"/v1/classify"
 _BENIGN = (
@@ -49,10 +49,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of a request, and what comes back."""
 
     content: bytes
-    expect: Expect
+    expect: ExpectedResponse
 
 
-class Wellformed:
+class ValidRequestGenerator:
     """Makes right requests of one connection, one after the other."""
 
     def __init__(self, chance: random.Random, callers: list[Caller], connection: int) -> None:
@@ -81,7 +81,7 @@ class Wellformed:
         """Return whoever is next."""
         return self._chance.choice(self._callers)
 
-    def body(self) -> Body:
+    def body(self) -> RequestBody:
         """Return the next body."""
         self._count += 1
         return body(self._chance, f"{self._connection}-{self._count}")
@@ -228,11 +228,13 @@ class Wellformed:
         return name + b":" + value
 
 
-def answered(name: str, caller: Caller, sent: Body) -> Expect:
+def answered(name: str, caller: Caller, sent: RequestBody) -> ExpectedResponse:
     """Return that `sent` is answered, for `caller` and nobody else."""
-    return Expect(name=name, statuses=OK, scope=caller.scope, texts=sent.texts)
+    return ExpectedResponse(name=name, statuses=OK, scope=caller.scope, texts=sent.texts)
 
 
-def ends(name: str, *statuses: int, to_head: bool = False) -> Expect:
+def ends(name: str, *statuses: int, to_head: bool = False) -> ExpectedResponse:
     """Return that a request ends with one of `statuses`, and answers nothing of a model."""
-    return Expect(name=name, statuses=frozenset(statuses), to_head=to_head, is_inference=False)
+    return ExpectedResponse(
+        name=name, statuses=frozenset(statuses), to_head=to_head, is_inference=False
+    )

@@ -1,4 +1,4 @@
-"""A run: a gateway of each kind, a backend, connections without end, and what is left of them."""
+"""Fuzzes a gateway of each kind over many connections and checks what is left behind."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from loadtests.fuzz_http.backend import backend
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
-from loadtests.fuzz_http.client import Finding, Player
+from loadtests.fuzz_http.client import Finding, ScriptRunner
 from loadtests.fuzz_http.script import Script, script
 from loadtests.gateway import Gateway
 from loadtests.harness.valkey import Valkey
@@ -30,7 +30,7 @@ _LOOK = 1.0
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
 
-class Fuzzed(msgspec.Struct, frozen=True, kw_only=True):
+class FuzzResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a run showed; `memory` is the most that each process had, by its name."""
 
     seed: int
@@ -52,7 +52,7 @@ def fuzz(
     bound: float = 60.0,
     without: Container[str] = (),
     only: int | None = None,
-) -> Fuzzed:
+) -> FuzzResult:
     """Send so many requests, or the connection `only`, and return what came of it."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
@@ -61,12 +61,12 @@ def fuzz(
             stack.enter_context(_gateway(folder / kind, url, people, fast_lane=fast))
             for kind, fast in (("fast", True), ("application", False))
         ]
-        run = _Run(seed, people, gateways, bound=bound, without=without)
+        run = _FuzzRun(seed, people, gateways, bound=bound, without=without)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run.run(requests, only=only))
 
 
-class _Run:
+class _FuzzRun:
     """The connections of a run, to both gateways in turn."""
 
     def __init__(
@@ -82,12 +82,12 @@ class _Run:
         self._people = people
         self._gateways = gateways
         self._without = without
-        self._players = [Player(gateway.port, bound=bound) for gateway in gateways]
+        self._players = [ScriptRunner(gateway.port, bound=bound) for gateway in gateways]
         self._findings: list[Finding] = []
         self._memory: dict[str, int] = {}
         self._number = self._requests = 0
 
-    async def run(self, requests: int, *, only: int | None) -> Fuzzed:
+    async def run(self, requests: int, *, only: int | None) -> FuzzResult:
         """Return what a run showed."""
         started = time.monotonic()
         pids = self._pids()
@@ -103,7 +103,7 @@ class _Run:
         for player in self._players:
             for kind, count in player.answers.items():
                 answers[kind] = answers.get(kind, 0) + count
-        return Fuzzed(
+        return FuzzResult(
             seed=self._seed,
             requests=self._requests,
             connections=self._number,

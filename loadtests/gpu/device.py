@@ -1,4 +1,4 @@
-"""What the device is, and how busy it was while something ran."""
+"""Identifies the GPU and samples its utilization."""
 
 import shutil
 import subprocess
@@ -31,7 +31,7 @@ def this_device(number: int) -> Device:
     return Device(name=name, memory_mib=int(float(memory)), driver=driver)
 
 
-class Busy:
+class UtilizationSampler:
     """Samples, while it is entered, the share of time in which a kernel ran on the device."""
 
     def __init__(self, number: int) -> None:

@@ -11,7 +11,7 @@ from loadtests.harness.waiting import wait_until
 _SLOTS = 16_384
 
 
-class Watched:
+class SentinelDeployment:
     """A primary, its replica, and a Sentinel that makes the replica primary when the other ends."""
 
     def __init__(self, primary: Valkey, replica: Valkey, sentinel: Valkey) -> None:
@@ -33,7 +33,7 @@ class Watched:
 
 
 @contextmanager
-def watched_valkey() -> Iterator[Watched]:
+def sentinel_deployment() -> Iterator[SentinelDeployment]:
     """Run the three; Sentinel believes after 0.3 s that a primary has ended."""
     with ExitStack() as stack:
         primary = stack.enter_context(Valkey("--repl-diskless-sync-delay", "0", port=free_port()))
@@ -52,7 +52,7 @@ def watched_valkey() -> Iterator[Watched]:
         wait_until(
             lambda: b"slaves=1" in sentinel.ask("INFO sentinel"), within=30, what="Sentinel's view"
         )
-        yield Watched(primary, replica, sentinel)
+        yield SentinelDeployment(primary, replica, sentinel)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The processes of a gateway and all it needs, each in a network namespace of its own."""
+"""Runs a gateway and all it needs, each process in a network namespace of its own."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.system import KEY
 from loadtests.harness.postgresql import programs
-from loadtests.partitions.namespaces import Network
+from loadtests.partitions.namespaces import NamespaceNetwork
 
 BACKENDS = ("eu-0", "us-0")
 OWN = {
@@ -38,10 +38,10 @@ _OWNER = "nobody"
 _PORT, _ADMIN_PORT, _BACKEND_PORT, _REDIS_PORT = 8080, 8081, 8100, 6379
 
 
-class Members:
+class ProcessGroup:
     """Starts everything below `folder` while it is entered; each may take 6 GB of addresses."""
 
-    def __init__(self, network: Network, folder: Path, keepalive: TcpKeepalive) -> None:
+    def __init__(self, network: NamespaceNetwork, folder: Path, keepalive: TcpKeepalive) -> None:
         self._network = network
         self._folder = folder
         self._stack = contextlib.ExitStack()

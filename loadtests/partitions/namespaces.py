@@ -1,4 +1,4 @@
-"""Network namespaces joined by a bridge, between any two of which packets can be dropped.
+"""Joins network namespaces by a bridge and drops packets between any two of them.
 
 Nothing leads out of them: the bridge is in a namespace of its own, where the machine has no end.
 """
@@ -44,7 +44,7 @@ def missing() -> str:
     return ""
 
 
-class Network:
+class NamespaceNetwork:
     """A namespace for each of `members` while it is entered; each reaches each by its address."""
 
     def __init__(self, members: Sequence[str]) -> None:

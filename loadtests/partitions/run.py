@@ -1,4 +1,4 @@
-"""One case after another over one gateway: parted, under load, and well again."""
+"""Runs partitions one after another over one gateway under load."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ import msgspec
 import psycopg
 
 from gateway.sockets.tcp_keepalive import TcpKeepalive
-from loadtests.chaos.load import Load
-from loadtests.chaos.models import Judge
-from loadtests.partitions.cases import Direction, Pair
-from loadtests.partitions.members import ADMIN_KEY, MEMBERS, Members
-from loadtests.partitions.namespaces import Network
-from loadtests.partitions.watching import Watch
+from loadtests.chaos.load import LoadGenerator
+from loadtests.chaos.models import AnswerChecker
+from loadtests.partitions.cases import Direction, ProcessPair
+from loadtests.partitions.members import ADMIN_KEY, MEMBERS, ProcessGroup
+from loadtests.partitions.namespaces import NamespaceNetwork
+from loadtests.partitions.sampling import ResourceSampler
 
 QUIET = 1.0
 _RATE, _HIT_RATE = 15.0, 5.0
@@ -28,7 +28,7 @@ _SOON = 0.1
 _ASKED = 2.0
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a case. Times are seconds."""
 
     pair: str
@@ -55,7 +55,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     died: tuple[str, ...]
 
 
-class Parting:
+class PartitionRun:
     """A gateway in namespaces, and the cases that it goes through while it is entered.
 
     Each may take `patience` seconds to be well again, and to have everything billed and logged.
@@ -73,11 +73,11 @@ class Parting:
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            self._network = stack.enter_context(Network(MEMBERS))
-            members = Members(self._network, self._folder, self._keepalive)
+            self._network = stack.enter_context(NamespaceNetwork(MEMBERS))
+            members = ProcessGroup(self._network, self._folder, self._keepalive)
             self._members = stack.enter_context(members)
             stack.enter_context(self._network.inside("client"))
-            self._judge = Judge(members.models)
+            self._judge = AnswerChecker(members.models)
             self._client = httpx.AsyncClient(timeout=_ASKED)
             await stack.enter_async_context(self._client)
             await eventually(self._has_ledger, within=_START, what="PostgreSQL answers")
@@ -90,10 +90,12 @@ class Parting:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
 
-    async def case(self, *pairs: Pair, direction: Direction, seconds: float) -> Result:
+    async def case(
+        self, *pairs: ProcessPair, direction: Direction, seconds: float
+    ) -> PartitionResult:
         """Part `pairs` at once for so many seconds, and say what came of it."""
         clock = asyncio.get_running_loop().time
-        watch = Watch(self._members.processes)
+        watch = ResourceSampler(self._members.processes)
         async with self._load() as (misses, hits):
             await asyncio.sleep(QUIET)
             began = clock()
@@ -107,7 +109,7 @@ class Parting:
         sent = [*misses.sent, *hits.sent]
         self._answered.update(each.status for each in sent)
         failed = [each for each in sent if each.status != httpx.codes.OK]
-        return Result(
+        return PartitionResult(
             pair="; ".join(pair.name for pair in pairs),
             direction=direction,
             parted=seconds,
@@ -128,12 +130,14 @@ class Parting:
         )
 
     @contextlib.asynccontextmanager
-    async def _load(self) -> AsyncIterator[tuple[Load, Load]]:
+    async def _load(self) -> AsyncIterator[tuple[LoadGenerator, LoadGenerator]]:
         """Send what misses and what hits, at a steady rate."""
         self._seed += 1
         settings = self._members.settings
-        misses = Load(settings.port, self._judge, rate=_RATE, seed=self._seed, host=settings.host)
-        hits = Load(
+        misses = LoadGenerator(
+            settings.port, self._judge, rate=_RATE, seed=self._seed, host=settings.host
+        )
+        hits = LoadGenerator(
             settings.port,
             self._judge,
             rate=_HIT_RATE,
@@ -144,7 +148,9 @@ class Parting:
         async with misses, hits:
             yield misses, hits
 
-    async def _well_after(self, healed: float, loads: tuple[Load, Load]) -> tuple[float, str]:
+    async def _well_after(
+        self, healed: float, loads: tuple[LoadGenerator, LoadGenerator]
+    ) -> tuple[float, str]:
         """Wait until all is well and what was answered by then is billed and logged.
 
         Return the seconds since the fault ended, and what was well last.

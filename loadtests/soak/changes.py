@@ -1,4 +1,4 @@
-"""What operators do meanwhile: configuration, keys, purges and revisions, one after the other."""
+"""Makes operators' changes in turns: configuration, keys, purges and revisions."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ _MODEL = "sentiment"
 _TIMEOUT = 120.0
 
 
-class Changes:
+class OperatorChanges:
     """Makes a change each time `next` is called, in turns. `failed` are those that went wrong.
 
     `billable` gets the ids of the requests that try out keys.

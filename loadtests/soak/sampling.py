@@ -1,4 +1,4 @@
-"""What processes and folders take while a system runs, and whether it still grows."""
+"""Samples resources of processes and folders and fits whether they still grow."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import msgspec
 _KIB = 1024
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     """What one process took at a time: `at` in seconds of the run, `memory` resident, in bytes."""
 
     at: float
@@ -29,7 +29,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         return self.rise <= share * self.median + beside
 
 
-def sample(pid: int, at: float) -> Sample | None:
+def sample(pid: int, at: float) -> ProcessSample | None:
     """Return what a process takes now; `None` where it has ended."""
     folder = Path("/proc") / str(pid)
     try:
@@ -41,7 +41,7 @@ def sample(pid: int, at: float) -> Sample | None:
     if "VmRSS" not in fields:  # it has ended and waits to be collected
         return None
     memory = int(fields["VmRSS"][0]) * _KIB
-    return Sample(at=at, memory=memory, files=files, threads=int(fields["Threads"][0]))
+    return ProcessSample(at=at, memory=memory, files=files, threads=int(fields["Threads"][0]))
 
 
 def size_of(folder: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.triton.check import show
-from loadtests.triton.fleet import Difference, compare
+from loadtests.triton.fleet import AnswerDifference, compare
 from loadtests.triton.process import is_installed
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ def test_answers_are_compared_label_by_label() -> None:
 
     same, other = compare(ours, ours), compare(theirs, ours)
 
-    assert same == Difference(texts=2, other_labels=0, apart=0.0)
+    assert same == AnswerDifference(texts=2, other_labels=0, apart=0.0)
     assert same.is_none
     assert other.other_labels == 1
     assert not other.is_none

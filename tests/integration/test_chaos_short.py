@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtests.chaos.brief import run_briefly
+from loadtests.chaos.short_matrix import run_briefly
 
 pytestmark = pytest.mark.anyio
 

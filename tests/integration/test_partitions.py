@@ -10,10 +10,10 @@ import pytest
 
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.harness.postgresql import programs
-from loadtests.partitions.cases import PAIRS, Direction, Pair
+from loadtests.partitions.cases import PAIRS, Direction, ProcessPair
 from loadtests.partitions.judging import troubles
 from loadtests.partitions.namespaces import missing
-from loadtests.partitions.run import Parting
+from loadtests.partitions.run import PartitionRun
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(1800)]
 
@@ -33,7 +33,7 @@ GROUPS = (
 """Pairs that are parted at once: one does not hide what another does."""
 
 
-def cases() -> Iterator[tuple[Sequence[Pair], Direction, float]]:
+def cases() -> Iterator[tuple[Sequence[ProcessPair], Direction, float]]:
     """Yield each pair, and the directions of the one whose subscription must be given up."""
     pairs = {pair.name: pair for pair in PAIRS}
     for direction in Direction:
@@ -53,7 +53,7 @@ async def test_no_partition_is_noticed_or_outlives_itself(
         pytest.skip(f"partitions: {reason}")
     folder: Path = tmp_path_factory.mktemp("partitions")
     found = {}
-    async with Parting(folder, keepalive=KEEPALIVE, patience=PATIENCE) as parting:
+    async with PartitionRun(folder, keepalive=KEEPALIVE, patience=PATIENCE) as parting:
         for pairs, direction, seconds in cases():
             result = await parting.case(*pairs, direction=direction, seconds=seconds)
             if wrong := troubles(result, *pairs, well_after=PATIENCE):

@@ -1,4 +1,4 @@
-"""The API with small stand-ins around it, and a client without a socket between."""
+"""Builds the API over small fakes and calls it in this process, without a socket."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ class Catalog:
         return self._models
 
 
-class AskedUsage:
+class FakeUsage:
     """Answers every question about usage with `lines`, or `trouble`; keeps what was asked."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Api:
         self.events = RecordedEvents()
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
-        self.usage = AskedUsage()
+        self.usage = FakeUsage()
         self.ready = Readiness(ready=True, missing=[])
         self.runtimes = RuntimeStore(compile_runtime(Document(), 1, NO_EPOCHS))
         self.clock = Clock()

@@ -1,4 +1,4 @@
-"""A clock that tests set."""
+"""Provides a clock that tests set."""
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Models whose outputs a function tells, for tests of algorithms."""
+"""Provides models whose outputs a function computes, for tests of algorithms."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Holds the batches of an executor until a test lets them go."""
+"""Holds the batches of an executor until a test releases them."""
 
 import math
 import threading

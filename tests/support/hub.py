@@ -1,4 +1,4 @@
-"""A hub of one model on this machine, as far as a download asks it."""
+"""Serves one model on loopback as a model hub, as far as downloads need it."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The use case with small stand-ins around it, and requests to give it."""
+"""Builds the inference use case over small fakes, and requests for it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -194,7 +194,7 @@ class FailingRunner(GatedRunner):
             raise
 
 
-class KeptTasks:
+class RecordedTasks:
     """Holds the tasks that the use case started."""
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Scene:
         self.cache = DictCache()
         self.runner = runner or GatedRunner()
         self.flights = Flights()
-        self.tasks = KeptTasks()
+        self.tasks = RecordedTasks()
         self.wall = Clock(1_000.0)
         memory = MemoryTier(capacity_bytes=16 * 1024 * 1024)
         self.tiers = ResultCache(memory=memory, remote=NullTier(), clock=self.wall)

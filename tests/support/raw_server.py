@@ -1,4 +1,4 @@
-"""A server that says bytes, and what a transport makes of them."""
+"""Serves given bytes and reads the responses that a transport makes of them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,7 +9,7 @@ from gateway.upstream.transport import BackendTransport, Response, locate
 Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Server:
+class RawServer:
     """Answers each connection as told."""
 
     def __init__(self, behave: Streams) -> None:
@@ -18,7 +18,7 @@ class Server:
         self.url = ""
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["Server"]:
+    async def open(self) -> AsyncIterator["RawServer"]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server:

@@ -1,4 +1,4 @@
-"""A `BackendClient` in memory, driven by a script: the fake behind unit tests of dispatch.
+"""Implements `BackendClient` in memory from a script: the fake behind tests of dispatch.
 
 That it keeps the promises of the real client is shown in `tests/contract`.
 """

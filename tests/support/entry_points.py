@@ -1,4 +1,4 @@
-"""Connections to the two doors of a worker without sockets, and seeded traffic to send to both."""
+"""Connects to both entry points of a worker without sockets and generates seeded traffic."""
 
 import asyncio
 import random
@@ -81,7 +81,7 @@ class RecordedTransport(asyncio.Transport):
         self.reads = True
 
 
-class Door:
+class EntryPoint:
     """A worker of its own behind one of the two doors."""
 
     def __init__(self, *, fast: bool) -> None:

@@ -1,4 +1,4 @@
-"""One way of running a peer, as the benchmark tells it to the peer's server.
+"""Passes the configuration of a peer from the benchmark to the peer's server.
 
 Only the standard library: the servers import it in their own virtual environments.
 """
@@ -15,7 +15,7 @@ SCRATCH = _PREFIX + "SCRATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class PeerConfiguration:
     """Workers with threads each; `batch` 1 is no batching. `delay` is in seconds."""
 
     workers: int

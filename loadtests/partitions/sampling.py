@@ -1,4 +1,4 @@
-"""What processes take while packets are dropped: memory, and time of a processor."""
+"""Samples memory and processor time of processes while packets are dropped."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Watch:
+class ResourceSampler:
     """Looks twice a second at `processes` while it is entered; `died` are those that ended."""
 
     def __init__(self, processes: Mapping[str, "subprocess.Popen[bytes]"]) -> None:
