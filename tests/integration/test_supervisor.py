@@ -19,7 +19,7 @@ from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import Probe, ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import find_program, state_spec
-from tests.support.waiting import until, wait_until
+from loadtests.harness.waiting import until, wait_until
 
 pytestmark = pytest.mark.anyio
 
