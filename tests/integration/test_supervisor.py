@@ -300,7 +300,8 @@ with open_directory(Path(sys.argv[1]), say) as directory:
         say=say,
     )
     spec = ProcessSpec(
-        name="backend", role=Role.BACKEND, probe=ProcessStarted(), argv=(sys.executable, "-c", sys.argv[2])
+        name="backend", role=Role.BACKEND, probe=ProcessStarted(),
+        argv=(sys.executable, "-c", sys.argv[2])
     )
 
     async def start():
