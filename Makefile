@@ -57,7 +57,7 @@ imports: install-dev ## Check the directions of imports
 	$(BIN)/lint-imports --no-logo
 
 fuzz-doors: install-dev ## Send 100,000 mixed requests to both entry points and compare every byte
-	$(BIN)/python -m pytest tests/unit/gateway/api/test_both_entry_points.py --door-requests 100000
+	$(BIN)/python -m pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)

@@ -52,7 +52,7 @@ _LIMIT = {"name": "rows", "unit": "rows", "capacity": 10_000_000, "window": 60.0
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was answered in a part of a run; latencies in milliseconds."""
+    """The answers in a phase of a run; latencies in milliseconds."""
 
     hits: int
     hit_p99: float
@@ -64,7 +64,7 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Which Redis fails, and how."""
+    """Names the Redis that fails, and its fault."""
 
     redis: str
     fault: str
@@ -76,7 +76,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: before, during and after it, and what the breaker did."""
+    """The phases before, during and after a fault, and the breaker's openings."""
 
     case: Case
     before: PhaseResult
@@ -186,7 +186,7 @@ def _p99(answers: list[Answer]) -> float:
 
 
 def _last_that_waited(misses: list[Answer], before: PhaseResult) -> float:
-    """Return when the last miss was due that took 10 ms more than misses do."""
+    """Return the due time of the last miss that took 10 ms more than usual."""
     return max((a.due for a in misses if a.latency * 1000 > before.miss_p99 + 10), default=0.0)
 
 
@@ -199,7 +199,7 @@ def _body(text: str) -> bytes:
 
 
 async def _breaker(case: Case, state_url: str) -> tuple[int, str]:
-    """Return how often the breaker opened by what the worker said last, and its state."""
+    """Return the breaker's openings and state by the worker's last report."""
     async with _client(state_url) as control:
         (report,) = (await control.reports()).values()
     figures = msgspec.json.decode(report)

@@ -1,9 +1,8 @@
 """Measures the gateway's processor time per missed item, one by one and coalesced.
 
 The use case, the dispatcher and the client of backends run in this process, a stub backend in
-another: nothing is counted but what the gateway does from the missed item to its answer. The
-front door, Redis and the event log are not in it. With TLS, a second stub shows a certificate, and
-both are measured in turns.
+another: only the gateway's work from the missed item to its answer is counted, without HTTP front
+end, Redis and event log. With TLS, a second stub shows a certificate; both are measured in turns.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ _WAYS = {"one by one": 1, "coalesced, 8 callers": 8, "coalesced, 32 callers": 32
 
 
 class ItemCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Processor time of this process, in microseconds an item, and items a second."""
+    """Processor time of this process in microseconds per item, and items per second."""
 
     microseconds: float
     rate: float
@@ -130,7 +129,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
 async def _cost(
     inference: Inference, texts: Iterator[str], *, count: int, callers: int
 ) -> ItemCost:
-    """Let so many callers ask for `count` items in all, each for one at a time."""
+    """Request `count` items from `callers` callers, one item at a time each."""
     own = itertools.islice(texts, count)
     runtime = Runtime(
         generation=1, digest="", document=Document(), endpoints=(), epochs=MappingProxyType({})

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests go, and what each carries besides its body."""
+    """The address of requests, and their common headers."""
 
     host: str
     port: int
@@ -22,7 +22,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run measured; latencies in seconds, sorted."""
+    """The result of a run; latencies in seconds, sorted."""
 
     duration: float
     statuses: dict[int, int]

@@ -36,7 +36,7 @@ _MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
 
 
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure hits by tier and door in turns with their rivals, and print the table."""
+    """Measure hits by tier and entry point in turns with their rivals, and print the table."""
     if not wrk.is_installed():
         sys.exit("`wrk` is needed; `make install-system` installs it")
     texts = sentences(_TEXTS, seed=1)

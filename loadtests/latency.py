@@ -27,7 +27,7 @@ _WAYS = ("memory hit, fast lane", "Redis hit (memory tier off)")
 
 
 class _Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to measure: at half of its `capacity`, or what the generator holds."""
+    """A measured system, loaded at half its `capacity` or at the generator's limit."""
 
     target: Target
     bodies: list[bytes]

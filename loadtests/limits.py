@@ -36,7 +36,7 @@ _BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 
 
 class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a tenant fared: how far over its limit its worst window is, its share of the bound."""
+    """A tenant's result: the excess of its worst window, and its share of the bound."""
 
     tenant: str
     admitted: int
@@ -47,7 +47,7 @@ class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed; `by_share` is the most that could be admitted without Redis."""
+    """The result of a run; `by_share` is the highest possible admission without Redis."""
 
     tenants: list[TenantResult]
     away: float

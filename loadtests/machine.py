@@ -11,7 +11,7 @@ import msgspec
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a figure depends on."""
+    """The machine, commit and versions on which a figure depends."""
 
     cpu: str
     cores: int

@@ -35,7 +35,7 @@ _ALLOWED_POINTS = 0.03
 
 
 class CacheUnderTest(Protocol):
-    """A cache under test: asks for an item and, where it misses, keeps it."""
+    """A cache that looks an item up and stores it on a miss."""
 
     def ask(self, item: int) -> bool:
         """Say whether `item` was there."""
@@ -43,7 +43,7 @@ class CacheUnderTest(Protocol):
 
 
 class CacheMeasurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cache answered of a stream, and what a request cost; seconds."""
+    """The hit ratio of a cache on a stream, and the seconds per request."""
 
     what: str
     ratio: float

@@ -39,7 +39,7 @@ DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
 
 
 class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Some time with the same demand: the rate that was admitted, its share of the limit's."""
+    """A phase of constant demand: the admitted rate, and its share of the limit's."""
 
     name: str
     admitted: int
@@ -49,7 +49,7 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed. `over` is the worst window of all tenants over both regions."""
+    """The result of a run. `over` is the worst window of all tenants over both regions."""
 
     phases: list[PhaseResult]
     over: float
@@ -227,7 +227,7 @@ def _share(admitted: list[list[AdmittedRequest]], begin: float, end: float) -> f
 
 
 def _whole_after(admitted: list[list[AdmittedRequest]], killed_at: float) -> float:
-    """Return the seconds after `killed_at` from which on the limit was used to 97 % for 4 s."""
+    """Return the seconds after `killed_at` until 97 % of the limit were used for 4 s."""
     last = max(one.sent for each in admitted for one in each)
     begin = killed_at
     while begin + 4.0 <= last:

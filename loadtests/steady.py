@@ -31,7 +31,7 @@ _WARM = 0.2
 
 
 class SteadyLoadSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send: `bodies` in turns, `rate` a second, for `duration`, pinned to `core`."""
+    """The load: `bodies` in turns, `rate` a second, for `duration`, pinned to `core`."""
 
     target: Target
     bodies: list[bytes]
@@ -42,7 +42,7 @@ class SteadyLoadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back, in seconds. `late` is how long after its time a request left.
+    """The result in seconds. `late` is how long after its time a request left.
 
     `latencies` are sorted, and counted from when the request was due.
     """

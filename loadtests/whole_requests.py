@@ -39,7 +39,7 @@ _PACED = {
 
 
 class RequestKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of request: its path, its items, and what makes a body of new texts."""
+    """A kind of request: its path, its items, and its factory of bodies."""
 
     path: str
     items: int
@@ -48,7 +48,7 @@ class RequestKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextSource:
-    """Makes texts that nobody has asked before."""
+    """Generates distinct texts."""
 
     def __init__(self, seed: int) -> None:
         self._chooser = random.Random(seed)

@@ -14,7 +14,7 @@ from gateway.types import Rule
 
 
 class AdmittedRequest(NamedTuple):
-    """A request that was let through some time between `sent` and `came`."""
+    """A request admitted some time between `sent` and `came`."""
 
     sent: float
     came: float

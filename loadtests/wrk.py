@@ -32,7 +32,7 @@ end
 
 
 class WrkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What wrk measured: answers, those that were no success, and latencies in seconds."""
+    """The result of wrk: answers, unsuccessful ones, and latencies in seconds."""
 
     requests: int
     duration: float

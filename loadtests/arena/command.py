@@ -9,7 +9,7 @@ import click
 
 from loadtests.arena import images, podman, topology
 from loadtests.arena.cases import cases
-from loadtests.arena.faults import heal
+from loadtests.arena.faults import clean_up
 from loadtests.arena.record import ResultFile, table
 from loadtests.arena.run import run_cases
 from loadtests.arena.system import Arena
@@ -66,7 +66,7 @@ def arena_command(
     _prepare(build=build, anew=anew, fresh=fresh)
     done = {} if again else record.results()
     arena = Arena()
-    heal(arena)
+    clean_up(arena)
     arena.start()
     try:
         left = [case for case in chosen if case.name not in done]

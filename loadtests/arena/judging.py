@@ -17,7 +17,7 @@ _AGAIN = 3.0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """When errors may occur: seconds after the fault's beginning, and after its end.
+    """States when errors are allowed: seconds after the fault's begin, and after its end.
 
     A window that is `open` lasts from the beginning to `after_end` seconds after the end.
     """
@@ -27,7 +27,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = False
 
     def holds(self, sent: RequestOutcome, *, begun: float, ended: float) -> bool:
-        """Return whether a request was under way within the window, and so may have failed."""
+        """Return whether a request was in flight within the window."""
         spans = [(begun, ended + self.after_end)] if self.is_open else []
         if self.after_begin:
             spans.append((begun, begun + self.after_begin))
@@ -46,14 +46,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger has of one request."""
+    """The ledger's record of one request."""
 
     times: int
     status: int
 
 
 class LedgerComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of a case beside its ledger.
+    """Compares the answers of a case with its ledger.
 
     `unanswered` are requests that the ledger has and whose caller got no answer.
     """
@@ -69,7 +69,7 @@ class LedgerComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a case showed. `errors_from`, `errors_to`: seconds from the fault's beginning."""
+    """The outcome of a case. `errors_from`, `errors_to`: seconds from the fault's begin."""
 
     requests: int
     wrong: int
@@ -87,7 +87,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(sent: Sequence[RequestOutcome], window: Window, *, begun: float, ended: float) -> Verdict:
-    """Judge what was answered; `begun` and `ended` are of the fault."""
+    """Judge the answers of a case; `begun` and `ended` are the times of the fault."""
     failed = [each for each in sent if each.status != httpx.codes.OK]
     outside = [each for each in failed if not window.holds(each, begun=begun, ended=ended)]
     after = ended + SETTLED
@@ -127,14 +127,14 @@ def compare(
     )
 
 
-def settled(
+def wait_for_ledger(
     look: Callable[[], LedgerComparison],
     *,
     within: float,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[LedgerComparison, float]:
-    """Look once a second until no answer is missing, no longer than `within`, and once more later.
+    """Compare once a second until no answer is missing, at most `within`, and once more later.
 
     Later, since what is billed twice is so after it was billed once.
 
@@ -150,7 +150,7 @@ def settled(
 
 
 class CaseObservations(msgspec.Struct, frozen=True, kw_only=True):
-    """What else was seen of a case. `memory` is MiB by kind of process, as is `bounds`."""
+    """Further observations of a case. `memory` and `bounds` are MiB by kind of process."""
 
     unhealthy: list[str]
     memory: dict[str, float]
@@ -160,7 +160,7 @@ class CaseObservations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def findings(verdict: Verdict, books: LedgerComparison, around: CaseObservations) -> Iterator[str]:
-    """Yield what is not as it must be."""
+    """Yield every violation of what must hold."""
     counted = (
         (verdict.wrong, "wrong answers"),
         (verdict.outside, "errors outside the window"),
@@ -186,7 +186,7 @@ def findings(verdict: Verdict, books: LedgerComparison, around: CaseObservations
 
 
 def _said(sent: RequestOutcome) -> str:
-    """Return the status of a failure, and what its problem says."""
+    """Return the status of a failure and its problem's code."""
     return f"{sent.status} {sent.code} {sent.detail}".strip()
 
 

@@ -18,7 +18,7 @@ _CONNECTIONS = 512
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and how it ended; `due` and `latency` in seconds, status 0 is no answer at all."""
+    """A request and its end; `due` and `latency` in seconds, status 0 without any answer."""
 
     due: float
     latency: float
@@ -34,7 +34,7 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadGenerator:
-    """Sends at `rate` a second from when it is entered until `finish`; `sent` is what came.
+    """Sends `rate` requests a second while entered, until `finish`; `sent` holds the outcomes.
 
     At least `count` requests are sent.
     """
@@ -80,7 +80,7 @@ class LoadGenerator:
             writer.close()
 
     async def finish(self) -> None:
-        """Send what is left of `count`, and wait until everything has ended."""
+        """Send the rest of `count`, and wait until every request has ended."""
         self._may_end = True
         if self._sending is not None:
             await self._sending

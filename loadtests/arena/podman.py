@@ -26,7 +26,7 @@ class PodmanError(Exception):
 
 
 def missing() -> str:
-    """Return what this machine lacks for the arena, empty where it lacks nothing."""
+    """Return what this machine lacks for the arena, empty if nothing."""
     if os.geteuid() != 0:
         return "the arena needs root: it mounts file systems and changes firewalls of containers"
     absent = [program for program in _PROGRAMS if shutil.which(program) is None]
@@ -36,7 +36,7 @@ def missing() -> str:
 
 
 def prepare() -> None:
-    """Write the configuration of containers that `run` uses."""
+    """Write the container configuration that `run` uses."""
     HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     init = shutil.which("catatonit") or _INIT
@@ -72,7 +72,7 @@ def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
 
 
 class ContainerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What podman knows of a container that runs, or of one that does not (`pid` 0)."""
+    """The state of a container as podman reports it; `pid` is 0 when it does not run."""
 
     pid: int
     status: str
@@ -84,7 +84,7 @@ class ContainerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(name: str) -> ContainerState:
-    """Return what podman knows of the container `name`."""
+    """Return the state of the container `name`."""
     (found,) = msgspec.json.decode(run("inspect", "--type", "container", name))
     networks = found["NetworkSettings"]["Networks"] or {}
     return ContainerState(

@@ -9,7 +9,7 @@ from loadtests.arena.judging import LedgerComparison, Verdict
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a case; `findings` is empty where it went as it must."""
+    """The result of a case; `findings` is empty if all held."""
 
     case: str
     commit: str
@@ -27,13 +27,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultFile:
-    """A file of results; the last one of a case counts."""
+    """A file of results, of which the last one of a case counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def add(self, result: Result) -> None:
-        """Append a result at once: what was measured is not lost when the run is stopped."""
+        """Append a result at once, so that an interrupted run loses nothing."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")

@@ -51,13 +51,13 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def disk(self) -> Path | None:
-        """The folder of this machine that is its volume; none where it writes nothing."""
+        """The folder of this machine that is its volume, or none."""
         named = [volume for volume in self.volumes if not volume.startswith(".")]
         return volume_folder(named[0].partition(":")[0]) if named else None
 
 
 def services(values: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """Return the services in an order in which they can start.
+    """Return the services in an order that respects their dependencies.
 
     `values` stand for the variables of `deploy/env.example`; by default those of the arena.
     """
@@ -78,7 +78,7 @@ def networks() -> dict[str, bool]:
 
 
 def secrets_of_the_arena() -> dict[str, str]:
-    """Return the values for `deploy/env.example`, made once."""
+    """Return values for `deploy/env.example`, generated once."""
     path = HOME / "secrets.json"
     names = re.findall(r"^(\w+)=$", (ROOT / "deploy/env.example").read_text(), re.MULTILINE)
     kept: dict[str, str] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
@@ -90,12 +90,12 @@ def secrets_of_the_arena() -> dict[str, str]:
 
 
 def volume_folder(name: str) -> Path:
-    """Return where the file system of a volume is mounted."""
+    """Return the mount point of a volume's file system."""
     return HOME / "volumes" / name
 
 
 def make_networks() -> None:
-    """Make the networks that are missing."""
+    """Create the missing networks."""
     there = run("network", "ls", "--format", "{{.Name}}").split()
     for name, internal in networks().items():
         if PREFIX + name not in there:
@@ -122,7 +122,7 @@ def make_volumes(chosen: Mapping[str, Service]) -> None:
 
 
 def remove(*, volumes: bool) -> None:
-    """Remove all containers and networks of the arena, with `volumes` also what they kept."""
+    """Remove the arena's containers and networks, and with `volumes` their data."""
     containers = run("ps", "--all", "--format", "{{.Names}}").split()
     own = [name for name in containers if name.startswith(PREFIX)]
     if own:
@@ -220,7 +220,7 @@ def _service(name: str, found: Mapping[str, Any], values: Mapping[str, str]) -> 
 
 
 def _ordered(chosen: Mapping[str, Service]) -> Iterator[str]:
-    """Yield what needs nothing else first."""
+    """Yield services, dependencies first."""
     done: set[str] = set()
     while len(done) < len(chosen):
         ready = [n for n, each in chosen.items() if n not in done and set(each.needs) <= done]

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtests.chaos.faults import DISASTERS, BackendFault, mend, strike
+from loadtests.chaos.faults import BACKEND_FAULTS, BackendFault, inject, undo
 from loadtests.chaos.load import LoadGenerator, RequestOutcome
 from loadtests.chaos.models import AnswerChecker
 from loadtests.chaos.system import BackendSpec, BatchPace, ChaosSystem, chaos_system
@@ -38,9 +38,9 @@ Extent = Literal["one", "region"]
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a case went: latencies in seconds, `errors` and `attempts` per item of those sent."""
+    """The result of a case: latencies in seconds, `errors` and `attempts` per item sent."""
 
-    disaster: str
+    fault: str
     extent: Extent
     rate: float
     items: int
@@ -54,9 +54,9 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_case(
-    folder: Path, disaster: BackendFault, extent: Extent, *, quiet: float, faulty: float
+    folder: Path, fault: BackendFault, extent: Extent, *, quiet: float, faulty: float
 ) -> CaseResult:
-    """Run the load for `quiet` seconds, let the fault come, and go on for `faulty` seconds."""
+    """Run the load for `quiet` seconds, inject the fault, and go on for `faulty` seconds."""
     async with chaos_system(folder, _SPECS) as system:
         victims = system.of_region("eu")[: 1 if extent == "one" else 2]
         rate = SHARE * CAPACITY * (len(_SPECS) - len(victims))
@@ -67,17 +67,17 @@ async def run_case(
             begun = asyncio.get_running_loop().time()
             await asyncio.sleep(_WARM_UP + quiet)
             struck = asyncio.get_running_loop().time()
-            await strike(disaster, victims)
+            await inject(fault, victims)
             judges[0].learn()
             await asyncio.sleep(faulty)
         attempts = await attempts_per_item(system)
-        await mend(disaster, victims)
+        await undo(fault, victims)
     before = [s for s in load.sent if begun + _WARM_UP <= s.due < struck]
     after = [s for s in load.sent if s.due >= struck + WINDOW]
     counted = [s for s in load.sent if s.due >= begun + _WARM_UP]
     answered = [s for s in load.sent + hasty.sent if s.status == 200]
     return CaseResult(
-        disaster=disaster.name,
+        fault=fault.name,
         extent=extent,
         rate=rate,
         items=len(counted),
@@ -91,7 +91,7 @@ async def run_case(
 
 
 async def attempts_per_item(system: ChaosSystem) -> float:
-    """Return how often an item was tried, repeats and hedges included, since the start."""
+    """Return the attempts per item since the start, retries and hedges included."""
     await asyncio.sleep(_TOLD)
     done = await system.dispatched()
     first = done.computed + done.failed
@@ -111,13 +111,13 @@ def measure(
     print(_LINE.format(*_HEAD))
     print("|" + "---|" * len(_HEAD))
     verdicts = []
-    for disaster in DISASTERS:
-        if only and not disaster.name.startswith(tuple(only)):
+    for fault in BACKEND_FAULTS:
+        if only and not fault.name.startswith(tuple(only)):
             continue
         for extent in extents or ("one", "region"):
             with tempfile.TemporaryDirectory() as folder:
                 verdict = asyncio.run(
-                    run_case(Path(folder), disaster, extent, quiet=quiet, faulty=faulty)
+                    run_case(Path(folder), fault, extent, quiet=quiet, faulty=faulty)
                 )
             print(line(verdict), flush=True)
             verdicts.append(verdict)
@@ -135,7 +135,7 @@ def line(verdict: CaseResult) -> str:
     """Return a case as a line of a table."""
     v = verdict
     return _LINE.format(
-        v.disaster,
+        v.fault,
         "one backend" if v.extent == "one" else "a region",
         f"{v.rate:.0f}",
         v.items,

@@ -23,7 +23,7 @@ _SETTLING = 3.0
 
 
 class OutageResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All regions down, then one backend back; times in seconds.
+    """The result of an outage of all regions and the return of one backend; times in seconds.
 
     `recovered` is when the last request that was refused was due, after the return. `shares` are
     the items a second that the backend was sent in each quarter of a second after it, `waits` the
@@ -42,8 +42,8 @@ class OutageResult(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int
 
 
-async def all_down(folder: Path, *, down: float, after: float, insists: bool) -> OutageResult:
-    """Take both regions away for `down` seconds, and give one backend back."""
+async def total_outage(folder: Path, *, down: float, after: float, insists: bool) -> OutageResult:
+    """Take both regions down for `down` seconds, and bring one backend back."""
     async with chaos_system(folder, _TWO_REGIONS) as system:
         judge = AnswerChecker(system.backends["eu-0"].models)
         known = "good film about money"
@@ -56,7 +56,7 @@ async def all_down(folder: Path, *, down: float, after: float, insists: bool) ->
             await _all(system.backends.values(), _REFUSES)
             await asyncio.sleep(down)
             proxy = system.backends["us-0"].proxy
-            await proxy.become(SOUND)
+            await proxy.set_fault(SOUND)
             rose, before, shares = clock(), proxy.items, []
             while clock() < rose + after:
                 await asyncio.sleep(_GLANCE)
@@ -83,8 +83,8 @@ async def all_down(folder: Path, *, down: float, after: float, insists: bool) ->
     )
 
 
-async def unlike(folder: Path, *, duration: float) -> dict[str, float]:
-    """Offer 90 % of what two backends can do, one three times faster; return the items of each."""
+async def unequal_backends(folder: Path, *, duration: float) -> dict[str, float]:
+    """Offer 90 % of two backends' capacity, one three times faster; return the items of each."""
     slow = BatchPace(base=3 * PACE.base, token=3 * PACE.token)
     specs = (
         BackendSpec(name="fast", region="eu", pace=PACE),
@@ -113,7 +113,7 @@ async def stalls(folder: Path, *, duration: float, hedge_share: float) -> dict[s
     routing = {"hedge_share": hedge_share, "spill_after": 1.0}
     async with chaos_system(folder, specs, routing=routing) as system:
         judge = AnswerChecker(system.backends["eu-0"].models)
-        await system.backends["eu-0"].proxy.become(ProxyFault(stalls=0.05, stall=1.0))
+        await system.backends["eu-0"].proxy.set_fault(ProxyFault(stalls=0.05, stall=1.0))
         async with LoadGenerator(system.port, judge, rate=0.3 * 2 * CAPACITY, seed=1) as load:
             begun = asyncio.get_running_loop().time()
             await asyncio.sleep(_SETTLING + duration)
@@ -132,7 +132,7 @@ async def stalls(folder: Path, *, duration: float, hedge_share: float) -> dict[s
 
 
 class SpikeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Items a second of the overflow pool before, during and after a tenfold spike.
+    """Items per second of the overflow pool before, during and after a tenfold spike.
 
     `first_used` is how long after its begin the pool was used, `idle_again` how long after its end
     it was no more.
@@ -187,7 +187,7 @@ async def spike(folder: Path, *, calm: float, busy: float) -> SpikeResult:
 
 
 async def _all(backends: Iterable[PacedBackend], fault: ProxyFault) -> None:
-    await asyncio.gather(*(backend.proxy.become(fault) for backend in backends))
+    await asyncio.gather(*(backend.proxy.set_fault(fault) for backend in backends))
 
 
 def _within(sent: Sequence[RequestOutcome], second: float) -> list[RequestOutcome]:
@@ -199,13 +199,13 @@ def _wrong(sent: Sequence[RequestOutcome]) -> int:
 
 
 def measure(only: Sequence[str] = ()) -> None:
-    """Run the scenes and print what came of each."""
+    """Run the scenes and print their results."""
     scenes: dict[str, Callable[[Path], Coroutine[object, object, object]]] = {
-        "all down": lambda folder: all_down(folder, down=4.0, after=6.0, insists=False),
-        "all down, callers insist": lambda folder: all_down(
+        "all down": lambda folder: total_outage(folder, down=4.0, after=6.0, insists=False),
+        "all down, callers insist": lambda folder: total_outage(
             folder, down=4.0, after=8.0, insists=True
         ),
-        "unlike": lambda folder: unlike(folder, duration=15.0),
+        "unlike": lambda folder: unequal_backends(folder, duration=15.0),
         "stalls, no hedging": lambda folder: stalls(folder, duration=15.0, hedge_share=0.0),
         "stalls, hedging": lambda folder: stalls(folder, duration=15.0, hedge_share=0.05),
         "spike": lambda folder: spike(folder, calm=4.0, busy=6.0),

@@ -21,12 +21,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> str:
-        """What the gateway computes for, as the backend sees it."""
+        """The scope that the gateway passes to backends."""
         return f"tenant:{self.tenant}"
 
 
 def callers(seed: int) -> list[Caller]:
-    """Return the callers of a seed; all have the same length of key."""
+    """Return the callers of a seed, whose keys all have the same length."""
     return [
         Caller(tenant=name, key=f"sk-{hashlib.sha256(f'{seed}/{name}'.encode()).hexdigest()[:40]}")
         for name in NAMES
@@ -34,14 +34,14 @@ def callers(seed: int) -> list[Caller]:
 
 
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that is right, and the texts it asks about."""
+    """A valid body and the texts in it."""
 
     content: bytes
     texts: tuple[str, ...]
 
 
 def body(chance: random.Random, unique: str) -> RequestBody:
-    """Return a right body for `/v1/classify`; `unique` is no other body's."""
+    """Return a valid body for `/v1/classify`; with `unique`, one that no other request has."""
     if chance.random() < 0.8:
         text = _text(chance, unique)
         return RequestBody(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))

@@ -8,7 +8,7 @@ import msgspec
 from typing_extensions import override
 
 from loadtests.fuzz_http.expect import ExpectedResponse, UnexpectedResponse, judge
-from loadtests.fuzz_http.hostile import FinalMessage, anything_of
+from loadtests.fuzz_http.hostile import FinalMessage, any_response_in
 from loadtests.fuzz_http.reader import ResponseReader
 from loadtests.fuzz_http.script import Script
 
@@ -17,7 +17,7 @@ _KEPT = 4096
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that must not be, and the bytes that led to it."""
+    """A violation, with the bytes that led to it."""
 
     number: int
     what: str
@@ -28,7 +28,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptRunner:
-    """Plays scripts against the server on `port`; counts the statuses of answers by kind.
+    """Runs scripts against the server on `port`; counts the statuses of answers by kind.
 
     A connection on which nothing happens for `bound` seconds is a hang.
     """
@@ -38,8 +38,8 @@ class ScriptRunner:
         self._bound = bound
         self.answers: dict[tuple[str, int], int] = {}
 
-    async def play(self, script: Script) -> Finding | None:
-        """Play one script to its end; return what was found, if anything."""
+    async def run_script(self, script: Script) -> Finding | None:
+        """Run one script to its end; return the finding, if any."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             lambda: _Connection(script, self.answers), "127.0.0.1", self._port
@@ -61,7 +61,7 @@ class ScriptRunner:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: sends the script, judges each response as it comes."""
+    """Sends a script on one connection and judges each response."""
 
     def __init__(self, script: Script, answers: dict[tuple[str, int], int]) -> None:
         self._script = script
@@ -74,13 +74,13 @@ class _Connection(asyncio.Protocol):
         if last is not None and last.expect is not None:
             self._expects.append(last.expect)
         elif last is not None:
-            self._tail = anything_of(last.scope, last.name)
+            self._tail = any_response_in(last.scope, last.name)
         self._next = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def open(self) -> int:
-        """How many answers are still to come."""
+        """The number of answers still to come."""
         return len(self._expects) - self._next
 
     @property
@@ -160,7 +160,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def finding(self, what: str) -> Finding:
-        """Return `what` was found here, with all bytes."""
+        """Return the violation `what` with the bytes of this connection."""
         last = self._script.last.content if self._script.last else b""
         sent = b"".join([*self._script.parts[self._next :], last])
         return Finding(number=self._script.number, what=what, sent=sent, received=self._received)

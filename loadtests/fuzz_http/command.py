@@ -28,11 +28,13 @@ def fuzz_http_command(
         done = fuzz(Path(folder), seed=chosen, requests=requests, only=only, without=without)
     show(done)
     if done.findings or done.trouble:
-        sys.exit("\n\n".join([*(told(done, one) for one in done.findings), *done.trouble]))
+        sys.exit(
+            "\n\n".join([*(describe_finding(done, one) for one in done.findings), *done.trouble])
+        )
 
 
 def show(done: FuzzResult) -> None:
-    """Print what a run showed."""
+    """Print the result of a run."""
     rate = done.requests / done.seconds
     print(
         f"{done.requests} requests on {done.connections} connections in {done.seconds:.0f} s,"
@@ -46,8 +48,8 @@ def show(done: FuzzResult) -> None:
         print(f"  {name}: {most // 1024**2}")
 
 
-def told(done: FuzzResult, finding: Finding) -> str:
-    """Return a finding with how to see it again, and its bytes."""
+def describe_finding(done: FuzzResult, finding: Finding) -> str:
+    """Return a finding with its bytes and the command that reproduces it."""
     again = f"make fuzz-http ARGS='--seed {done.seed} --only {finding.number}'"
     return (
         f"{finding.what}\n  again: {again}\n"

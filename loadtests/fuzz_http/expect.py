@@ -16,7 +16,7 @@ LENIENT = frozenset(
 
 
 class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one request."""
+    """The expected response to one request."""
 
     name: str
     """The kind of request."""
@@ -36,7 +36,7 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A response as it was read; names of headers in lower case."""
+    """A parsed response; header names in lower case."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -44,11 +44,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnexpectedResponse(Exception):
-    """A response is not what it must be."""
+    """The response differs from the expected one."""
 
 
 def judge(expect: ExpectedResponse, response: Response) -> None:
-    """Return if `response` is what `expect` says.
+    """Compare `response` with `expect`.
 
     Raises:
         Wrong: it is not.

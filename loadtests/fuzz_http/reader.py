@@ -16,22 +16,22 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*)")
 
 
 class ResponseReader:
-    """Cuts what a server sends into responses."""
+    """Splits a byte stream into responses."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     @property
     def rest(self) -> bytes:
-        """What was read and is no part of a response yet."""
+        """The bytes that belong to no whole response yet."""
         return self._buffer
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add received bytes."""
         self._buffer = self._buffer + data if self._buffer else data
 
     def next(self, *, to_head: bool) -> Response | None:
-        """Return the next response, `None` where it is not whole yet; those of 1xx are left out.
+        """Return the next response without 1xx ones, `None` while it is incomplete.
 
         Raises:
             Wrong: the bytes are no response.

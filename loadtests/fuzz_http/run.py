@@ -31,7 +31,7 @@ _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
 
 class FuzzResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed; `memory` is the most that each process had, by its name."""
+    """The result of a run; `memory` is the peak of each process, by its name."""
 
     seed: int
     requests: int
@@ -53,7 +53,7 @@ def fuzz(
     without: Container[str] = (),
     only: int | None = None,
 ) -> FuzzResult:
-    """Send so many requests, or the connection `only`, and return what came of it."""
+    """Send so many requests, or connection `only`, and return the result."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(backend("fuzz-1"))
@@ -67,7 +67,7 @@ def fuzz(
 
 
 class _FuzzRun:
-    """The connections of a run, to both gateways in turn."""
+    """Runs the connections, on both gateways in turn."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _FuzzRun:
         self._number = self._requests = 0
 
     async def run(self, requests: int, *, only: int | None) -> FuzzResult:
-        """Return what a run showed."""
+        """Return the result of the run."""
         started = time.monotonic()
         pids = self._pids()
         watching = asyncio.create_task(self._watch(pids))
@@ -100,8 +100,8 @@ class _FuzzRun:
         seconds = time.monotonic() - started
         trouble = [*await self._afterwards(), *self._changed(pids)]
         answers: dict[tuple[str, int], int] = {}
-        for player in self._players:
-            for kind, count in player.answers.items():
+        for script_runner in self._players:
+            for kind, count in script_runner.answers.items():
                 answers[kind] = answers.get(kind, 0) + count
         return FuzzResult(
             seed=self._seed,
@@ -122,9 +122,9 @@ class _FuzzRun:
             await self._play(played)
 
     async def _play(self, played: Script) -> None:
-        player = self._players[played.number % len(self._players)]
+        script_runner = self._players[played.number % len(self._players)]
         try:
-            finding = await player.play(played)
+            finding = await script_runner.run_script(played)
         except OSError as error:
             finding = Finding(
                 number=played.number, what=f"no connection: {error}", sent=b"", received=b""
@@ -139,8 +139,8 @@ class _FuzzRun:
     def _refused(self) -> int:
         return sum(
             count
-            for player in self._players
-            for (_, status), count in player.answers.items()
+            for script_runner in self._players
+            for (_, status), count in script_runner.answers.items()
             if status == _OVERLOADED
         )
 
@@ -178,13 +178,13 @@ class _FuzzRun:
             )
 
     async def _afterwards(self) -> list[str]:
-        """Return what is wrong with plain requests once everything is over."""
+        """Return what is wrong with plain requests after the run."""
         plain = [script(self._seed, -number, self._people, without=_ALL) for number in range(1, 81)]
         trouble = []
         # One that sends nothing would only wait until the server closes the connection.
         for played in (each for each in plain if each.requests):
-            for player in self._players:
-                finding = await player.play(played)
+            for script_runner in self._players:
+                finding = await script_runner.run_script(played)
                 if finding is not None:
                     trouble.append(f"afterwards: {finding.what}")
         return trouble

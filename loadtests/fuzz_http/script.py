@@ -14,7 +14,7 @@ _PIPELINED = (1, 1, 2, 4, 8, 16, 32)
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection: requests one behind the other, then perhaps one that ends it."""
+    """The requests of a connection in order, and perhaps a final message."""
 
     number: int
     parts: tuple[bytes, ...]
@@ -28,12 +28,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> int:
-        """How many requests it sends."""
+        """The number of requests."""
         return len(self.expects) + (self.last is not None)
 
 
 def script(seed: int, number: int, callers: list[Caller], *, without: Container[str]) -> Script:
-    """Return what connection `number` sends; kinds in `without` are left out."""
+    """Return the script of connection `number`, without the kinds in `without`."""
     chance = random.Random(f"{seed}/{number}")
     right = ValidRequestGenerator(chance, callers, number)
     requests = [

@@ -14,7 +14,7 @@ from loadtests.gpu.plan import Options
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load process does; `items` texts travel in each request."""
+    """The work of a load process; each request has `items` texts."""
 
     port: int
     key: str
@@ -27,7 +27,7 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What it saw; latencies in seconds, at most a few thousand of them."""
+    """The result of a load process; latencies in seconds, at most a few thousand."""
 
     requests: int
     duration: float

@@ -78,7 +78,7 @@ def gpu_command(only: Sequence[Section], output: Path, work: Path | None, **give
 
 
 def in_process(options: Options, section: Section, budget: float) -> SectionResult:
-    """Run a section in a process of its own; one that dies is followed by another.
+    """Run a section in a process of its own, and again in another if that one dies.
 
     The next one goes on after what was being measured, as long as each gets any further.
     """

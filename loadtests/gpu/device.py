@@ -14,7 +14,7 @@ _QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """The device as its driver names it; empty where there is none."""
+    """The device as its driver names it, empty without one."""
 
     name: str = ""
     memory_mib: int = 0

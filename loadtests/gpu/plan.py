@@ -23,7 +23,7 @@ _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, pos
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the person who runs it chose. `seconds` is how long each timed run goes on."""
+    """The options of the command. `seconds` is the length of each timed run."""
 
     output: Path
     work: Path
@@ -121,7 +121,7 @@ REFERENCE = CANDIDATES[0]
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. Rates are of sequences and of real tokens a second; latencies are seconds."""
+    """One figure. Rates are sequences and real tokens per second; latencies are seconds."""
 
     what: str
     rate: float | None = None
@@ -136,7 +136,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SectionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a section found; `best` names the candidate that later sections run."""
+    """The result of a section; `best` names the candidate for later sections."""
 
     section: Section
     status: Literal["done", "failed", "skipped", "out of time"]
@@ -165,7 +165,7 @@ def read_result(options: Options, section: Section) -> SectionResult | None:
 
 
 class Journal:
-    """The lines of a section so far, on disk after each: a process that dies loses one figure.
+    """Stores the lines of a section one by one, so that a crash loses one figure.
 
     A line begun and never ended is left as failed, and the process that takes over goes on after
     it. A device that has failed fails everything that comes after it in the same process.

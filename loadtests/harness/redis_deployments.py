@@ -12,7 +12,7 @@ _SLOTS = 16_384
 
 
 class SentinelDeployment:
-    """A primary, its replica, and a Sentinel that makes the replica primary when the other ends."""
+    """A primary, its replica, and a Sentinel that promotes the replica when the primary ends."""
 
     def __init__(self, primary: Valkey, replica: Valkey, sentinel: Valkey) -> None:
         self.primary = primary
@@ -34,7 +34,7 @@ class SentinelDeployment:
 
 @contextmanager
 def sentinel_deployment() -> Iterator[SentinelDeployment]:
-    """Run the three; Sentinel believes after 0.3 s that a primary has ended."""
+    """Run the three; Sentinel declares a primary down after 0.3 s."""
     with ExitStack() as stack:
         primary = stack.enter_context(Valkey("--repl-diskless-sync-delay", "0", port=free_port()))
         copied = ("--replicaof", f"127.0.0.1 {primary.port}")

@@ -9,7 +9,7 @@ from loadtests.partitions.namespaces import NamespaceNetwork
 
 
 class Direction(StrEnum):
-    """Whose packets are dropped."""
+    """The direction in which packets are dropped."""
 
     BOTH = "both"
     FORTH = "forth"
@@ -19,7 +19,7 @@ class Direction(StrEnum):
 
 
 class ProcessPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two members, or one and several; the first connects to the others."""
+    """Two members, or one and several, of which the first opens the connections."""
 
     name: str
     first: str
@@ -27,8 +27,8 @@ class ProcessPair(msgspec.Struct, frozen=True, kw_only=True):
     may_fail: bool = False
     """Whether requests may fail until everything is well; with all other pairs none may."""
 
-    def part(self, network: NamespaceNetwork, direction: Direction) -> None:
-        """Begin to drop packets."""
+    def start_dropping(self, network: NamespaceNetwork, direction: Direction) -> None:
+        """Start to drop packets."""
         for other in self.others:
             if direction is not Direction.BACK:
                 network.drop(self.first, other)

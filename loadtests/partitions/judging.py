@@ -39,10 +39,10 @@ def line(result: PartitionResult) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def troubles(
+def problems(
     result: PartitionResult, *pairs: ProcessPair, well_after: float = WELL_AFTER
 ) -> list[str]:
-    """Return what must not be and was."""
+    """Return the violations in a result."""
     until = result.parted + well_after if any(pair.may_fail for pair in pairs) else 0.0
     found = {
         f"{result.wrong} answers are wrong": result.wrong,

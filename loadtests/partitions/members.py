@@ -39,7 +39,7 @@ _PORT, _ADMIN_PORT, _BACKEND_PORT, _REDIS_PORT = 8080, 8081, 8100, 6379
 
 
 class ProcessGroup:
-    """Starts everything below `folder` while it is entered; each may take 6 GB of addresses."""
+    """Runs all processes below `folder` while entered; each may map 6 GB."""
 
     def __init__(self, network: NamespaceNetwork, folder: Path, keepalive: TcpKeepalive) -> None:
         self._network = network
@@ -104,8 +104,8 @@ class ProcessGroup:
             )
             self._start(name, sys.executable, "-m", "gateway", entry, values=environment(own))
 
-    def share_the_processor(self) -> None:
-        """Have those that give way to everybody on the machine give way to nobody here.
+    def equalize_priorities(self) -> None:
+        """Reset the priority of processes that run with a lower one.
 
         What else a machine does is no part of what is measured.
         """
@@ -114,7 +114,7 @@ class ProcessGroup:
             os.setpriority(os.PRIO_PROCESS, self.processes[name].pid, own)
 
     def log(self, name: str) -> str:
-        """Return what a process has said."""
+        """Return the output of a process."""
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def _write_configuration(self) -> None:

@@ -23,13 +23,13 @@ QUIET = 1.0
 _RATE, _HIT_RATE = 15.0, 5.0
 _KNOWN = "a b c d e f g h"
 _START = 120.0
-PATIENCE = 60.0
+RECOVERY_TIME = 60.0
 _SOON = 0.1
 _ASKED = 2.0
 
 
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a case. Times are seconds."""
+    """The result of a case. Times are in seconds."""
 
     pair: str
     direction: Direction
@@ -56,18 +56,18 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionRun:
-    """A gateway in namespaces, and the cases that it goes through while it is entered.
+    """Runs partitions of a gateway in namespaces while entered.
 
-    Each may take `patience` seconds to be well again, and to have everything billed and logged.
+    Each may take `recovery_time` seconds to be ready again, with everything billed and logged.
     """
 
     def __init__(
-        self, folder: Path, *, keepalive: TcpKeepalive, patience: float = PATIENCE
+        self, folder: Path, *, keepalive: TcpKeepalive, recovery_time: float = RECOVERY_TIME
     ) -> None:
         self._stack = contextlib.AsyncExitStack()
         self._folder = folder
         self._keepalive = keepalive
-        self._patience = patience
+        self._recovery_time = recovery_time
         self._answered: Counter[int] = Counter()
         self._seed = 0
 
@@ -83,7 +83,7 @@ class PartitionRun:
             await eventually(self._has_ledger, within=_START, what="PostgreSQL answers")
             await asyncio.to_thread(members.start_gateway)
             await eventually(self._is_well, within=_START, what="the gateway is ready")
-            members.share_the_processor()
+            members.equalize_priorities()
             self._stack = stack.pop_all()
         return self
 
@@ -93,7 +93,7 @@ class PartitionRun:
     async def case(
         self, *pairs: ProcessPair, direction: Direction, seconds: float
     ) -> PartitionResult:
-        """Part `pairs` at once for so many seconds, and say what came of it."""
+        """Part `pairs` at once for so many seconds, and return the result."""
         clock = asyncio.get_running_loop().time
         watch = ResourceSampler(self._members.processes)
         async with self._load() as (misses, hits):
@@ -101,9 +101,9 @@ class PartitionRun:
             began = clock()
             async with watch:
                 for pair in pairs:
-                    pair.part(self._network, direction)
+                    pair.start_dropping(self._network, direction)
                 await asyncio.sleep(seconds)
-                self._network.heal()
+                self._network.restore_traffic()
                 healed = clock()
                 well_after, waited_for = await self._well_after(healed, (misses, hits))
         sent = [*misses.sent, *hits.sent]
@@ -131,7 +131,7 @@ class PartitionRun:
 
     @contextlib.asynccontextmanager
     async def _load(self) -> AsyncIterator[tuple[LoadGenerator, LoadGenerator]]:
-        """Send what misses and what hits, at a steady rate."""
+        """Send misses and hits at a steady rate."""
         self._seed += 1
         settings = self._members.settings
         misses = LoadGenerator(
@@ -171,15 +171,15 @@ class PartitionRun:
             return not missing
 
         with contextlib.suppress(TimeoutError):
-            await eventually(is_well, within=self._patience, what="everything is well")
+            await eventually(is_well, within=self._recovery_time, what="everything is well")
             return clock() - healed, waited_for
-        return self._patience, waited_for
+        return self._recovery_time, waited_for
 
     async def _is_well(self) -> bool:
         return not await self._not_well()
 
     async def _not_well(self) -> str:
-        """Return what is not well of the two listeners, nothing when all is."""
+        """Return what is not ready of the two listeners, nothing when all is."""
         settings = self._members.settings
         for url in (
             f"http://{settings.host}:{settings.port}",
@@ -199,13 +199,13 @@ class PartitionRun:
         return "" if answer.status_code == httpx.codes.OK else answer.text
 
     async def _settled(self, difference: Callable[[], Awaitable[int]]) -> int:
-        """Return a difference once it is 0, or after its time."""
+        """Return a difference once it is 0, or at the end of its time."""
 
         async def is_none() -> bool:
             return await difference() == 0
 
         with contextlib.suppress(TimeoutError):
-            await eventually(is_none, within=self._patience, what="nothing is missing")
+            await eventually(is_none, within=self._recovery_time, what="nothing is missing")
         return await difference()
 
     async def _unbilled(self) -> int:

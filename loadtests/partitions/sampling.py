@@ -13,7 +13,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResourceSampler:
-    """Looks twice a second at `processes` while it is entered; `died` are those that ended."""
+    """Samples `processes` twice a second while entered; `died` are those that ended."""
 
     def __init__(self, processes: Mapping[str, "subprocess.Popen[bytes]"]) -> None:
         self._processes = processes

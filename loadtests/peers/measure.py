@@ -34,7 +34,7 @@ _BACKEND = "Sluicegate, its backend over HTTP"
 
 
 class Measurement:
-    """Runs of every server, in turns, each run on sentences that no other run had."""
+    """Measures all servers in turns, each run on new sentences."""
 
     def __init__(self, models: Path, *, connections: int, count: int) -> None:
         self._models = models
@@ -65,7 +65,7 @@ class Measurement:
             self._run(_BACKEND, started.target, lambda texts: calls(texts, info))
 
     def peer(self, peer: Peer, way: PeerConfiguration) -> None:
-        """Run a peer in one way, and keep its reason where it does not start."""
+        """Run a peer in one configuration, and record why it does not start."""
         what = f"{peer.label}: {way.label}"
         try:
             with running(peer, way, self._exported) as target:

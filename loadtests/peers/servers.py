@@ -21,7 +21,7 @@ _SERVERS = "loadtests/peers"
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that others use for the same work. `command` gets the port as its last argument.
+    """A comparable server. `command` gets the port as its last argument.
 
     `ways` are those that are measured: the best found with its own batching, and those without that
     may be the best of any. `body` makes the request of a text, `scores` reads its answer.
@@ -104,7 +104,7 @@ PEERS = {
 
 
 class PeerFailed(Exception):
-    """A peer did not become ready; the message is the end of what it said."""
+    """A peer did not become ready; the message is the end of its output."""
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ class AnswersDiffer(Exception):
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A server in one way: the median of its runs, or why there is none.
+    """A server in one configuration: the median of its runs, or why there is none.
 
     Latencies in milliseconds; `ours` is how many times as much Sluicegate's backend answers.
     """

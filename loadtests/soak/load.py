@@ -34,7 +34,7 @@ _PAUSE = 0.02
 
 
 class RequestKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of request: its `share` of all, what it may be answered with, and how it is made."""
+    """A kind of request: its `share` of all, its allowed statuses, and its factory."""
 
     share: float
     allowed: frozenset[int]
@@ -46,14 +46,14 @@ class RequestKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a tenant that may ask as it likes, and of one with narrow limits."""
+    """The keys of a tenant with wide limits and of one with narrow limits."""
 
     free: str
     narrow: str
 
 
 def kinds(keys: TenantKeys) -> Mapping[str, RequestKind]:
-    """Return what is asked, by name."""
+    """Return the kinds of requests by name."""
     fresh = itertools.count()
 
     def kind(share: float, *allowed: int, **further: bool) -> Callable[..., RequestKind]:
@@ -113,7 +113,7 @@ def kinds(keys: TenantKeys) -> Mapping[str, RequestKind]:
 
 
 class MixedLoad:
-    """What askers sent and saw so far. `billable` are the ids that the ledger must have."""
+    """Sends mixed requests; `billable` are the ids that the ledger must have."""
 
     def __init__(self, port: int, kinds: Mapping[str, RequestKind]) -> None:
         self._port = port
@@ -125,7 +125,7 @@ class MixedLoad:
         self.left = 0
 
     async def ask(self, seed: int, stop: asyncio.Event) -> None:
-        """Ask one thing after the other, chosen by `seed`, until `stop`."""
+        """Send one request after another, chosen by `seed`, until `stop`."""
         chooser = random.Random(seed)
         names = list(self._kinds)
         shares = [kind.share for kind in self._kinds.values()]
@@ -138,7 +138,7 @@ class MixedLoad:
                     await asyncio.sleep(chooser.random() * 2 * _PAUSE)
 
     async def _once(self, connection: Connection, name: str, chooser: random.Random) -> bool:
-        """Ask one thing; return whether the connection may be used again."""
+        """Send one request; return whether the connection is reusable."""
         kind = self._kinds[name]
         if kind.leaves:
             self.left += 1

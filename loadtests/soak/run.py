@@ -38,7 +38,7 @@ and one is being deleted."""
 
 
 class ResourceUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run took; processes are called by role, region and index."""
+    """The resource use of a run, by role, region and index of process."""
 
     memory: dict[str, Trend]
     files: dict[str, Trend]
@@ -52,7 +52,7 @@ class ResourceUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed. `left` are requests whose callers did not wait for an answer."""
+    """The result of a run. `left` are requests whose callers disconnected."""
 
     duration: float
     answers: Counter[tuple[str, int]]
@@ -69,7 +69,7 @@ class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def soak(folder: Path, *, models: Path, duration: float, every: float, look: float) -> SoakResult:
-    """Run for `duration` seconds, with a change and a look at everything now and then.
+    """Run for `duration` seconds, with regular changes and samples.
 
     `every` is the time between changes, `look` between samples.
     """
@@ -115,7 +115,7 @@ def soak(folder: Path, *, models: Path, duration: float, every: float, look: flo
 
 
 def findings(result: SoakResult, *, is_long: bool) -> Iterator[str]:
-    """Yield what is not as it must be; `is_long` where wear can be told."""
+    """Yield every violation; growth is judged only if `is_long`."""
     for what, counted in (
         ("was answered otherwise than it may be", result.unexpected),
         ("got no answer", result.broken),
@@ -150,7 +150,7 @@ def _worn(wear: ResourceUse) -> Iterator[str]:
 
 
 class _SystemSamples:
-    """Samples of every process and of what all share."""
+    """Samples every process and the shared resources."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -159,7 +159,7 @@ class _SystemSamples:
         self._log_bytes = self._cache_bytes = 0
 
     def look(self, at: float) -> None:
-        """Take a sample of everything."""
+        """Take a sample."""
         for process in self._system.processes():
             taken = sample(process.pid, at)
             if taken is not None:
@@ -175,7 +175,7 @@ class _SystemSamples:
             self._tasks.append((at, float(found[1])))
 
     def wear(self, *, warm_after: float) -> ResourceUse:
-        """Return what the samples say of the time after `warm_after`."""
+        """Return the trends after `warm_after`."""
 
         def of(field: str) -> dict[str, Trend]:
             return {
@@ -227,7 +227,7 @@ async def _run(
 
 
 def _keys(system: System) -> TenantKeys:
-    """Make a tenant with narrow limits of every kind; the demo tenant has wide ones."""
+    """Create a tenant with narrow limits of every kind; the demo tenant has wide ones."""
     limits = [
         {"name": "narrow", "unit": "requests", "capacity": 30, "window": 2.0},
         {"name": "tokens", "unit": "tokens", "capacity": 2000, "window": 2.0},

@@ -10,7 +10,7 @@ _KIB = 1024
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process took at a time: `at` in seconds of the run, `memory` resident, in bytes."""
+    """The resources of a process at `at` seconds of the run; resident `memory` in bytes."""
 
     at: float
     memory: int
@@ -19,7 +19,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure after the warm-up: its median, and how far the fitted line rises from then on."""
+    """A figure after warm-up: its median, and the rise of its fitted line."""
 
     median: float
     rise: float
@@ -30,7 +30,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sample(pid: int, at: float) -> ProcessSample | None:
-    """Return what a process takes now; `None` where it has ended."""
+    """Return a sample of a process, `None` if it has ended."""
     folder = Path("/proc") / str(pid)
     try:
         lines = (folder / "status").read_text().splitlines()
@@ -45,7 +45,7 @@ def sample(pid: int, at: float) -> ProcessSample | None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes that the files below `folder` take on the disk."""
+    """Return the disk use of the files below `folder`, in bytes."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -56,7 +56,7 @@ def size_of(folder: Path) -> int:
 
 
 def trend(points: Sequence[tuple[float, float]], *, warm_after: float) -> Trend:
-    """Return how `points` (times and figures) go on after `warm_after`, by least squares."""
+    """Fit `points` (times and figures) after `warm_after` by least squares."""
     warm = [point for point in points if point[0] >= warm_after]
     times, figures = [at for at, _ in warm], [figure for _, figure in warm]
     if len(warm) < 3:

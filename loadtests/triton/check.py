@@ -36,7 +36,7 @@ _ROUNDS, _DURATION = 3, 4.0
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed. `batches` are those that Triton ran, `rows` those of either backend."""
+    """The result of a run. `batches` are Triton's, `rows` those of either backend."""
 
     difference: AnswerDifference
     batches: int
@@ -50,7 +50,7 @@ class AnswersDiffer(Exception):
     """Answers through Triton are not those of our own executor, or some are missing."""
 
 
-async def show(
+async def run_checks(
     folder: Path, models: Path, *, texts: int, rate: float, quiet: float, away: float
 ) -> CheckResult:
     """Ask for `texts` answers; then load, with Triton killed and stopped for `away` seconds each.
@@ -94,7 +94,7 @@ async def _killed(
 ) -> tuple[FaultLoadResult, float]:
     back_after = 0.0
 
-    async def strike() -> None:
+    async def inject_fault() -> None:
         nonlocal back_after
         await asyncio.sleep(quiet)
         await asyncio.to_thread(triton.kill)
@@ -110,7 +110,9 @@ async def _killed(
         back_after = time.perf_counter() - started
 
     duration = 2 * quiet + away + 6
-    return await load(system, texts, rate=rate, duration=duration, meanwhile=strike), back_after
+    return await load(
+        system, texts, rate=rate, duration=duration, meanwhile=inject_fault
+    ), back_after
 
 
 async def _stopped(
@@ -121,13 +123,13 @@ async def _stopped(
     quiet: float,
     away: float,
 ) -> FaultLoadResult:
-    async def strike() -> None:
+    async def inject_fault() -> None:
         await asyncio.sleep(quiet)
         triton.signal(signal.SIGSTOP)
         await asyncio.sleep(away)
         triton.signal(signal.SIGCONT)
 
-    return await load(system, texts, rate=rate, duration=2 * quiet + away, meanwhile=strike)
+    return await load(system, texts, rate=rate, duration=2 * quiet + away, meanwhile=inject_fault)
 
 
 def _judge(shown: CheckResult) -> None:
@@ -143,7 +145,7 @@ def _judge(shown: CheckResult) -> None:
 
 
 def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
-    """Show it all and print it.
+    """Run all checks and print the results.
 
     Raises:
         AnswersDiffer: some answer is wrong or missing.
@@ -154,7 +156,9 @@ def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -
         folder = Path(name)
         models = folder / "repository"
         build_demo_models(models, print)
-        shown = asyncio.run(show(folder, models, texts=texts, rate=rate, quiet=quiet, away=away))
+        shown = asyncio.run(
+            run_checks(folder, models, texts=texts, rate=rate, quiet=quiet, away=away)
+        )
         _print(shown)
         scratch = folder / "alone"
         scratch.mkdir()

@@ -42,7 +42,7 @@ class _Results(msgspec.Struct, frozen=True):
 
 
 class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers to the same texts differ; `apart` is the largest difference of a score."""
+    """The difference between answers to the same texts; `apart` is that of scores."""
 
     texts: int
     other_labels: int
@@ -55,7 +55,7 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultLoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an open loop over a fault gave; `difference` is that of what was answered with 200."""
+    """The result of an open loop over a fault; `difference` is that of answers with 200."""
 
     answers: list[Answer]
     unanswered: int
@@ -86,7 +86,7 @@ async def fleet(folder: Path, models: Path, triton: Triton) -> AsyncIterator[Cha
 
 
 def backend_of(system: ChaosSystem, name: str) -> RunningBackend:
-    """Return a backend, to be asked without the gateway."""
+    """Return a backend, to be called without the gateway."""
     return RunningBackend(port=system.backends[name].port, pid=0)
 
 

@@ -27,7 +27,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class BackendThroughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences a second of a backend: one whose graph Triton runs, one that runs it itself."""
+    """Sentences per second of a backend on Triton and of one on our executor."""
 
     theirs: list[float]
     ours: list[float]
@@ -53,7 +53,7 @@ def measure_backends(
 
 
 class WireCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds of a batch: over the wire as JSON and raw, and run here; bytes both ways."""
+    """Milliseconds per batch over the wire as JSON and raw, and run here; bytes both ways."""
 
     rows: int
     length: int

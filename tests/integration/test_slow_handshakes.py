@@ -56,7 +56,7 @@ async def test_a_handshake_that_has_begun_is_waited_for(
                 ending, began = asyncio.create_task(end(listener)), loop.time()
                 await until(lambda: ending.done() or loop.time() - began > LONGER)
                 has_waited = not ending.done()
-                network.heal()
+                network.restore_traffic()
                 accepted, _ = await loop.sock_accept(listener)
                 await ending
 

@@ -55,7 +55,7 @@ class Catalog:
 
 
 class FakeUsage:
-    """Answers every question about usage with `lines`, or `trouble`; keeps what was asked."""
+    """Answers usage queries with `lines`, or `trouble`; records the queries."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Principal, datetime, datetime, Sequence[str]]] = []
@@ -76,7 +76,7 @@ class FakeUsage:
 
 
 class Api:
-    """The application, and what is around it: to be looked at and changed."""
+    """Holds the application and its fakes, to be inspected and changed."""
 
     def __init__(self) -> None:
         self.scene = Scene()

@@ -49,7 +49,7 @@ _DEFAULTS: dict[Task, Callable[[], Parameters]] = {
 
 
 class AsgiExchange:
-    """One request to an ASGI application, its client leaving only when told to."""
+    """A request to an ASGI application whose client disconnects on demand."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 
 class Clock:
-    """Seconds that pass only when told."""
+    """A clock in seconds that stands still until advanced."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self.now = now

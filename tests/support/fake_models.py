@@ -12,7 +12,7 @@ from backends.types import FloatArray, Piece, Text
 
 
 class FakeModel:
-    """A pipeline: a line of numbers per text. Notes what it was asked, question by question."""
+    """A pipeline with a line of numbers per text. Records its questions one by one."""
 
     def __init__(self, outputs: Callable[[Text], Sequence[float]]) -> None:
         self._outputs = outputs

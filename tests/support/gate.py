@@ -5,7 +5,7 @@ import threading
 
 
 class Gate:
-    """The pace of a `PacedExecutor`: closed, it holds every batch that arrives."""
+    """The pace of a `PacedExecutor`: while closed, it holds every batch."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

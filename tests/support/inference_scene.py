@@ -195,7 +195,7 @@ class FailingRunner(GatedRunner):
 
 
 class RecordedTasks:
-    """Holds the tasks that the use case started."""
+    """Records the tasks that the use case started."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[object]] = []
@@ -206,7 +206,7 @@ class RecordedTasks:
 
 
 class Scene:
-    """The use case; what is around it can be looked at and changed.
+    """Holds the use case and its fakes, to be inspected and changed.
 
     With `tiers` the result cache is the real one, in memory.
     """

@@ -10,7 +10,7 @@ Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class RawServer:
-    """Answers each connection as told."""
+    """Serves each connection by a given function."""
 
     def __init__(self, behave: Streams) -> None:
         self._behave = behave
@@ -34,7 +34,7 @@ class RawServer:
             writer.close()
 
 
-def saying(*answers: bytes) -> Streams:
+def replying_with(*answers: bytes) -> Streams:
     """Answer the requests of a connection with these bytes in turn, then close it."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,7 +17,7 @@ from loadtests.arena.judging import (
     compare,
     findings,
     judge,
-    settled,
+    wait_for_ledger,
 )
 from loadtests.arena.load import RequestOutcome
 from loadtests.arena.memory import BOUNDS, kind_of
@@ -121,7 +121,9 @@ def test_what_is_billed_twice_a_little_later_is_seen() -> None:
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    books, waited = settled(lambda: next(looks), within=60.0, clock=lambda: now[0], pause=pause)
+    books, waited = wait_for_ledger(
+        lambda: next(looks), within=60.0, clock=lambda: now[0], pause=pause
+    )
 
     assert (books.twice, waited) == (1, 1.0)
 
@@ -133,7 +135,7 @@ def test_what_is_never_billed_is_waited_for_as_long_as_stated() -> None:
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    books, waited = settled(lambda: missing, within=60.0, clock=lambda: now[0], pause=pause)
+    books, waited = wait_for_ledger(lambda: missing, within=60.0, clock=lambda: now[0], pause=pause)
 
     assert (books.missing, waited) == (1, 60.0)
 

@@ -22,8 +22,8 @@ _KINDS = re.compile(rb"detail=(stale[a-z-]*)")
 
 @pytest.fixture
 def requests(pytestconfig: pytest.Config) -> int:
-    """How many requests are sent: `--door-requests`."""
-    asked: int = pytestconfig.getoption("--door-requests")
+    """How many requests are sent: `--entry-point-requests`."""
+    asked: int = pytestconfig.getoption("--entry-point-requests")
     return asked
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gateway.upstream.transport import BackendTransport, TransportError, locate
-from tests.support.raw_server import HEAD, RawServer, ask, saying
+from tests.support.raw_server import HEAD, RawServer, ask, replying_with
 
 pytestmark = pytest.mark.anyio
 
@@ -15,7 +15,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 async def test_a_sound_connection_is_used_again() -> None:
-    async with RawServer(saying(OK, OK, OK)).open() as server:
+    async with RawServer(replying_with(OK, OK, OK)).open() as server:
         transport = BackendTransport()
         answers = [await ask(transport, server.url) for _ in range(3)]
         await transport.aclose()
@@ -25,7 +25,7 @@ async def test_a_sound_connection_is_used_again() -> None:
 
 
 async def test_a_connection_is_not_kept_for_longer_than_told() -> None:
-    async with RawServer(saying(OK, OK)).open() as server:
+    async with RawServer(replying_with(OK, OK)).open() as server:
         transport = BackendTransport(keepalive=0.0)
         for _ in range(2):
             await ask(transport, server.url)
@@ -45,7 +45,7 @@ async def test_a_connection_is_not_kept_for_longer_than_told() -> None:
 async def test_a_connection_that_ends_with_its_answer_is_not_used_again(
     answer: bytes, body: bytes
 ) -> None:
-    async with RawServer(saying(answer)).open() as server:
+    async with RawServer(replying_with(answer)).open() as server:
         transport = BackendTransport()
         answers = [await ask(transport, server.url) for _ in range(2)]
         await transport.aclose()
@@ -56,7 +56,9 @@ async def test_a_connection_that_ends_with_its_answer_is_not_used_again(
 
 async def test_chunks_are_joined_and_interim_answers_passed_over() -> None:
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
-    async with RawServer(saying(b"HTTP/1.1 102 Processing\r\n\r\n" + chunked)).open() as server:
+    async with RawServer(
+        replying_with(b"HTTP/1.1 102 Processing\r\n\r\n" + chunked)
+    ).open() as server:
         transport = BackendTransport()
         answer = await ask(transport, server.url)
         await transport.aclose()
@@ -75,7 +77,7 @@ async def test_chunks_are_joined_and_interim_answers_passed_over() -> None:
     ],
 )
 async def test_what_is_cut_or_no_http_is_an_error(answer: bytes) -> None:
-    async with RawServer(saying(answer)).open() as server:
+    async with RawServer(replying_with(answer)).open() as server:
         transport = BackendTransport()
         with pytest.raises(TransportError):
             await ask(transport, server.url)
@@ -83,7 +85,7 @@ async def test_what_is_cut_or_no_http_is_an_error(answer: bytes) -> None:
 
 
 async def test_more_than_was_asked_for_spoils_the_connection() -> None:
-    async with RawServer(saying(OK + OK, OK)).open() as server:
+    async with RawServer(replying_with(OK + OK, OK)).open() as server:
         transport = BackendTransport()
         answers = [await ask(transport, server.url) for _ in range(2)]
         await transport.aclose()
