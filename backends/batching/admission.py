@@ -17,7 +17,7 @@ _MOST_IN_VAIN = 8
 SOONEST = 0.1
 
 
-class Promise:
+class Reservation:
     """The work of one item that was let in. `left` is what of it is not queued yet, in seconds.
 
     `request` is shared by all items that were let in together.
@@ -46,20 +46,18 @@ class Admission:
     may be written by lanes meanwhile.
     """
 
-    def __init__(
-        self, *, name: str, queue: RowQueue, meter: Meter, caution: LatenessMargin
-    ) -> None:
+    def __init__(self, *, name: str, queue: RowQueue, meter: Meter, margin: LatenessMargin) -> None:
         self._name = name
         self._queue = queue
         self._meter = meter
-        self._caution = caution
-        self._promised: dict[FlowKey, float] = {}
-        self.promised = 0.0
+        self._margin = margin
+        self._reserved: dict[FlowKey, float] = {}
+        self.reserved = 0.0
         """The work that was let in and is not queued yet. Lanes may read it."""
         self.incoming = 0.0
         """The work of rows that are on their way into the queue."""
 
-    def admit(self, works: list[float], *, time_left: float, flow: FlowKey) -> list[Promise]:
+    def admit(self, works: list[float], *, time_left: float, flow: FlowKey) -> list[Reservation]:
         """Let items in that are to end together, and promise each what it is expected to bring.
 
         Raises:
@@ -67,15 +65,15 @@ class Admission:
         """
         self.check(sum(works), time_left=time_left, flow=flow)
         if flow[0] != BULK:
-            self._promised[flow] = self._promised.get(flow, 0.0) + sum(works)
-            self.promised += sum(works)
+            self._reserved[flow] = self._reserved.get(flow, 0.0) + sum(works)
+            self.reserved += sum(works)
         else:
             works = [0.0] * len(works)
         request = RequestWork(sum(works), items=len(works))
-        return [Promise(self, flow, work, request) for work in works]
+        return [Reservation(self, flow, work, request) for work in works]
 
     def take(
-        self, work: float, *, time_left: float, flow: FlowKey, promise: Promise | None
+        self, work: float, *, time_left: float, flow: FlowKey, reservation: Reservation | None
     ) -> None:
         """Let work into the queue, out of its item's promise as far as that goes.
 
@@ -83,29 +81,29 @@ class Admission:
             Overloaded: it would be late. Who has begun is never refused: that would be work for
                 nothing.
         """
-        if promise is None or promise.admission is not self:
+        if reservation is None or reservation.admission is not self:
             self.check(work, time_left=time_left, flow=flow)
             return
-        beyond = work - promise.left
-        self.give_back(promise, min(work, promise.left))
-        if beyond > 0.0 and not promise.is_begun:
+        beyond = work - reservation.left
+        self.give_back(reservation, min(work, reservation.left))
+        if beyond > 0.0 and not reservation.is_begun:
             # Estimates are of the mean: only what is surely late is refused after all.
             self.check(work, time_left=time_left, flow=flow, factor=1.0)
-        promise.is_begun = True
+        reservation.is_begun = True
 
-    def give_back(self, promise: Promise, work: float) -> None:
+    def give_back(self, reservation: Reservation, work: float) -> None:
         """Note that so much of a promise is queued, or will not come."""
-        promise.left -= work
-        promise.request.promised -= work
-        if promise.flow not in self._promised:
+        reservation.left -= work
+        reservation.request.reserved -= work
+        if reservation.flow not in self._reserved:
             return
-        left = self._promised[promise.flow] - work
+        left = self._reserved[reservation.flow] - work
         if left > _NOTHING:
-            self._promised[promise.flow] = left
-            self.promised -= work
+            self._reserved[reservation.flow] = left
+            self.reserved -= work
         else:
-            del self._promised[promise.flow]
-            self.promised = sum(self._promised.values())
+            del self._reserved[reservation.flow]
+            self.reserved = sum(self._reserved.values())
 
     def note_late(self, request: RequestWork, rows: int) -> None:
         """Learn that a request ran out of time, of which an item had so many rows in vain.
@@ -116,7 +114,7 @@ class Admission:
             request.is_late = True
             # A few of them say it: the factor must not jump with a single large request.
             in_vain = min(max(rows, request.items), _MOST_IN_VAIN)
-            self._caution.count(in_time=0, in_vain=in_vain)
+            self._margin.count(in_time=0, in_vain=in_vain)
 
     def check(
         self, work: float, *, time_left: float, flow: FlowKey, factor: float | None = None
@@ -128,20 +126,20 @@ class Admission:
         Raises:
             Overloaded: with the time until such work would be taken.
         """
-        promised = self.promised
-        waiting = self._queue.seconds + self.incoming + self._meter.running + promised
+        reserved = self.reserved
+        waiting = self._queue.seconds + self.incoming + self._meter.running + reserved
         if waiting <= _NOTHING or flow[0] == BULK:
             # Bulk rows wait behind others for as long as they have time.
             return
-        slower = (self._caution.factor if factor is None else factor) / self._meter.pace
+        slower = (self._margin.factor if factor is None else factor) / self._meter.pace
         late = (waiting + work) * slower - time_left
         if late > 0.0:
-            own = self._promised.get(flow, 0.0)
-            others = sum(min(each, own + work) for each in self._promised.values()) - min(
+            own = self._reserved.get(flow, 0.0)
+            others = sum(min(each, own + work) for each in self._reserved.values()) - min(
                 own, own + work
             )
             waiting += self._queue.ahead(flow, work) - self._queue.seconds
-            waiting += own + others - promised
+            waiting += own + others - reserved
             late = (waiting + work) * slower - time_left
         if late > 0.0:
             raise Overloaded(

@@ -10,13 +10,13 @@ from typing import Self
 
 import msgspec
 
-from backends.batching.admission import SOONEST, Admission, Promise
+from backends.batching.admission import SOONEST, Admission, Reservation
 from backends.batching.device import Device
 from backends.batching.fair_queue import FlowKey
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue, TakenRows
+from backends.batching.queue import DequeuedBatch, RowQueue
 from backends.batching.room_queue import RoomQueue
 from backends.batching.row import Row
 from backends.batching.runner import Outcome, Runner
@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 _WORK_SHARE = 0.02
 # Items wait for room no longer than this share of their time: what is left is for the rows, or
 # for another backend.
-_PATIENCE = 0.5
+_ROOM_WAIT_SHARE = 0.5
 # This share of a queue is kept for flows that hold no more than the 64th part of its rows.
 _RESERVE = 1 / 8
 _FEW = 64
 # So many queues may stand in line: the items that one call may ask at once.
-_LINE_QUEUES = 16
+_MAX_WAITING_QUEUES = 16
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batcher:
-    """Owns an executor's threads, `lanes` of them at most, and the queue they take from.
+    """Owns an executor's threads, `worker_threads` of them at most, and the queue they take from.
 
     `submit` belongs to the loop; results come back to it. Threads take their next batch by
     themselves, so that no lane waits for the loop between two batches.
@@ -80,7 +80,7 @@ class Batcher:
         cost: CostModel | None = None,
         device: Device | None = None,
         always_wide: bool = False,
-        lanes: int | None = None,
+        worker_threads: int | None = None,
     ) -> None:
         self.name = name
         self.failure: str | None = None
@@ -89,8 +89,10 @@ class Batcher:
         self._clock = clock
         self._cost = cost or CostModel()
         self._queue = RowQueue(limits=batch, cost=self._cost, clock=clock)
-        self._lanes = min(executor.lanes, lanes or executor.lanes)
-        self._meter = Meter(lanes=self._lanes, clock=clock)
+        self._worker_threads = min(
+            executor.worker_threads, worker_threads or executor.worker_threads
+        )
+        self._meter = Meter(worker_threads=self._worker_threads, clock=clock)
         self._width = ParallelismChoice(
             narrow=self._cost, wide=executor.wide_cost, always=always_wide
         )
@@ -103,26 +105,26 @@ class Batcher:
             tracing=tracing,
             backlog=self.backlog,
         )
-        self._share = (device or Device(slots=self._lanes, clock=clock)).share()
+        self._share = (device or Device(slots=self._worker_threads, clock=clock)).share()
         self._incoming: list[Row] = []
         self._incoming_flows: Counter[FlowKey] = Counter()
         self._incoming_tokens = 0
-        self._line = RoomQueue()
-        self._caution = LatenessMargin()
+        self._room_queue = RoomQueue()
+        self._margin = LatenessMargin()
         self.admission = Admission(
-            name=name, queue=self._queue, meter=self._meter, caution=self._caution
+            name=name, queue=self._queue, meter=self._meter, margin=self._margin
         )
         """What decides whether work would be in time."""
         self._refused = 0
         self._row_work = 0.0
-        self._lanes_left = self._lanes
+        self._live_threads = self._worker_threads
         self._threads: list[threading.Thread] = []
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        for lane in range(self._lanes):
+        for lane in range(self._worker_threads):
             thread = threading.Thread(
-                target=self._run_lane, args=(loop,), name=f"{self.name}-{lane}", daemon=True
+                target=self._run_worker, args=(loop,), name=f"{self.name}-{lane}", daemon=True
             )
             self._threads.append(thread)
             thread.start()
@@ -134,7 +136,7 @@ class Batcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._lanes_left = 0
+        self._live_threads = 0
         self._abandon(ExecutorDied("the backend is stopping"))
         for thread in self._threads:
             # A run that hangs must not keep the process; its thread is a daemon.
@@ -150,16 +152,16 @@ class Batcher:
         return self._executor.provider
 
     @property
-    def lanes(self) -> int:
+    def worker_threads(self) -> int:
         """How many batches it runs at a time."""
-        return self._lanes
+        return self._worker_threads
 
     @property
     def batches(self) -> int:
         """How many batches it has run."""
         return self._meter.batches
 
-    def submit(self, rows: Sequence[Row], promise: Promise | None = None) -> float:
+    def submit(self, rows: Sequence[Row], reservation: Reservation | None = None) -> float:
         """Queue an item's rows; return their predicted seconds.
 
         Rows of one iteration of the loop reach the threads together.
@@ -168,7 +170,7 @@ class Batcher:
             Overloaded: there is no room for all of them, or they would be late.
             ExecutorDied: nobody is left to run them.
         """
-        if self._lanes_left <= 0:
+        if self._live_threads <= 0:
             raise ExecutorDied(f"the executor of `{self.name}` is gone; restart the backend")
         tokens = sum(row.length for row in rows)
         work = sum(self._cost.alone(row.length) for row in rows)
@@ -184,7 +186,7 @@ class Batcher:
             )
         try:
             time_left = max(row.deadline for row in rows) - self._clock()
-            self.admission.take(work, time_left=time_left, flow=flow, promise=promise)
+            self.admission.take(work, time_left=time_left, flow=flow, reservation=reservation)
         except Overloaded:
             self._refused += len(rows)
             raise
@@ -202,7 +204,7 @@ class Batcher:
             self._flush()
         removed = self._queue.withdraw(rows)
         if removed:
-            self._line.look()
+            self._room_queue.look()
         return removed
 
     async def wait_for_room(
@@ -218,10 +220,10 @@ class Batcher:
         """
         rows, _ = size()
         came = False
-        if self._line.rows + rows <= _LINE_QUEUES * self._limits.rows:
-            patience = (deadline - self._clock()) * _PATIENCE
-            came = await self._line.wait(
-                lambda: self.fits(*size(), flow), rows=rows, flow=flow, patience=patience
+        if self._room_queue.rows + rows <= _MAX_WAITING_QUEUES * self._limits.rows:
+            max_wait = (deadline - self._clock()) * _ROOM_WAIT_SHARE
+            came = await self._room_queue.wait(
+                lambda: self.fits(*size(), flow), rows=rows, flow=flow, max_wait=max_wait
             )
         if not came:
             self._refused += rows
@@ -229,7 +231,7 @@ class Batcher:
                 f"the queue of `{self.name}` is full; try again later", retry_after=self.backlog()
             )
 
-    def turn_away(self, rows: int) -> None:
+    def count_refused(self, rows: int) -> None:
         """Count rows that were refused before their length was known."""
         self._refused += rows
         self._arrived(rows * self._row_work)
@@ -245,7 +247,7 @@ class Batcher:
 
     def is_full(self, flow: FlowKey) -> bool:
         """Whether not even one more row of a flow would be taken now."""
-        return self._line.holds(flow) or not self.fits(1, 1, flow)
+        return self._room_queue.holds(flow) or not self.fits(1, 1, flow)
 
     def held(self, flow: FlowKey) -> int:
         """Return how many rows of a flow wait."""
@@ -288,12 +290,12 @@ class Batcher:
         rows, self._incoming = self._incoming, []
         self._incoming_flows.clear()
         self._incoming_tokens, self.admission.incoming = 0, 0.0
-        if self._lanes_left > 0:
+        if self._live_threads > 0:
             self._queue.put(rows)
         else:
             self._deliver([(row, ExecutorDied("the executor is gone")) for row in rows])
 
-    def _run_lane(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_worker(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             while self._queue.wait():
                 # The batch is chosen when it can run, among all that waits by then.
@@ -304,14 +306,16 @@ class Batcher:
                         self._run_taken(taken, loop, alone=use.alone)
                     use.more = self._queue.rows > 0
         except BaseException as error:  # noqa: BLE001 - whatever ends a lane must be told
-            loop.call_soon_threadsafe(self._lose_lane, error)
+            loop.call_soon_threadsafe(self._on_worker_death, error)
 
-    def _run_taken(self, taken: TakenRows, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
+    def _run_taken(
+        self, taken: DequeuedBatch, loop: asyncio.AbstractEventLoop, *, alone: bool
+    ) -> None:
         outcomes: list[Outcome] = []
         started = self._clock()
         self._meter.begin(taken.work)
         try:
-            outcomes += self._runner.give_up(taken.dropped)
+            outcomes += self._runner.expire(taken.dropped)
             wide = bool(taken.rows) and self._width.choose(
                 alone=alone and not taken.more,
                 rows=len(taken.rows),
@@ -329,7 +333,7 @@ class Batcher:
             self._meter.stop(taken.work)
             loop.call_soon_threadsafe(self._deliver, outcomes)
         ended = self._clock()
-        self._caution.learn(taken, ended)
+        self._margin.learn(taken, ended)
         if taken.rows:
             took = ended - started
             self._meter.end(
@@ -337,15 +341,15 @@ class Batcher:
                 predicted=taken.seconds,
                 work=taken.work,
                 took=took,
-                more=taken.more or self.admission.promised > 0.0,
+                more=taken.more or self.admission.reserved > 0.0,
             )
             self._queue.slowness = self._meter.slowness
 
-    def _lose_lane(self, error: BaseException) -> None:
-        self._lanes_left -= 1
+    def _on_worker_death(self, error: BaseException) -> None:
+        self._live_threads -= 1
         self.failure = f"a lane of the executor died with `{type(error).__name__}`"
         _log.error("an executor lane died", exc_info=error, extra={"model": self.name})
-        if self._lanes_left == 0:
+        if self._live_threads == 0:
             self._abandon(ExecutorDied(f"the executor of `{self.name}` died"))
 
     def _abandon(self, error: BackendError) -> None:
@@ -353,7 +357,7 @@ class Batcher:
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         _settle(outcomes)
-        self._line.look()
+        self._room_queue.look()
 
 
 def _settle(outcomes: list[Outcome]) -> None:

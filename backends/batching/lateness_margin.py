@@ -7,7 +7,7 @@ batches before them. An answer that just misses its deadline is work and patienc
 import math
 
 from backends.batching.fair_queue import BULK
-from backends.batching.queue import TakenRows
+from backends.batching.queue import DequeuedBatch
 
 # One row in so many may wait in vain.
 _IN_VAIN = 0.005
@@ -28,7 +28,7 @@ class LatenessMargin:
         self.factor = _FIRST
         self._learned = -math.inf
 
-    def learn(self, taken: TakenRows, ended: float) -> None:
+    def learn(self, taken: DequeuedBatch, ended: float) -> None:
         """Count rows that a lane has run by `ended`, and those that were too late before or then.
 
         Bulk rows do not count: they were let in without a prediction.

@@ -20,8 +20,8 @@ _SLOWEST, _QUICKEST = 20.0, 0.05
 class Meter:
     """Counts batches. Its speeds are of a busy device: an idle one keeps the last it showed."""
 
-    def __init__(self, *, lanes: int, clock: Callable[[], float]) -> None:
-        self._lanes = lanes
+    def __init__(self, *, worker_threads: int, clock: Callable[[], float]) -> None:
+        self._worker_threads = worker_threads
         self._clock = clock
         self._lock = threading.Lock()
         self.batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
@@ -59,7 +59,7 @@ class Meter:
             self._wasted += work[1]
             self._late += late
             self._busy += took
-            fade = max(0.0, 1.0 - took / (_MEMORY * self._lanes))
+            fade = max(0.0, 1.0 - took / (_MEMORY * self._worker_threads))
             self._recent_rows = self._recent_rows * fade + rows
             self._recent_tokens = self._recent_tokens * fade + tokens
             self._recent_busy = self._recent_busy * fade + took
@@ -98,7 +98,7 @@ class Meter:
             else:
                 # Nothing waited before it. A pace that was slow once would be kept for ever by what
                 # is refused for it: then hardly anything ever waits.
-                self._pass(work * self._lanes, took)
+                self._pass(work * self._worker_threads, took)
             self._last_end = now if more else None
 
     def _pass(self, work: float, passed: float) -> None:
@@ -124,14 +124,14 @@ class Meter:
         """Work (predicted seconds) done in a second, beside whatever else the device does."""
         if self._pacing > 0:
             return max(self._paced / self._pacing, 1.0 / _SLOWEST)
-        return self._lanes / self.slowness
+        return self._worker_threads / self.slowness
 
     def statistics(
         self, *, queued_rows: int, queued_tokens: int, skipped: int, expired: int, refused: int
     ) -> QueueStatistics:
         """Return the counts, with those the queue keeps."""
         with self._lock:
-            scale = self._lanes / self._recent_busy if self._recent_busy else 0.0
+            scale = self._worker_threads / self._recent_busy if self._recent_busy else 0.0
             return QueueStatistics(
                 queued_rows=queued_rows,
                 queued_tokens=queued_tokens,

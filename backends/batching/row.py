@@ -11,7 +11,7 @@ from backends.types import Encoding, FloatArray, OutputKind
 RowKey = tuple[str, str, str, bytes]
 
 
-class Ticket:
+class RowWaiter:
     """One asker's rows: done when the last has arrived or one has failed.
 
     Belongs to the loop's thread, but any thread may read `wanted`.
@@ -49,15 +49,15 @@ class Ticket:
 
 
 class RequestWork:
-    """A request whose rows run near each other: `promised` is what of it is not queued yet.
+    """A request whose rows run near each other: `reserved` is what of it is not queued yet.
 
     That is in predicted seconds. Written by the loop; lanes may read it at any time.
     """
 
-    __slots__ = ("is_late", "items", "promised")
+    __slots__ = ("is_late", "items", "reserved")
 
-    def __init__(self, promised: float = 0.0, *, items: int = 1) -> None:
-        self.promised = promised
+    def __init__(self, reserved: float = 0.0, *, items: int = 1) -> None:
+        self.reserved = reserved
         self.items = items
         self.is_late = False
 
@@ -66,6 +66,7 @@ class Row:
     """One sequence on its way through a model."""
 
     __slots__ = (
+        "batch_class",
         "deadline",
         "due",
         "encoding",
@@ -76,7 +77,6 @@ class Row:
         "length",
         "request",
         "settle",
-        "shelf",
         "slower",
         "span",
         "taken",
@@ -102,7 +102,7 @@ class Row:
         self.key = key
         self.length = len(encoding.ids)
         self.flow = (lane, key[0])
-        self.shelf = (kind, lane)
+        self.batch_class = (kind, lane)
         # Whoever has the least time decides when it should run, who has the most until when it may.
         self.due = self.deadline = deadline
         self.work = 0.0
@@ -112,25 +112,25 @@ class Row:
         self.slower = slower
         self.taken = False
         self.expired = False
-        self.waiters: list[tuple[Ticket, int]] = []
+        self.waiters: list[tuple[RowWaiter, int]] = []
 
     @property
     def wanted(self) -> bool:
         """Whether any asker is still there."""
-        return any(ticket.wanted for ticket, _ in self.waiters)
+        return any(waiter.wanted for waiter, _ in self.waiters)
 
     @property
     def alive(self) -> bool:
         """Whether it will be answered as long as somebody waits."""
         return self.wanted and not self.expired
 
-    def join(self, ticket: Ticket, index: int) -> bool:
+    def join(self, waiter: RowWaiter, index: int) -> bool:
         """Let another asker wait for this row, for as long as its own time lasts.
 
         `False` when a thread gave the row up at that very moment.
         """
-        self.waiters.append((ticket, index))
-        self.deadline = max(self.deadline, ticket.deadline)
+        self.waiters.append((waiter, index))
+        self.deadline = max(self.deadline, waiter.deadline)
         if self.expired:
             self.waiters.pop()
         return not self.expired

@@ -51,7 +51,7 @@ class Runner:
         # The last row that worked tells a broken executor from a batch of broken rows.
         self._proven: Row | None = None
 
-    def give_up(self, rows: list[Row]) -> list[Outcome]:
+    def expire(self, rows: list[Row]) -> list[Outcome]:
         """Return what the askers of rows are told that will not run in time."""
         if not rows:
             return []
@@ -89,8 +89,8 @@ class Runner:
         outcomes: list[Outcome] = []
         for part in (rows[:half], rows[half:]):
             # The run that failed took its time: some may have none left.
-            again, dropped = self._queue.sort_out(part)
-            outcomes += self.give_up(dropped) + (self._run(again) if again else [])
+            runnable, dropped = self._queue.partition_runnable(part)
+            outcomes += self.expire(dropped) + (self._run(runnable) if runnable else [])
         return outcomes
 
     def _blame(self, row: Row) -> None:

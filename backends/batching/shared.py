@@ -4,10 +4,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from backends.batching.admission import Promise
+from backends.batching.admission import Reservation
 from backends.batching.batcher import Batcher
 from backends.batching.fair_queue import BULK
-from backends.batching.row import Row, RowKey, Ticket
+from backends.batching.row import Row, RowKey, RowWaiter
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
@@ -61,7 +61,7 @@ class Caller:
     """The item on whose behalf rows are asked, what was computed for it and what was known."""
 
     __slots__ = (
-        *("deadline", "known", "lane", "left", "promise", "request", "rows", "scope"),
+        *("deadline", "known", "lane", "left", "reservation", "request", "rows", "scope"),
         *("span", "tokens", "truncate", "truncated_from", "wasted", "work"),
     )
 
@@ -72,14 +72,14 @@ class Caller:
         deadline: float,
         span: Span = NO_SPAN,
         lane: str = "interactive",
-        promise: Promise | None = None,
+        reservation: Reservation | None = None,
         truncate: bool = True,
     ) -> None:
         self.scope = scope
         self.lane = lane
         self.deadline = deadline
         self.span = span
-        self.promise = promise
+        self.reservation = reservation
         # Whether texts may be cut, and how many tokens the longest had that was.
         self.truncate = truncate
         self.truncated_from = 0
@@ -129,24 +129,24 @@ class SharedRows:
         flow = caller.lane, caller.scope
         if not self._batcher.fits(len(encodings), sum(len(each.ids) for each in encodings), flow):
             await self._wait_for_room(encodings, kind, caller)
-        ticket = Ticket(len(encodings), deadline=caller.deadline)
+        waiter = RowWaiter(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
         awaited: list[Row] = []
         for index, encoding in enumerate(encodings):
-            self._place(encoding, index, ticket, kind, caller, fresh, awaited)
+            self._place(encoding, index, waiter, kind, caller, fresh, awaited)
         try:
             if fresh:
-                self._submit(fresh, ticket, caller)
-            if ticket.missing:
-                await ticket.future
+                self._submit(fresh, waiter, caller)
+            if waiter.missing:
+                await waiter.future
         except BaseException:
             # It failed or was given up: no row of it may run for nothing.
-            caller.wasted += ticket.rows + self._withdraw(awaited)
+            caller.wasted += waiter.rows + self._withdraw(awaited)
             raise
-        caller.rows += ticket.rows
-        caller.known += len(encodings) - ticket.rows
-        caller.tokens += ticket.tokens
-        return [value for value in ticket.values if value is not None]
+        caller.rows += waiter.rows
+        caller.known += len(encodings) - waiter.rows
+        caller.tokens += waiter.tokens
+        return [value for value in waiter.values if value is not None]
 
     def statistics(self) -> CacheStatistics:
         """Return how rows were answered; the sizes are of the shared cache."""
@@ -188,7 +188,7 @@ class SharedRows:
         self,
         encoding: Encoding,
         index: int,
-        ticket: Ticket,
+        waiter: RowWaiter,
         kind: OutputKind,
         caller: Caller,
         fresh: list[Row],
@@ -197,10 +197,10 @@ class SharedRows:
         key: RowKey = (caller.scope, self._digest, kind, encoding.key)
         if (value := self._cache.get(key)) is not None:
             self._known += 1
-            ticket.deliver(index, value, computed_tokens=0)
+            waiter.deliver(index, value, computed_tokens=0)
             return
         known = self._in_flight.get(key)
-        if known is not None and _may_join(known, caller) and known.join(ticket, index):
+        if known is not None and _may_join(known, caller) and known.join(waiter, index):
             self._joined += 1
             awaited.append(known)
             return
@@ -213,9 +213,9 @@ class SharedRows:
             settle=self._settle,
             lane=caller.lane,
             slower=known if known is not None and known.alive else None,
-            request=caller.promise.request if caller.promise is not None else None,
+            request=caller.reservation.request if caller.reservation is not None else None,
         )
-        row.join(ticket, index)
+        row.join(waiter, index)
         self._in_flight[key] = row
         fresh.append(row)
         awaited.append(row)
@@ -229,12 +229,12 @@ class SharedRows:
                 del self._in_flight[row.key]
         return len(withdrawn)
 
-    def _submit(self, fresh: list[Row], ticket: Ticket, caller: Caller) -> None:
-        promise = caller.promise
+    def _submit(self, fresh: list[Row], waiter: RowWaiter, caller: Caller) -> None:
+        reservation = caller.reservation
         try:
-            work = self._batcher.submit(fresh, promise)
+            work = self._batcher.submit(fresh, reservation)
         except BackendError as error:
-            ticket.future.cancel()
+            waiter.future.cancel()
             for row in fresh:
                 row.span.end(error.code)
                 if row.slower is not None:
@@ -244,7 +244,7 @@ class SharedRows:
             for row in fresh:
                 row.taken = True
             raise
-        if promise is not None and promise.admission is self._batcher.admission:
+        if reservation is not None and reservation.admission is self._batcher.admission:
             caller.work += work
         for row in fresh:
             row.overtake()
@@ -253,16 +253,16 @@ class SharedRows:
         if self._in_flight.get(row.key) is row:
             del self._in_flight[row.key]
         if isinstance(value, BackendError):
-            for ticket, _ in row.waiters:
-                ticket.fail(value)
+            for waiter, _ in row.waiters:
+                waiter.fail(value)
             return
         self._computed += 1
         self._cache.put(row.key, value)
         # One of those who waited is told that it was computed for it: the first still there.
         tokens = row.length
-        for ticket, index in row.waiters:
-            counted = tokens if ticket.wanted else 0
-            ticket.deliver(index, value, computed_tokens=counted)
+        for waiter, index in row.waiters:
+            counted = tokens if waiter.wanted else 0
+            waiter.deliver(index, value, computed_tokens=counted)
             tokens -= counted
 
 

@@ -9,7 +9,7 @@ import orjson
 from backends.batching.fair_queue import BULK
 from backends.batching.shared import Caller
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Piece, Text
+from backends.types import FloatArray, Text, TokenSpan
 
 
 class Pipeline(Protocol):
@@ -31,7 +31,7 @@ class Pipeline(Protocol):
         """Return one vector per window of a text, or raise `BackendError`."""
         ...
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
         """Return the place of every token and one vector each, or raise `BackendError`."""
         ...
 
@@ -104,7 +104,7 @@ class AlgorithmContext:
         pipeline = self._pipelines[model]
         return await pipeline.windows(text, self._caller, overlap=overlap, most=most)
 
-    async def tokens(self, model: str, text: str) -> tuple[list[Piece], FloatArray]:
+    async def tokens(self, model: str, text: str) -> tuple[list[TokenSpan], FloatArray]:
         """Return the place of every token of `text` and the raw outputs of `model` for it."""
         return await self._pipelines[model].token_vectors(text, self._caller)
 

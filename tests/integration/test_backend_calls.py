@@ -40,7 +40,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def backend(models: Path) -> AsyncIterator[Backend]:
-    executor = DummyExecutor(dimensions=DIMENSIONS, lanes=2, poison=id_of("paris"))
+    executor = DummyExecutor(dimensions=DIMENSIONS, worker_threads=2, poison=id_of("paris"))
     async with running_backend(models, executor, max_body_bytes=50_000) as running:
         yield running
 
@@ -182,7 +182,9 @@ async def test_a_call_whose_items_overflow_the_queue_together_is_answered(models
         for n in range(32)
     ]
 
-    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS, lanes=2)) as backend:
+    async with running_backend(
+        models, DummyExecutor(dimensions=DIMENSIONS, worker_threads=2)
+    ) as backend:
         outcomes = await backend.ask("topics", Task.CHOOSE, items)
 
     assert [type(outcome) for outcome in outcomes] == [Done] * 32

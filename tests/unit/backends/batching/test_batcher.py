@@ -89,7 +89,7 @@ async def test_rows_that_arrive_while_a_batch_runs_leave_together() -> None:
 
 async def test_a_row_gets_its_own_answer_whatever_its_company() -> None:
     encodings = [encode(*range(1, n)) for n in range(3, 12)]
-    async with running(DummyExecutor(lanes=2)) as (rows, _):
+    async with running(DummyExecutor(worker_threads=2)) as (rows, _):
         together = await ask(rows, *encodings)
     alone = []
     for encoding in encodings:
@@ -102,7 +102,7 @@ async def test_a_row_gets_its_own_answer_whatever_its_company() -> None:
 
 async def test_a_poisoned_row_among_sixty_three_fails_alone() -> None:
     gate = Gate()
-    async with running(PacedExecutor(gate, lanes=2, poison=POISON)) as (rows, batcher):
+    async with running(PacedExecutor(gate, worker_threads=2, poison=POISON)) as (rows, batcher):
         tasks = [asyncio.create_task(ask(rows, encode(n + 1, 7))) for n in range(63)]
         poisoned = asyncio.create_task(ask(rows, encode(POISON, 7)))
         await until(lambda: gate.arrived == 2)
