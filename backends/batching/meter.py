@@ -22,7 +22,7 @@ class Meter:
 
     def __init__(self, *, worker_threads: int, clock: Callable[[], float]) -> None:
         self._worker_threads = worker_threads
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         self.batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
         self._busy = self._work = self._wasted = 0.0
@@ -64,15 +64,16 @@ class Meter:
             self._recent_tokens = self._recent_tokens * fade + tokens
             self._recent_busy = self._recent_busy * fade + took
 
-    def begin(self, work: float) -> None:
-        """Count rows as running."""
-        now = self._clock()
+    def begin(self, work: float) -> float:
+        """Count rows as running; return the time."""
+        now = self.clock()
         with self._lock:
             self.running += work
             self._runs += 1
             if self._last_end is not None and now > self._last_end + _STEP:
                 # What was expected did not come: the device had nothing to do.
                 self._last_end = None
+        return now
 
     def stop(self, work: float) -> None:
         """Count rows as running no more, whatever became of them."""
@@ -88,7 +89,7 @@ class Meter:
         Who asks for rows step by step keeps the device waiting between them: that is time that
         work takes, too.
         """
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             self._releases[release] += 1
             self._predicted = 0.95 * self._predicted + predicted

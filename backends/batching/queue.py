@@ -78,7 +78,7 @@ class RowQueue:
         self._by_length: dict[tuple[str, str], _RowsByLength] = {}
         self._counts: dict[tuple[str, str], dict[int, int]] = {}
         self._requests: dict[tuple[RequestWork, tuple[str, str]], _RequestRows] = {}
-        self._closed = False
+        self.is_closed = False
         self.rows = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -117,14 +117,14 @@ class RowQueue:
     def wait(self) -> bool:
         """Wait until there are rows; return whether the queue is still open."""
         with self._changed:
-            while not self._closed and self.rows == 0:
+            while not self.is_closed and self.rows == 0:
                 self._changed.wait()
-            return not self._closed
+            return not self.is_closed
 
     def take(self) -> DequeuedBatch | None:
         """Take a batch; `None` when another thread was quicker or the queue is closed."""
         with self._changed:
-            if self._closed:
+            if self.is_closed:
                 return None
             dropped: list[Row] = []
             now = self._clock()
@@ -146,8 +146,8 @@ class RowQueue:
         """
         removed: list[Row] = []
         with self._changed:
-            for row in () if self._closed else rows:
-                if not row.taken and not row.wanted:
+            for row in () if self.is_closed else rows:
+                if not row.is_dequeued and not row.is_awaited:
                     self.skipped += 1
                     self._remove(row, 0.0)
                     removed.append(row)
@@ -156,7 +156,7 @@ class RowQueue:
     def close(self) -> list[Row]:
         """Let waiting threads go and return the rows that nobody will run."""
         with self._changed:
-            self._closed = True
+            self.is_closed = True
             left = list(self._flows.rows())
             self._flows.clear()
             self._by_length.clear()
@@ -229,7 +229,7 @@ class RowQueue:
             for queue in (request.by_length.get(length, _NONE), batch_class.get(length, _NONE)):
                 while missing and queue:
                     row = queue.popleft()
-                    if row.taken or not self._remove_if_dead(row, now, dropped):
+                    if row.is_dequeued or not self._remove_if_dead(row, now, dropped):
                         continue
                     self._remove(row, share)
                     rows.append(row)
@@ -255,13 +255,13 @@ class RowQueue:
         return False
 
     def _is_runnable(self, row: Row, now: float, dropped: list[Row]) -> bool:
-        if not row.wanted:
+        if not row.is_awaited:
             self.skipped += 1
         elif row.deadline <= (least := now + self._minimum_time(row)):
-            row.expired = True
+            row.is_expired = True
             if row.deadline > least:
                 # Somebody with more time joined at that moment, and may have seen it as alive.
-                row.expired = False
+                row.is_expired = False
                 return True
             self.expired += 1
         else:
@@ -276,8 +276,8 @@ class RowQueue:
         return alone * min(self.slowness, _MAX_SLOWNESS)
 
     def _remove(self, row: Row, seconds: float) -> None:
-        row.taken = True
-        self._flows.left(row, seconds)
+        row.is_dequeued = True
+        self._flows.remove(row, seconds)
         if row.request is not None:
             name = (row.request, row.batch_class)
             if self._requests[name].remove(row):
@@ -288,7 +288,7 @@ class RowQueue:
             del counts[row.length]
         batch_class = self._by_length[row.batch_class]
         queue = batch_class.get(row.length)
-        while queue and queue[0].taken:
+        while queue and queue[0].is_dequeued:
             queue.popleft()
         if queue is not None and not queue:
             del batch_class[row.length]

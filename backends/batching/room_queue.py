@@ -42,6 +42,6 @@ class RoomQueue:
             self._flows -= Counter([flow])
         return True
 
-    def look(self) -> None:
+    def notify(self) -> None:
         """Let the head of the line look for room again."""
         self._freed.set()

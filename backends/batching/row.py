@@ -9,12 +9,13 @@ from backends.types import Encoding, FloatArray, OutputKind
 
 # Scope, graph, output and ids. Scope first: no tenant learns what another asked (D9).
 RowKey = tuple[str, str, str, bytes]
+Outcome = tuple["Row", "FloatArray | BackendError"]
 
 
 class RowWaiter:
     """One asker's rows: done when the last has arrived or one has failed.
 
-    Belongs to the loop's thread, but any thread may read `wanted`.
+    Belongs to the loop's thread, but any thread may read `is_awaited`.
     """
 
     __slots__ = ("deadline", "future", "missing", "rows", "tokens", "values")
@@ -28,7 +29,7 @@ class RowWaiter:
         self.tokens = 0
 
     @property
-    def wanted(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether somebody still waits: a cancelled asker's future is done."""
         return not self.future.done()
 
@@ -70,8 +71,9 @@ class Row:
         "deadline",
         "due",
         "encoding",
-        "expired",
         "flow",
+        "is_dequeued",
+        "is_expired",
         "key",
         "kind",
         "length",
@@ -79,7 +81,6 @@ class Row:
         "settle",
         "slower",
         "span",
-        "taken",
         "waiters",
         "work",
     )
@@ -110,19 +111,19 @@ class Row:
         self.span = span
         self.settle = settle
         self.slower = slower
-        self.taken = False
-        self.expired = False
+        self.is_dequeued = False
+        self.is_expired = False
         self.waiters: list[tuple[RowWaiter, int]] = []
 
     @property
-    def wanted(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether any asker is still there."""
-        return any(waiter.wanted for waiter, _ in self.waiters)
+        return any(waiter.is_awaited for waiter, _ in self.waiters)
 
     @property
-    def alive(self) -> bool:
+    def is_live(self) -> bool:
         """Whether it will be answered as long as somebody waits."""
-        return self.wanted and not self.expired
+        return self.is_awaited and not self.is_expired
 
     def join(self, waiter: RowWaiter, index: int) -> bool:
         """Let another asker wait for this row, for as long as its own time lasts.
@@ -131,9 +132,9 @@ class Row:
         """
         self.waiters.append((waiter, index))
         self.deadline = max(self.deadline, waiter.deadline)
-        if self.expired:
+        if self.is_expired:
             self.waiters.pop()
-        return not self.expired
+        return not self.is_expired
 
     def overtake(self) -> None:
         """Answer those who wait for the row that would run later; it is then nobody's."""

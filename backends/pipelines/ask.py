@@ -45,7 +45,7 @@ class AlgorithmContext:
 
     def limit_rows(self, most: int) -> None:
         """Allow no more than `most` rows from here on, unless less was left already."""
-        self._caller.left = min(self._caller.left, most)
+        self._caller.rows_left = min(self._caller.rows_left, most)
 
     def aside(self, *, deadline: float) -> "AlgorithmContext":
         """Return one of the same scope that counts nothing to the item and waits behind others."""
@@ -62,10 +62,10 @@ class AlgorithmContext:
         """Whether a text of the item was cut."""
         return self._caller.truncated_from > 0
 
-    def note_known(self, rows: int) -> None:
+    def count_cached(self, rows: int) -> None:
         """Count rows that an algorithm knows by itself, as if it had asked for them."""
         self.spend(rows)
-        self._caller.known += rows
+        self._caller.cached += rows
 
     def spend(self, rows: int) -> None:
         """Take rows from what is left of the item's, or raise `ItemRefused`."""

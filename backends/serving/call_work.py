@@ -16,7 +16,7 @@ class CallWork:
         self._call = call
         self._estimates = estimates
         self._batcher = batcher
-        self._guesses = guess_work(call, info, batcher.work, labels=count_labels(call))
+        self._guesses = guess_work(call, info, batcher.submissions.work, labels=count_labels(call))
         self._is_whole = call.atomic or len(call.items) == 1
         self._reservations: list[Reservation | None] = [None] * len(call.items)
 
@@ -34,14 +34,14 @@ class CallWork:
         try:
             self._admit()
         except Overloaded:
-            self._batcher.count_refused(len(self._call.items))
+            self._batcher.submissions.count_refused(len(self._call.items))
             raise
 
     def _admit(self) -> None:
         call, batcher = self._call, self._batcher
         flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
-        if all(map(batcher.is_full, flows)):
-            raise Overloaded("the queue is full", retry_after=batcher.backlog())
+        if all(map(batcher.submissions.is_full, flows)):
+            raise Overloaded("the queue is full", retry_after=batcher.admission.backlog())
         ratio = self._estimates.ratio(call)
         works = [guess * ratio for guess in self._guesses]
         if self._is_whole:
@@ -54,7 +54,7 @@ class CallWork:
             min(works),
             time_left=max(item.remaining for item in call.items),
             # Whose rows would run first.
-            flow=min(flows, key=batcher.held),
+            flow=min(flows, key=batcher.submissions.held),
         )
 
     def reservation(self, index: int, item: CallItem, *, time_left: float) -> Reservation | None:
@@ -71,7 +71,7 @@ class CallWork:
                     [work], time_left=time_left, flow=flow
                 )
             except Overloaded:
-                self._batcher.count_refused(1)
+                self._batcher.submissions.count_refused(1)
                 raise
         return self._reservations[index]
 

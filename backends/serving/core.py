@@ -234,7 +234,7 @@ class ServingCore:
         except CallRefused:
             # It was replaced meanwhile: whoever comes again finds the new one.
             return _SOON
-        return _running(model_set, served_model.encoder).batcher.backlog()
+        return _running(model_set, served_model.encoder).batcher.admission.backlog()
 
     @contextmanager
     def working(self) -> Iterator[None]:

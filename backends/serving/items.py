@@ -92,7 +92,7 @@ class ItemAnswerer:
                 result=result,
                 rows=caller.rows,
                 tokens=caller.tokens,
-                known=caller.known,
+                known=caller.cached,
                 truncated_from=caller.truncated_from,
             )
         except asyncio.CancelledError:

@@ -8,10 +8,11 @@ import msgspec
 from backends.algorithms.base import ServedModel
 from backends.algorithms.registry import build_served_model
 from backends.algorithms.shadow import Mirror, mirrored_model
-from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
+from backends.batching.submission import QueueLimits
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -209,17 +210,18 @@ class _Loader:
         batcher = Batcher(
             name=model.name,
             executor=executor,
-            cost=executor.cost,
+            options=BatchingOptions(
+                batch=BatchLimits(
+                    rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
+                    tokens=settings.max_batch_tokens,
+                    by_arrival=settings.batch_order == "arrival",
+                ),
+                queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
+                worker_threads=None if source.upstream else _worker_threads(settings, found),
+                always_wide=settings.wide == "always",
+            ),
             # A batch on another server takes no slot of the device here.
             device=None if source.upstream else self._shared.device,
-            always_wide=settings.wide == "always",
-            worker_threads=None if source.upstream else _worker_threads(settings, found),
-            batch=BatchLimits(
-                rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
-                tokens=settings.max_batch_tokens,
-                by_arrival=settings.batch_order == "arrival",
-            ),
-            queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
             tracing=tools.tracing,
         )

@@ -360,7 +360,10 @@ async def test_a_dead_executor_is_neither_ready_nor_alive(paced: Backend, gate: 
 
     assert (outcome.code, outcome.retryable) == ("executor_died", True)
     assert (ready.status, live.status, late.status) == (503, 503, 503)
-    assert "tiny: a lane of the executor died" in msgspec.json.decode(ready.body)["missing"][0]
+    assert (
+        "tiny: a worker thread of the executor died"
+        in msgspec.json.decode(ready.body)["missing"][0]
+    )
 
 
 async def test_metrics_count_items_and_rows_and_hold_no_input(backend: Backend) -> None:

@@ -11,7 +11,7 @@ def test_rows_in_vain_raise_it_quickly() -> None:
     margin = LatenessMargin()
     first = margin.factor
     for _ in range(20):
-        margin.count(in_time=10, in_vain=2)
+        margin.count(in_time=10, late=2)
     assert margin.factor > 1.5 * first
 
 
@@ -19,10 +19,10 @@ def test_it_falls_slowly_and_not_below_the_prediction() -> None:
     margin = LatenessMargin()
     first = margin.factor
     for _ in range(100):
-        margin.count(in_time=10, in_vain=0)
+        margin.count(in_time=10, late=0)
     assert 0.85 * first < margin.factor < first
     for _ in range(10_000):
-        margin.count(in_time=10, in_vain=0)
+        margin.count(in_time=10, late=0)
     assert margin.factor >= 1.0
 
 
@@ -32,15 +32,15 @@ def test_it_settles_where_one_row_in_two_hundred_is_in_vain() -> None:
     margin = LatenessMargin()
     late = 0
     for turn in range(60_000):
-        in_vain = chooser.lognormvariate(0.0, 0.3) > margin.factor
-        margin.count(in_time=int(not in_vain), in_vain=int(in_vain))
-        late += in_vain and turn >= 20_000
+        is_late = chooser.lognormvariate(0.0, 0.3) > margin.factor
+        margin.count(in_time=int(not is_late), late=int(is_late))
+        late += is_late and turn >= 20_000
     assert 0.003 < late / 40_000 < 0.008
 
 
 def test_a_storm_does_not_raise_it_without_bound() -> None:
     margin = LatenessMargin()
-    margin.count(in_time=0, in_vain=100_000)
+    margin.count(in_time=0, late=100_000)
     assert margin.factor <= 4.0
 
 
@@ -51,7 +51,7 @@ def test_with_time_it_falls_back_to_where_it_began() -> None:
     margin = LatenessMargin()
     first = margin.factor
     margin.learn(nothing, 100.0)
-    margin.count(in_time=0, in_vain=100)
+    margin.count(in_time=0, late=100)
     raised = margin.factor
 
     margin.learn(nothing, 101.0)
