@@ -26,10 +26,10 @@ from backends.protocol import (
 from gateway.config.document import RoutingEntry
 from gateway.errors import Overloaded
 from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from gateway.upstream.shared_call import SharedCall
-from gateway.upstream.tasks import OwnedTasks
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, TlsFiles, follow_files
 from gateway.upstream.transport import BackendTransport, Response, TransportError, locate
 
@@ -100,7 +100,7 @@ class HttpBackendClient:
         self._tls = tls or ClientTls(TlsFiles())
         self._look_interval = look_interval
         self._transport = BackendTransport(tls=self._tls, tcp_keepalive=tcp_keepalive)
-        self._tasks = OwnedTasks()
+        self._tasks = TaskScope()
         self._lanes: dict[BackendId, _Lane] = {}
         self._routing = RoutingEntry()
 
@@ -108,7 +108,7 @@ class HttpBackendClient:
         if self._tls.has_files:
             # Read before the first call: it must not find them broken.
             await asyncio.to_thread(self._tls.renew)
-            _ = self._tasks.start(follow_files(self._tls, self._look_interval))
+            self._tasks.start(follow_files(self._tls, self._look_interval))
         return self
 
     async def __aexit__(
@@ -182,7 +182,7 @@ class HttpBackendClient:
 
     def _start(self, lane: _Lane, shared: SharedCall) -> None:
         if shared.is_wanted:
-            task = self._tasks.start(self._travel(lane, shared))
+            task = self._tasks.create_task(self._travel(lane, shared))
             shared.when_unwanted(task.cancel)
 
     async def _travel(self, lane: _Lane, shared: SharedCall) -> None:
