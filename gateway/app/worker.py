@@ -70,7 +70,7 @@ from gateway.runtime.recovery import LedgerRecovery, Recovery
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings, process_environment
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer, tracer_from
 from gateway.upstream.http import HttpBackendClient
@@ -184,7 +184,7 @@ class _Worker:
         self.resolver = resolver
         self.keys = KeyRing()
         self.principals = PrincipalsFollower(ring=self.keys, accounts=self.ledger.accounts)
-        self.tasks = TaskOwner(drain=_LEFT_BEHIND)
+        self.tasks = TaskScope(drain=_LEFT_BEHIND)
         self.redis: dict[str, Callable[[], bool]] = {}
         self._make_storage()
         self._make_routing()

@@ -21,7 +21,7 @@ from gateway.rate_limit.repeated_charges import AskedCharge, LeasedCharge, Repea
 from gateway.rate_limit.script import TAKE, BucketRequest, returned, script_arguments
 from gateway.rate_limit.shares import LimitShares, WholeLimits, in_region
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.types import CONCURRENT
 
 _FAILURES = (RedisError, OSError)
@@ -65,7 +65,7 @@ class RedisRateLimiter:
         self._leases = Leases()
         self._turns = InFlightRefills()
         self._waiting = RefillWaiter()
-        self._tasks = TaskOwner(drain=_DRAIN)
+        self._tasks = TaskScope(drain=_DRAIN)
         self._closing = asyncio.Event()
         self._by_lease = self._by_redis = self._by_share = self._refused = 0
         self._asked = self._failures = self._lapsed = self._shadowed = 0
