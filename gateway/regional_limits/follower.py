@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from gateway.app.stats_reporter import Source
+import msgspec
+
 from gateway.config.document import Document
 from gateway.errors import DependencyUnavailable
 from gateway.rate_limit.shares import LimitShares, RegionalShares, WholeLimits
@@ -23,7 +24,7 @@ class LimitsOfRegion(NamedTuple):
 
     shares: LimitShares
     follower: AbstractAsyncContextManager[object]
-    figures: Mapping[str, Source]
+    figures: Mapping[str, Callable[[], msgspec.Struct]]
     """What to show of it, by part."""
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.app.shares import SharesFollower, limits_of_region
 from gateway.config.document import Document
 from gateway.errors import DependencyUnavailable
 from gateway.rate_limit.shares import RegionalShares, WholeLimits
+from gateway.regional_limits.follower import SharesFollower, limits_of_region
 from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
