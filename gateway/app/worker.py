@@ -202,9 +202,10 @@ class _Worker:
         )
         self.flights = Flights()
         self.limits = limits_of_region(
-            self.settings,
+            self.settings.region,
+            worker=identity(self.settings),
             store=self.ledger.shares,
-            runtimes=self.runtimes,
+            document=lambda: self.runtimes.current.document,
             monotonic=self.loop_time,
         )
         self.limiter = RedisRateLimiter(
