@@ -31,7 +31,6 @@ from gateway.api.rules import InferenceRules
 from gateway.app.call_spans import CallSpans
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.secret import secret_of
-from gateway.app.shares import limits_of_region
 from gateway.app.stats_reporter import StatsReporter, worker_statistics
 from gateway.app.views import (
     CurrentDocument,
@@ -62,6 +61,7 @@ from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.redis.connect import open_pipe
 from gateway.redis.health import RedisWatch
+from gateway.regional_limits.follower import limits_of_region
 from gateway.routing.fleet import Fleet
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
@@ -202,9 +202,10 @@ class _Worker:
         )
         self.flights = Flights()
         self.limits = limits_of_region(
-            self.settings,
+            self.settings.region,
+            worker=identity(self.settings),
             store=self.ledger.shares,
-            runtimes=self.runtimes,
+            document=lambda: self.runtimes.current.document,
             monotonic=self.loop_time,
         )
         self.limiter = RedisRateLimiter(
