@@ -112,7 +112,7 @@ class Prober:
         if watch.task is not None:
             watch.task.cancel()
 
-    async def meet(self, endpoints: Iterable[Endpoint]) -> None:
+    async def probe_new(self, endpoints: Iterable[Endpoint]) -> None:
         """Ask those of `endpoints` that are new, which the next `refresh` then knows at once."""
         new = [endpoint for endpoint in endpoints if endpoint not in self._watches]
         found = await asyncio.gather(*map(self._ask, new))
@@ -143,7 +143,7 @@ class Prober:
         for watch in tuple(self._watches.values()):
             await watch.probed.wait()
 
-    async def settle_in(
+    async def wait_until_ready(
         self, *, first: float = FIRST_PATIENCE, rest: float = REST_PATIENCE
     ) -> None:
         """Return when every backend is ready, or when those that are not had their time.

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from gateway.tasks import TaskOwner
+from gateway.tasks import PeriodicTask, TaskOwner
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -96,3 +97,49 @@ async def test_a_task_that_ended_is_not_kept() -> None:
         await asyncio.sleep(0)
 
         assert (running, len(owner)) == (1, 0)
+
+
+async def test_a_periodic_task_steps_each_interval_and_when_woken() -> None:
+    steps: list[float] = []
+
+    async def step() -> None:
+        steps.append(0.0)
+
+    async with PeriodicTask(step, interval=0.001, failure="it failed"):
+        await until(lambda: len(steps) > 2)
+    often = len(steps)
+    async with PeriodicTask(step, interval=3_600.0, failure="it failed") as rare:
+        rare.wake()
+        await until(lambda: len(steps) == often + 1)
+
+    assert len(steps) == often + 1
+
+
+async def test_a_periodic_task_outlives_a_step_that_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    steps: list[float] = []
+
+    async def step() -> None:
+        steps.append(0.0)
+        raise ValueError
+
+    async with PeriodicTask(step, interval=0.001, failure="the step failed"):
+        await until(lambda: len(steps) > 1)
+
+    assert "the step failed" in caplog.messages
+
+
+async def test_leaving_a_periodic_task_waits_for_the_step_in_progress() -> None:
+    begun, gate, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def step() -> None:
+        begun.set()
+        await gate.wait()
+        done.set()
+
+    async with PeriodicTask(step, interval=0.001, failure="it failed"):
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(gate.set)
+
+    assert done.is_set()
