@@ -11,9 +11,9 @@ from backends.protocol import Call, CallItem, Done, Failed, Refusal, Report, Tas
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
+from loadtests.harness.stub_backend import Reply, StubBackend, echo, send_bytes
 from tests.support.dispatching import endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
-from tests.support.stub_backend import Reply, StubBackend, echo, send_bytes
 
 # What a backend does with a call, in terms that both a script and a stub can play.
 Steps = Callable[[Call], list[Step]]

@@ -24,10 +24,10 @@ from backends.protocol import (
     Report,
     Task,
 )
+from loadtests.harness.model_repository import DIMENSIONS, id_of, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, Exchange, running_backend
-from tests.support.backend_repository import DIMENSIONS, id_of, write_repository
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 NESTED = b"\x91" * 20_000 + b"\xc0"

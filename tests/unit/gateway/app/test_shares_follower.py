@@ -10,8 +10,8 @@ from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.types import BucketShare, BucketShares, Rule, ShareReport
+from loadtests.harness.waiting import until
 from tests.support.clock import Clock
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 LIMIT = Rule(name="minute", unit="requests", capacity=100, window=60.0)

@@ -11,8 +11,7 @@ from gateway.config.document import RoutingEntry
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
-from tests.support.dispatching import endpoint, endpoint_of
-from tests.support.stub_backend import (
+from loadtests.harness.stub_backend import (
     Reply,
     StubBackend,
     answer,
@@ -20,7 +19,8 @@ from tests.support.stub_backend import (
     echo,
     hang,
 )
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
+from tests.support.dispatching import endpoint, endpoint_of
 
 pytestmark = pytest.mark.anyio
 
