@@ -115,6 +115,7 @@ class Worker:
     ) -> None:
         self._settings = settings
         self._stores = stores
+        self.runtimes = stores.runtimes
         self._metrics = metrics
         self._clock = asyncio.get_running_loop().time
         self._tracer = tracer_from(process_environment(), service="sluicegate-gateway")
@@ -125,7 +126,7 @@ class Worker:
         self._region_limits = limits_of_region(
             settings,
             store=stores.ledger.shares,
-            runtimes=stores.runtimes,
+            runtimes=self.runtimes,
             monotonic=self._clock,
         )
         self.limiter = RedisRateLimiter(
@@ -133,12 +134,12 @@ class Worker:
             # A successor's leases are its own: the name differs at every start.
             holder=f"{identity(settings)}:{secrets.token_hex(4)}",
             monotonic=self._clock,
-            local_share=stores.runtimes.current.document.limits.local_share,
+            local_share=self.runtimes.current.document.limits.local_share,
             shares=self._region_limits.shares,
         )
-        stores.runtimes.on_swap(self._configure_limits)
+        self.runtimes.on_swap(self._configure_limits)
         self.backends = BackendAccess(
-            runtimes=stores.runtimes,
+            runtimes=self.runtimes,
             client=HttpBackendClient(
                 token=settings.backend_token,
                 tls=client_tls(settings),
@@ -150,7 +151,7 @@ class Worker:
         )
         self.path = InferencePath(
             settings,
-            runtimes=stores.runtimes,
+            runtimes=self.runtimes,
             limiter=self.limiter,
             fleet=self.backends.fleet,
             dispatcher=self.backends.dispatcher,
@@ -201,7 +202,7 @@ class Worker:
 
     def _runtime_follower(self, reporter: StatsReporter, models: ModelsFollower) -> RuntimeFollower:
         return RuntimeFollower(
-            store=self._stores.runtimes,
+            store=self.runtimes,
             redis=self._stores.state,
             settings=self._settings,
             report=reporter.report,
@@ -223,7 +224,7 @@ class Worker:
         )
 
     def _uses_cache_redis(self) -> bool:
-        return self._stores.runtimes.current.document.cache.redis_enabled
+        return self.runtimes.current.document.cache.redis_enabled
 
     def _stats_reporter(self) -> StatsReporter:
         return StatsReporter(
