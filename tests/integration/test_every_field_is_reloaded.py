@@ -20,7 +20,7 @@ from gateway.runtime.control import Control
 from loadtests.harness.valkey import Valkey
 from tests.support import reload_cases, reload_routing_cases, reload_store_cases
 from tests.support.ledgers import ledger_url
-from tests.support.reload_scene import OTHER_KEY, ReloadScene
+from tests.support.reload_scene import LONG, OTHER_KEY, ReloadScene
 from tests.support.table_resolver import TableResolver
 from tests.support.worker import running_worker
 
@@ -41,6 +41,12 @@ def leaves(kind: Any, path: str) -> Iterator[str]:
         yield path
 
 
+# With any of these a case would outlive the test: the worker must not go by what it started with.
+AT_THE_START = {
+    **dict.fromkeys(("attempt_timeout", "connect_timeout", "probe_timeout", "dns_timeout"), LONG),
+    **dict.fromkeys(("probe_interval", "dns_interval"), 3_600.0),
+    "max_calls_per_backend": 1,
+}
 FIELDS = sorted(leaves(Document, ""))
 
 
@@ -55,7 +61,9 @@ async def stage(
         ledger = stack.enter_context(Ledger(ledger_url(folder)))
         ledger.accounts.create_tenant("other")
         ledger.accounts.create_key("other", key_hash=hash_key(OTHER_KEY))
-        worker = await stack.enter_async_context(running_worker(folder, url, resolver=resolver))
+        worker = await stack.enter_async_context(
+            running_worker(folder, url, resolver=resolver, routing=AT_THE_START)
+        )
         redis = connect(url, timeout=60.0)
         stack.push_async_callback(redis.aclose)
         publisher = Publisher(
