@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.app.worker import build_worker
+from gateway.app.worker import Worker, open_worker
 from gateway.auth.keys import hash_key
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
@@ -23,12 +23,15 @@ from loadtests.harness.stub_backend import StubBackend
 
 
 class RunningWorker:
-    """A worker that serves on `port`; `registry` holds its metrics."""
+    """A worker that serves on `port`; `registry` holds its metrics, `parts` what it is made of."""
 
-    def __init__(self, port: int, settings: Settings, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, port: int, settings: Settings, registry: CollectorRegistry, parts: Worker
+    ) -> None:
         self.port = port
         self.settings = settings
         self.registry = registry
+        self.parts = parts
 
     def connect(self) -> Connection:
         """Return a connection, to be entered."""
@@ -82,8 +85,9 @@ async def running_worker(
     before()
     registry = CollectorRegistry()
     stop = asyncio.Event()
-    building = build_worker(settings, registry=registry, resolver=resolver, draining=draining)
-    async with building as (app, protocol):
+    async with AsyncExitStack() as stack:
+        parts = await open_worker(stack, settings, registry=registry, resolver=resolver)
+        app, protocol = await parts.start(stack, draining or Draining())
         listener = listener_on("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
             serve(
@@ -98,7 +102,7 @@ async def running_worker(
         )
         listener.listen()
         try:
-            yield RunningWorker(listener.getsockname()[1], settings, registry)
+            yield RunningWorker(listener.getsockname()[1], settings, registry, parts)
         finally:
             stop.set()
             await serving
