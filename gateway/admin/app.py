@@ -16,10 +16,10 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.admin.accounts import AccountChanges, KeyController, TenantController
-from gateway.admin.active import ActiveDocument
+from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
-from gateway.admin.known_models import KnownModels
+from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
 from gateway.admin.operations import OperationsController, live, metrics, ready
@@ -97,7 +97,7 @@ def build_admin(
     draining: Draining | None = None,
 ) -> Application:
     """Return the application; objects are made and owned by the caller."""
-    active = ActiveDocument(control=control, settings=settings)
+    active = ActiveDocumentReader(control=control, settings=settings)
     objects: dict[str, object] = {
         "settings": settings,
         "control": control,
@@ -107,7 +107,7 @@ def build_admin(
         "recovery": recovery,
         "draining": draining or Draining(),
         "active": active,
-        "known_models": KnownModels(control=control, active=active),
+        "known_models": ModelNameValidator(control=control, active=active),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}

@@ -24,7 +24,7 @@ from gateway.api.answers import (
     first_failure,
     row_lines,
 )
-from gateway.api.bodies import BodyReader
+from gateway.api.body_reader import BodyReader
 from gateway.api.http import HttpReply, check_length
 from gateway.api.problem_details import encode_problem, problem_lines
 from gateway.api.request_headers import read_headers

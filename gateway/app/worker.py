@@ -50,7 +50,7 @@ from gateway.dispatch.reloading import ModelReloader
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
-from gateway.http.server import listener_on, serve
+from gateway.http.server import open_listener, serve
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.coalescing import Flights
@@ -61,7 +61,7 @@ from gateway.middleware.admission import AdmissionMiddleware
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.redis.connect import open_pipe
-from gateway.redis.health import RedisWatch
+from gateway.redis.health import RedisHealthMonitor
 from gateway.routing.fleet import Fleet
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
@@ -96,12 +96,12 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: the document, or an address, cannot be used.
     """
-    listener = listener_on(
+    listener = open_listener(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    draining.hear_announcement()
+    draining.announce_on_sigusr1()
     async with build_worker(settings, draining=draining) as (app, protocol):
         _calm_the_collector()
         await serve(
@@ -110,7 +110,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
             drain=settings.drain,
             stop=stop,
             protocol=protocol,
-            patience=ConnectionTimeouts(
+            timeouts=ConnectionTimeouts(
                 head=settings.head_timeout,
                 idle=settings.keep_alive,
                 connections=settings.max_connections,
@@ -314,10 +314,10 @@ class _Worker:
 
     def _cache_watch(self) -> AbstractAsyncContextManager[object]:
         url, keepalive = self.settings.cache_url, self.settings.tcp_keepalive
-        watch = RedisWatch(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
+        watch = RedisHealthMonitor(open_pipe(url, timeout=_PROBE, slow=_PROBE, keepalive=keepalive))
         # The document may switch it on and off.
         self.redis["cache_redis"] = lambda: (
-            watch.is_reached or not self.runtimes.current.document.cache.redis_enabled
+            watch.is_reachable or not self.runtimes.current.document.cache.redis_enabled
         )
         return watch
 
