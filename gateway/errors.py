@@ -30,7 +30,10 @@ GatewayError
 └── InternalError              500   a fault of ours
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final, Self
+
+MAX_RETRY_AFTER: Final = 120.0
+"""Seconds that `Retry-After` asks for at most: clients give up on more."""
 
 
 class GatewayError(Exception):
@@ -228,11 +231,19 @@ class UpstreamUnavailable(UpstreamError):
 
 
 class DeadlineExceeded(UpstreamError):
-    """The request's time ran out."""
+    """The request's deadline passed."""
 
     status = 504
     code = "deadline_exceeded"
     title = "Deadline exceeded"
+
+    @classmethod
+    def during(cls, phase: str) -> Self:
+        """Return the error of a request whose deadline passed during `phase`."""
+        return cls(
+            f"The request's deadline passed during {phase}; send fewer items, or ask for more time"
+            " with `X-Request-Timeout`."
+        )
 
 
 class EventLogUnavailable(GatewayError):

@@ -9,8 +9,8 @@ from litestar import Controller, Request, Response, post
 from litestar.di import NamedDependency
 
 from gateway.admin.fleet_view import BackendView, reported_backends
-from gateway.api.problem_details import MEDIA_TYPE, problem
 from gateway.errors import ModelsBroken
+from gateway.http.problem_details import MEDIA_TYPE, problem
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 

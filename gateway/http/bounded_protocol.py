@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-import msgspec
 from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import GatewayError, InternalError, InvalidRequest, VersionNotSupported
+from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.http.request_head import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
@@ -340,22 +340,11 @@ def _parser_error(error: httptools.HttpParserError, method: bytes) -> GatewayErr
 def _encode_refusal(
     error: GatewayError, request_id: str, headers: list[tuple[bytes, bytes]]
 ) -> bytes:
-    """Return the whole answer that says `error`, the last one of its connection."""
-    body = msgspec.json.encode(
-        {
-            "type": f"urn:sluicegate:error:{error.code}",
-            "title": error.title,
-            "status": error.status,
-            "code": error.code,
-            "detail": error.detail,
-            "request_id": request_id,
-        }
-    )
-    lines = [*headers, (b"content-type", b"application/problem+json")]
+    """Return the complete response that reports `error` and closes the connection."""
+    body = encode_problem(error, request_id)
+    lines = [*headers, (b"content-type", MEDIA_TYPE)]
     lines += [(b"x-request-id", request_id.encode()), (b"cache-control", b"no-store")]
-    if error.retry_after is not None:
-        lines.append((b"retry-after", b"%d" % error.retry_after))
-        lines.append((b"retry-after-ms", b"%d" % (error.retry_after * 1000)))
+    lines += problem_headers(error)
     return b"%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
         STATUS_LINE[error.status],
         b"".join([b"%b: %b\r\n" % line for line in lines]),
