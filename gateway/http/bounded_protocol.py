@@ -12,8 +12,6 @@ from typing import Any
 
 import httptools
 from typing_extensions import override
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import GatewayError, InternalError, InvalidRequest, VersionNotSupported
 from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
@@ -25,6 +23,7 @@ from gateway.http.request_head import (
     decode_path,
     header_fields_too_large,
 )
+from gateway.http.server_internals import STATUS_LINE, FlowControl, HttpToolsProtocol
 
 _log = logging.getLogger(__name__)
 # Input is parsed in chunks, so that the bounds are checked often enough.

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.api.answers import HIT, PRIVATE
 from gateway.api.fast_path.head_cache import CachedHead, KnownRequest, RequestHeadCache
@@ -19,6 +18,7 @@ from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.api.rules import InferenceRules, Limiter
 from gateway.errors import GatewayError
+from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
 from gateway.inference.inference import Inference
 from gateway.runtime.store import RuntimeStore
