@@ -247,7 +247,7 @@ class RedisTier:
         command = (b"MGET", *names)
         told = partial(self._replied, batch, len(names), self._monotonic())
         try:
-            if not self._read_pipe.ask([command], told):
+            if not self._read_pipe.execute_nowait([command], told):
                 self._tasks.start(self._execute(command, told))
         except BaseException:  # whatever it was, the next read must not wait for this one
             self._settle(batch, None)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.active import ActiveDocument
+from gateway.admin.active_document import ActiveDocument
 from gateway.config.document import PriceEntry
 from gateway.errors import ConfigurationError
 from gateway.runtime.control import Control
