@@ -30,7 +30,7 @@ from gateway.inference.inference import Inference
 from gateway.inference.last_answers import StaleAnswers
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
     BackendId,
@@ -102,7 +102,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
     async with (
         HttpBackendClient(tls=ClientTls(TlsFiles(ca=ca))) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
-        TaskOwner(drain=1.0) as tasks,
+        TaskScope(drain=1.0) as tasks,
     ):
         client.configure((endpoint,), RoutingEntry())
         fleet.observe(endpoint, await client.state(endpoint, patience=_PATIENCE))

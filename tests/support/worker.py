@@ -2,18 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.app.worker import build_worker
+from gateway.app.worker import Worker, open_worker
 from gateway.auth.keys import hash_key
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
-from gateway.http.server import listener_on, serve
+from gateway.http.server import open_listener, serve
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.types import Rule
@@ -23,12 +23,15 @@ from loadtests.harness.stub_backend import StubBackend
 
 
 class RunningWorker:
-    """A worker that serves on `port`; `registry` holds its metrics."""
+    """A worker that serves on `port`; `registry` holds its metrics, `parts` what it is made of."""
 
-    def __init__(self, port: int, settings: Settings, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, port: int, settings: Settings, registry: CollectorRegistry, parts: Worker
+    ) -> None:
         self.port = port
         self.settings = settings
         self.registry = registry
+        self.parts = parts
 
     def connect(self) -> Connection:
         """Return a connection, to be entered."""
@@ -51,7 +54,7 @@ async def running_worker(
     resolver: Resolver | None = None,
     ledger_url: str = "",
     before: Callable[[], None] = lambda: None,
-    patience: ConnectionTimeouts | None = None,
+    timeouts: ConnectionTimeouts | None = None,
     fast_lane: bool = True,
     draining: Draining | None = None,
     **document: Any,
@@ -59,7 +62,7 @@ async def running_worker(
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
-    `patience` bounds its connections; `document` holds sections of the configuration.
+    `timeouts` bounds its connections; `document` holds sections of the configuration.
     A ledger at `ledger_url` is the test's to fill.
     `before` is called when all is there that a worker needs.
     """
@@ -82,9 +85,10 @@ async def running_worker(
     before()
     registry = CollectorRegistry()
     stop = asyncio.Event()
-    building = build_worker(settings, registry=registry, resolver=resolver, draining=draining)
-    async with building as (app, protocol):
-        listener = listener_on("127.0.0.1", 0, None, setting="the port")
+    async with AsyncExitStack() as stack:
+        parts = await open_worker(stack, settings, registry=registry, resolver=resolver)
+        app, protocol = await parts.start(stack, draining or Draining())
+        listener = open_listener("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
             serve(
                 app,
@@ -92,13 +96,13 @@ async def running_worker(
                 drain=settings.drain,
                 stop=stop,
                 protocol=protocol,
-                patience=patience,
+                timeouts=timeouts,
                 draining=draining,
             )
         )
         listener.listen()
         try:
-            yield RunningWorker(listener.getsockname()[1], settings, registry)
+            yield RunningWorker(listener.getsockname()[1], settings, registry, parts)
         finally:
             stop.set()
             await serving
