@@ -393,8 +393,8 @@ class _Worker:
             inference=inference,
             runtimes=self.runtimes,
             ids=ids,
-            turn=HitEventBatch(
+            hit_events=HitEventBatch(
                 ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time
             ),
         )
-        return Listeners(app, partial(FastPathProtocol, lane=lane, new_id=ids.new))
+        return Listeners(app, partial(FastPathProtocol, fast_path=lane, new_id=ids.new))

@@ -1,4 +1,4 @@
-"""What the rest of the gateway may ask of a result cache, and what a remote tier promises it."""
+"""Declares the interfaces and statistics of the result cache and of its remote tier."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
@@ -11,22 +11,22 @@ from gateway.cache.memory_tier import MemoryStatistics
 
 
 class RemoteStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened since the start to keys asked of the remote tier and entries given to it."""
+    """Counts of keys and entries since the start of the remote tier."""
 
     hits: int = 0
     misses: int = 0
     reads: int = 0
-    """Round trips; keys asked for in one tick share one."""
+    """Round trips; look-ups of one event-loop iteration share one."""
     read_errors: int = 0
     timeouts: int = 0
-    """Look-ups that were told `miss` because the answer took too long."""
+    """Look-ups that ended as a miss because Redis did not reply in time."""
     mismatches: int = 0
     """Values that belong to another key: a collision, or a fault."""
     corrupt: int = 0
     claimed: int = 0
     """Of the misses, those that another worker was computing."""
     skipped: int = 0
-    """Keys not asked for, entries not written, because the breaker was open."""
+    """Keys not looked up and entries not written because the breaker was open."""
     written: int = 0
     write_errors: int = 0
     dropped: int = 0
@@ -53,14 +53,14 @@ class RemoteTier(Protocol):
         """Return what is known of each key, within the tier's timeout; may be out of date."""
         ...
 
-    def ask(
-        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
+    def fetch_nowait(
+        self, keys: Sequence[CacheKey], on_done: Callable[[list[CachedResult | None]], object]
     ) -> None:
-        """Call `told` with what `fetch` would return: once, and not before a later turn."""
+        """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
         ...
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
-        """Write `entry` soon, or drop it; tells nobody."""
+        """Write `entry` soon, or drop it without an error."""
         ...
 
     async def claim(
@@ -105,17 +105,17 @@ class Cache(Protocol):
     ) -> list[CacheHit | None]:
         """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
 
-        What memory has and is not valid is asked of Redis, too; what Redis has may not be valid.
+        Entries in memory that are not valid are looked up in Redis too, whose own may not be valid.
         """
         ...
 
-    def seek(
+    def lookup_nowait(
         self,
         keys: Sequence[CacheKey],
-        told: Callable[[list[CacheHit | None]], object],
+        on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
-        """Call `told` with what `lookup` would return: once, and not before a later turn.
+        """Call `on_done` with what `lookup` would return: once, in a later event-loop iteration.
 
         For callers without a task, which costs more than a hit in Redis does otherwise.
         """

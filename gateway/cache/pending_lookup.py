@@ -1,4 +1,4 @@
-"""What a caller of a remote tier waits for, and how it is told."""
+"""Holds a look-up that waits for the remote tier, and its callback."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,20 +8,20 @@ from gateway.cache.key import CacheKey
 
 
 class PendingLookup:
-    """A caller's keys, and who is told; nobody any more when it was, or has gone."""
+    """The keys of a look-up and its callback: `None` once it was called or cancelled."""
 
-    __slots__ = ("keys", "timer", "told")
+    __slots__ = ("keys", "on_done", "timer")
 
     def __init__(
-        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
+        self, keys: Sequence[CacheKey], on_done: Callable[[list[CachedResult | None]], object]
     ) -> None:
         self.keys = keys
-        self.told: Callable[[list[CachedResult | None]], object] | None = told
+        self.on_done: Callable[[list[CachedResult | None]], object] | None = on_done
         self.timer: asyncio.TimerHandle | None = None
 
-    def forget(self) -> None:
-        """Tell nobody."""
-        self.told = None
+    def cancel(self) -> None:
+        """Drop the callback and its timer."""
+        self.on_done = None
         if self.timer is not None:
             self.timer.cancel()
 
@@ -29,6 +29,6 @@ class PendingLookup:
 def resolve(
     future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
 ) -> None:
-    """Tell a caller that waits for `future`, unless it has gone."""
+    """Set the result of `future`, unless its caller was cancelled."""
     if not future.done():
         future.set_result(entries)

@@ -1,4 +1,4 @@
-"""Declares what inference asks of the result cache and of the table of models."""
+"""Declares the interfaces of the result cache and the model table that inference depends on."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,8 +23,10 @@ class ResultStore(Protocol):
         """Return what any tier holds; what memory has and is not valid is asked of Redis."""
         ...
 
-    def seek(self, keys: Sequence[CacheKey], told: LookupCallback, is_valid: Validity) -> None:
-        """Call `told` with what `lookup` would return, in a later iteration of the event loop."""
+    def lookup_nowait(
+        self, keys: Sequence[CacheKey], on_done: LookupCallback, is_valid: Validity
+    ) -> None:
+        """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
         ...
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:

@@ -1,4 +1,4 @@
-"""How an item ends, from what the cache held or from the flight it was part of."""
+"""Makes item outcomes of cache entries and of flights, and cache entries of outcomes."""
 
 import asyncio
 
@@ -57,7 +57,7 @@ def joined_outcome(entry: CachedResult, now: float) -> ItemOutcome:
 
 
 def refused_if_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
-    """Return what a caller is told who wants no text cut: an answer to a part of one is refused."""
+    """Return a refusal in place of an answer to a truncated text, for `truncate: false`."""
     if not outcome.truncated_from:
         return outcome
     failure = ItemFailure(
@@ -95,7 +95,7 @@ def kept_entry(
 def flight_outcome(
     future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
 ) -> ItemOutcome:
-    """Return what a flight ended with; to those who joined it cost nothing."""
+    """Return the outcome of a flight; those who joined it are not charged for the work."""
     if not future.done():
         return otherwise
     outcome = future.result()

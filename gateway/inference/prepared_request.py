@@ -1,4 +1,4 @@
-"""A request with all that was decided about it: its items' keys in the cache, and their work."""
+"""Holds a request with its plan: the model, cache keys, and the work for items that miss."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -18,7 +18,7 @@ _WHOLE = b"whole"
 
 
 class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided about a model, a tenant and parameters, under one runtime."""
+    """The decisions about a model, a tenant and parameters, valid for one runtime."""
 
     runtime: Runtime
     model: ServedModel
@@ -54,7 +54,7 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with all that was decided about it, whoever asks and until when."""
+    """A request with its plan and cache keys; caller and deadline are not part of it."""
 
     request: InferenceRequest
     plan: RequestPlan
@@ -72,7 +72,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flight_keys(self) -> list[CacheKey]:
-        """What equal work under way is joined by; whoever wants no text cut joins only others."""
+        """The keys of flights. Requests with `truncate: false` join only each other."""
         if self.request.truncate:
             return self.keys
         return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]

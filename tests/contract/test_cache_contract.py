@@ -57,7 +57,7 @@ def look_up(request: pytest.FixtureRequest, cache: Cache) -> LookUp:
 
     async def called_back(keys: Sequence[CacheKey]) -> list[CacheHit | None]:
         told: list[list[CacheHit | None]] = []
-        cache.seek(keys, told.append)
+        cache.lookup_nowait(keys, told.append)
         assert told == []
         await until(lambda: bool(told), what="told")
         (found,) = told
