@@ -162,7 +162,7 @@ class InferenceRules:
             prepared = state.prepared = self._admitted(state, decision)
             directives = state.options.directives
             if parsed.replay is not None:
-                entry, age = self._inference.peek(prepared, directives)
+                entry, age = self._inference.read_single(prepared, directives)
                 if entry is parsed.replay.entry:
                     return self._repeated(state, parsed.replay, age)
             answer = self._inference.from_memory(prepared, directives)
@@ -246,7 +246,7 @@ class InferenceRules:
             self._metrics.shadowed(watched.name)
         principal, parsed = state.caller_and_body()
         prepared = parsed.prepared
-        if prepared is not None and self._inference.holds(prepared, state.runtime):
+        if prepared is not None and self._inference.is_current(prepared.plan, state.runtime):
             return prepared
         request = parsed.request
         if principal.models is not None and request.model not in principal.models:
@@ -291,7 +291,7 @@ class InferenceRules:
         if len(answer.outcomes) > 1 or answer.outcomes[0].source is not Source.HIT:
             return reply
         _, parsed = state.caller_and_body()
-        entry, _ = self._inference.peek(prepared, state.options.directives)
+        entry, _ = self._inference.read_single(prepared, state.options.directives)
         run = self._run(state)
         if entry is None or run is None:
             return reply

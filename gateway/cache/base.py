@@ -1,13 +1,14 @@
-"""Declares the interfaces and statistics of the result cache and of its remote tier."""
+"""Declares the interface of a remote tier, and the statistics of the result cache."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import msgspec
 
-from gateway.cache.entry import CachedResult, CacheHit, Validity
+from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryStatistics
+from gateway.cache.pending_lookup import LookupCallback, PendingLookup
 
 
 class RemoteStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +54,7 @@ class RemoteTier(Protocol):
         """Return what is known of each key, within the tier's timeout; may be out of date."""
         ...
 
-    def fetch_nowait(
-        self, keys: Sequence[CacheKey], on_done: Callable[[list[CachedResult | None]], object]
-    ) -> None:
+    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
         """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
         ...
 
@@ -82,65 +81,6 @@ class RemoteTier(Protocol):
         ...
 
     def statistics(self) -> RemoteStatistics:
-        """Return counts for metrics and tests."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
-
-
-class Cache(Protocol):
-    """Answers by key. Nothing raises: a cache that is down is a miss, a store that fails is lost.
-
-    An entry is returned only to the very key it was stored under, and never after `expires_at`.
-    """
-
-    def peek(self, key: CacheKey, now: float) -> CachedResult | None:
-        """Return the entry if this worker's memory has it; `now` is the wall clock's."""
-        ...
-
-    async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[CacheHit | None]:
-        """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
-
-        Entries in memory that are not valid are looked up in Redis too, whose own may not be valid.
-        """
-        ...
-
-    def lookup_nowait(
-        self,
-        keys: Sequence[CacheKey],
-        on_done: Callable[[list[CacheHit | None]], object],
-        is_valid: Validity | None = None,
-    ) -> None:
-        """Call `on_done` with what `lookup` would return: once, in a later event-loop iteration.
-
-        For callers without a task, which costs more than a hit in Redis does otherwise.
-        """
-        ...
-
-    def store(self, key: CacheKey, entry: CachedResult) -> None:
-        """Keep `entry`: in memory now, in Redis soon."""
-        ...
-
-    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        """Tell other workers that this one computes `keys`; say which another one already does.
-
-        A stored answer that is not valid is replaced by the claim.
-        """
-        ...
-
-    def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Tell other workers that this one still computes `keys`, which it has claimed."""
-        ...
-
-    def release(self, keys: Sequence[CacheKey]) -> None:
-        """Tell other workers that this one, which has claimed `keys`, computes them no more."""
-        ...
-
-    def statistics(self) -> CacheStatistics:
         """Return counts for metrics and tests."""
         ...
 

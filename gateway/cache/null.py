@@ -7,6 +7,7 @@ from typing import Self
 from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
+from gateway.cache.pending_lookup import LookupCallback, PendingLookup
 
 
 class NullTier:
@@ -22,12 +23,11 @@ class NullTier:
         """Return a miss for each key."""
         return [None] * len(keys)
 
-    def fetch_nowait(
-        self, keys: Sequence[CacheKey], on_done: Callable[[list[CachedResult | None]], object]
-    ) -> None:
+    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
         """Call `on_done` with a miss for each key."""
-        misses: list[CachedResult | None] = [None] * len(keys)
-        asyncio.get_running_loop().call_soon(on_done, misses)
+        lookup = PendingLookup(keys, on_done)
+        asyncio.get_running_loop().call_soon(lookup.miss)
+        return lookup
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep nothing."""

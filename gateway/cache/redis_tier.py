@@ -10,7 +10,7 @@ from gateway.cache.base import RemoteStatistics
 from gateway.cache.claims import Claims
 from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack
 from gateway.cache.key import CacheKey
-from gateway.cache.pending_lookup import PendingLookup, resolve
+from gateway.cache.pending_lookup import LookupCallback, PendingLookup, resolve
 from gateway.cache.redis_values import is_large, map_values, read_values, unpack_or_none
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import Pipe
@@ -103,26 +103,26 @@ class RedisTier:
 
     async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
         """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
-        if not self._is_usable():
-            self._skipped += len(keys)
-            return [None] * len(keys)
         future: asyncio.Future[list[CachedResult | None]] = self._loop.create_future()
-        lookup = self._queue(keys, partial(resolve, future))
+        lookup = self.fetch_nowait(keys, partial(resolve, future))
         try:
             return await future
         finally:
             lookup.cancel()
 
-    def fetch_nowait(
-        self, keys: Sequence[CacheKey], on_done: Callable[[list[CachedResult | None]], object]
-    ) -> None:
+    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
         """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
+        lookup = PendingLookup(keys, on_done)
+        loop = self._loop
         if self._is_usable():
-            self._queue(keys, on_done)
+            late = self._timeout + _PER_KEY * len(keys)
+            lookup.timer = loop.call_later(late, loop.call_later, _GRACE, self._time_out, lookup)
+            self._pending.append(lookup)
+            self._schedule()
         else:
             self._skipped += len(keys)
-            misses: list[CachedResult | None] = [None] * len(keys)
-            self._loop.call_soon(on_done, misses)
+            loop.call_soon(lookup.miss)
+        return lookup
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Queue `entry` to be written with what is left of its life, shortened by the jitter."""
@@ -203,28 +203,14 @@ class RedisTier:
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
 
-    def _queue(
-        self, keys: Sequence[CacheKey], on_done: Callable[[list[CachedResult | None]], object]
-    ) -> PendingLookup:
-        lookup = PendingLookup(keys, on_done)
-        loop = self._loop
-        late = self._timeout + _PER_KEY * len(keys)
-        lookup.timer = loop.call_later(late, loop.call_later, _GRACE, self._time_out, lookup)
-        self._pending.append(lookup)
-        self._schedule()
-        return lookup
-
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._send)
 
     def _time_out(self, lookup: PendingLookup) -> None:
-        on_done = lookup.on_done
-        if on_done is not None:
-            self._timeouts += 1
-            lookup.cancel()
-            on_done([None] * len(lookup.keys))
+        self._timeouts += lookup.on_done is not None
+        lookup.miss()
 
     def _send(self) -> None:
         """Send the pending look-ups, while a round trip is free."""

@@ -14,7 +14,9 @@ __all__ = ["CacheHit", "ResultCache"]
 
 
 class ResultCache:
-    """A `Cache` of two tiers; entries found in Redis are copied to memory.
+    """The `ResultStore` and `SharedCache` of inference, in two tiers.
+
+    Entries that are found in Redis are copied to memory.
 
     `clock` is the wall clock. Entering enters `remote`; leaving it waits until the remote tier has
     written what it was given.
@@ -76,7 +78,7 @@ class ResultCache:
         self._remote.store(key, entry, now)
 
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        """Claim `keys` for this worker; see `Cache.claim`."""
+        """Claim `keys` for this worker; see `SharedCache.claim`."""
 
         def is_current(entry: CachedResult) -> bool:
             now = self._clock()

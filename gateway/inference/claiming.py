@@ -9,13 +9,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import msgspec
 
-from gateway.cache.entry import CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
+from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import joined_outcome
 from gateway.types import ItemOutcome
 
@@ -31,28 +30,6 @@ _REFUSED = 422
 """The status of failures that are stored, and answer others as well."""
 _RENEWED_AFTER = 0.5
 """Of a lease: a claim that is renewed so early outlives a renewal that is late."""
-
-
-class SharedCache(Protocol):
-    """The result cache's claims, by which workers learn what others compute."""
-
-    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        """Claim `keys`; say which another worker has claimed, or just answered."""
-        ...
-
-    def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Let the claims on `keys` last."""
-        ...
-
-    def release(self, keys: Sequence[CacheKey]) -> None:
-        """End the claims on `keys`, which are not answered."""
-        ...
-
-    async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[CacheHit | None]:
-        """Return what is there by now."""
-        ...
 
 
 class ClaimingRunner:

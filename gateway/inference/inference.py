@@ -49,7 +49,6 @@ from gateway.types import (
 )
 
 _DEFAULT_ENTRY = ModelEntry()
-_OK = 200
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
@@ -94,7 +93,7 @@ class Inference:
         """
         name = (request.model, request.task, principal.tenant, request.parameters)
         plan = self._plans.get(name)
-        if plan is None or not self._holds(plan, runtime):
+        if plan is None or not self.is_current(plan, runtime):
             plan = self._plan(request, principal, runtime)
             if len(request.parameters) <= _LONGEST_REMEMBERED:
                 if len(self._plans) >= _MOST_REMEMBERED:
@@ -103,58 +102,39 @@ class Inference:
         keys = plan.prefix.keys(request.items)
         return PreparedRequest(request=request, plan=plan, keys=keys)
 
-    def holds(self, prepared: PreparedRequest, runtime: Runtime) -> bool:
-        """Tell whether `prepared` would be prepared in the same way under `runtime`."""
-        return self._holds(prepared.plan, runtime)
+    def is_current(self, plan: RequestPlan, runtime: Runtime) -> bool:
+        """Tell whether `prepare` would plan in the same way under `runtime`."""
+        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
 
-    def recall(
-        self, prepared: PreparedRequest, runtime: Runtime
-    ) -> tuple[CachedResult | None, float]:
-        """Return what `peek` does for a caller without wishes, nothing where `holds` does not."""
-        # All of it in one place: this is a tenth of a memory hit.
+    def read_hit(
+        self, prepared: PreparedRequest, key: CacheKey, now: float, directives: CacheDirectives
+    ) -> CachedResult | None:
+        """Return the entry that memory has for `key` if it answers a caller with `directives`."""
         plan = prepared.plan
-        if (
-            plan.runtime is not runtime
-            or plan.model is not self._models.model(plan.model.info.name)
-            or plan.entry.cache_ttl <= 0
-        ):
-            return None, 0.0
-        now = self._wall()
-        entry = self._cache.peek(prepared.keys[0], now)
-        if entry is None:
-            return None, 0.0
-        age = now - entry.stored_at
-        is_plain = entry.status == _OK and not entry.owner and age <= plan.entry.cache_ttl
-        if not is_plain and not plan.is_valid(entry, now):
-            return None, 0.0
-        return entry, max(0.0, age)
+        if directives.no_cache or plan.entry.cache_ttl <= 0:
+            return None
+        entry = self._cache.peek(key, now)
+        if entry is None or not plan.is_valid(entry, now, directives.max_age):
+            return None
+        return entry
 
-    def peek(
+    def read_single(
         self, prepared: PreparedRequest, directives: CacheDirectives
     ) -> tuple[CachedResult | None, float]:
-        """Return the entry that answers a job of one item, if memory has it, and its age."""
-        if directives.no_cache or prepared.plan.entry.cache_ttl <= 0:
-            return None, 0.0
+        """Return `read_hit` of the first item, and the entry's age in seconds."""
         now = self._wall()
-        entry = self._cache.peek(prepared.keys[0], now)
-        if entry is None or not prepared.plan.is_valid(entry, now):
-            return None, 0.0
-        age = now - entry.stored_at
-        if directives.max_age is not None and age > directives.max_age:
-            return None, 0.0
-        return entry, max(0.0, age)
+        entry = self.read_hit(prepared, prepared.keys[0], now, directives)
+        return entry, 0.0 if entry is None else max(0.0, now - entry.stored_at)
 
     def from_memory(self, prepared: PreparedRequest, directives: CacheDirectives) -> Answer | None:
         """Return the answer if this worker's memory has all of it."""
-        if not prepared.may_read(directives):
-            return None
         now = self._wall()
         outcomes = []
         for key in prepared.keys:
-            hit = self._hit(prepared, self._cache.peek(key, now), "memory", now, directives)
-            if hit is None:
+            entry = self.read_hit(prepared, key, now, directives)
+            if entry is None:
                 return None
-            outcomes.append(_as_asked(prepared, hit))
+            outcomes.append(_outcome(prepared, entry, "memory", now))
         return Answer(model=prepared.plan.model, outcomes=outcomes)
 
     def lookup_nowait(self, prepared: PreparedRequest, on_done: LookupCallback) -> None:
@@ -171,12 +151,13 @@ class Inference:
         directives: CacheDirectives,
     ) -> list[ItemOutcome | None]:
         """Return what was found as outcomes, without those that are too old for the caller."""
-        now = self._wall()
-        hits = [
-            self._hit(prepared, f.entry, f.tier, now, directives) if f is not None else None
-            for f in found
+        now, is_valid, max_age = self._wall(), prepared.plan.is_valid, directives.max_age
+        return [
+            _outcome(prepared, hit.entry, hit.tier, now)
+            if hit is not None and is_valid(hit.entry, now, max_age)
+            else None
+            for hit in found
         ]
-        return [None if hit is None else _as_asked(prepared, hit) for hit in hits]
 
     async def infer(
         self,
@@ -224,9 +205,6 @@ class Inference:
             outcomes=[o for o in outcomes if o is not None],
             is_cacheable=prepared.entry.cache_ttl > 0,
         )
-
-    def _holds(self, plan: RequestPlan, runtime: Runtime) -> bool:
-        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
 
     def _plan(
         self, request: InferenceRequest, principal: Principal, runtime: Runtime
@@ -288,27 +266,6 @@ class Inference:
             _note_lookup(span, outcomes)
         return outcomes
 
-    def _landed(
-        self, prepared: PreparedRequest, caller: Caller, key: CacheKey
-    ) -> ItemOutcome | None:
-        if not prepared.may_read(caller.directives):
-            return None
-        now = self._wall()
-        hit = self._hit(prepared, self._cache.peek(key, now), "memory", now, caller.directives)
-        return None if hit is None else _as_asked(prepared, hit)
-
-    def _hit(
-        self,
-        prepared: PreparedRequest,
-        entry: CachedResult | None,
-        tier: str,
-        now: float,
-        directives: CacheDirectives,
-    ) -> ItemOutcome | None:
-        if entry is None or not prepared.plan.is_valid(entry, now):
-            return None
-        return hit_outcome(entry, tier, now, directives.max_age)
-
     def _join_or_lead(
         self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int]
     ) -> ItemWaits:
@@ -321,9 +278,10 @@ class Inference:
             if not member.leads:
                 continue
             # Its flight may have ended during the look-up in Redis.
-            landed = self._landed(prepared, caller, prepared.keys[index])
-            if landed is not None:
-                self._flights.settle(key, landed)
+            now = self._wall()
+            entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
+            if entry is not None:
+                self._flights.settle(key, _outcome(prepared, entry, "memory", now))
             else:
                 led.append(index)
         lead = LedTask()
@@ -383,9 +341,12 @@ class Inference:
         ]
 
 
-def _as_asked(prepared: PreparedRequest, hit: ItemOutcome) -> ItemOutcome:
-    """Return a hit as the caller wants it, who may not want an answer to a part of a text."""
-    return hit if prepared.request.truncate else refused_if_truncated(hit, prepared.model.info)
+def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
+    """Return a stored answer as an outcome: a refusal where the text must not be truncated."""
+    outcome = hit_outcome(entry, tier, now)
+    return (
+        outcome if prepared.request.truncate else refused_if_truncated(outcome, prepared.model.info)
+    )
 
 
 def _without_revision(info: ModelInfo) -> ModelInfo:

@@ -119,18 +119,16 @@ class StaleAnswers:
         now = self._wall()
         taken_up = self._revision_since(prepared.model, now)
         old: StaleAnswersByIndex = {}
-        for index, one in zip(missing, found, strict=True):
-            if one is None or one.entry.revision == "" or not prepared.plan.is_kept(one.entry):
+        for index, hit in zip(missing, found, strict=True):
+            if hit is None or not _may_stand_in(prepared, hit.entry, now, directives.max_age):
                 continue
-            if one.entry.truncated_from and not prepared.request.truncate:
-                continue
-            outcome = hit_outcome(one.entry, one.tier, now, directives.max_age)
-            if outcome is not None:
-                outcome = msgspec.structs.replace(outcome, revision=one.entry.revision)
-                since = one.entry.stored_at + prepared.entry.cache_ttl
-                if one.entry.revision != prepared.model.info.revision:
-                    since = min(since, taken_up)
-                old[index] = _StaleAnswer(outcome=outcome, staleness=now - since)
+            entry = hit.entry
+            since = entry.stored_at + prepared.entry.cache_ttl
+            if entry.revision != prepared.model.info.revision:
+                since = min(since, taken_up)
+            outcome = hit_outcome(entry, hit.tier, now)
+            outcome = msgspec.structs.replace(outcome, revision=entry.revision)
+            old[index] = _StaleAnswer(outcome=outcome, staleness=now - since)
         return old
 
     def serve(
@@ -217,6 +215,18 @@ def _accepts_stale(prepared: PreparedRequest, directives: CacheDirectives) -> bo
     if directives.max_stale is not None:
         return prepared.may_read(directives) and directives.max_stale > 0
     return prepared.may_read(directives) and directives.max_age is None
+
+
+def _may_stand_in(
+    prepared: PreparedRequest, entry: CachedResult, now: float, max_age: float | None
+) -> bool:
+    """Tell whether an answer may be given however stale it is; its lifetime is not looked at."""
+    return (
+        entry.revision != ""
+        and prepared.plan.is_kept(entry)
+        and (prepared.request.truncate or not entry.truncated_from)
+        and (max_age is None or now - entry.stored_at <= max_age)
+    )
 
 
 def _last(prepared: PreparedRequest, entry: CachedResult) -> CachedResult:

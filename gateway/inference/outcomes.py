@@ -25,13 +25,9 @@ LOST = ItemOutcome(
 GIVEN_UP = ItemOutcome(source=Source.FAILED, failure=failures.cancelled())
 
 
-def hit_outcome(
-    entry: CachedResult, tier: str, now: float, max_age: float | None
-) -> ItemOutcome | None:
-    """Return a stored answer as an outcome, unless it is older than the caller accepts."""
+def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
+    """Return a stored answer as an outcome."""
     age = max(0.0, now - entry.stored_at)
-    if max_age is not None and age > max_age:
-        return None
     if entry.status != 200:  # noqa: PLR2004
         failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
         return ItemOutcome(source=Source.FAILED, failure=failure, age=age, tier=tier)

@@ -35,17 +35,21 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The epoch of `owner`, which purging the tenant raises."""
         return self.runtime.epochs.get(self.owner, 0) if self.owner else 0
 
-    def is_valid(self, entry: CachedResult, now: float) -> bool:
-        """Tell whether a stored answer may still be given.
+    def is_valid(self, entry: CachedResult, now: float, max_age: float | None = None) -> bool:
+        """Tell whether a stored answer may be given to a caller who accepts `max_age` seconds.
 
-        The document may have shortened lives since it was stored, and the tenant whose request
+        The document may have shortened lifetimes since it was stored, and the tenant whose request
         computed it may have been purged.
         """
         if entry.status == _OK:
-            life = self.entry.cache_ttl
+            lifetime = self.entry.cache_ttl
         else:
-            life = self.runtime.document.cache.refusal_ttl
-        return now - entry.stored_at <= life and self.is_kept(entry)
+            lifetime = self.runtime.document.cache.refusal_ttl
+        if max_age is not None and max_age < lifetime:
+            lifetime = max_age
+        if now - entry.stored_at > lifetime:
+            return False
+        return not entry.owner or self.is_kept(entry)
 
     def is_kept(self, entry: CachedResult) -> bool:
         """Tell whether the tenant whose request computed it was not purged since."""

@@ -22,7 +22,9 @@ from gateway.errors import GatewayError
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
 from gateway.inference.inference import Inference
 from gateway.runtime.store import RuntimeStore
+from gateway.types import CacheDirectives
 
+_NO_DIRECTIVES = CacheDirectives()
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
 _MOST_AT_ONCE = 64 * 1024
@@ -63,9 +65,13 @@ class FastPath:
         if known is None:
             return None
         replay, prepared = known.parsed.replay, known.parsed.prepared
-        if replay is None or prepared is None:
+        if (
+            replay is None
+            or prepared is None
+            or not self._inference.is_current(prepared.plan, self._runtimes.current)
+        ):
             return None
-        entry, age = self._inference.recall(prepared, self._runtimes.current)
+        entry, age = self._inference.read_single(prepared, _NO_DIRECTIVES)
         if entry is not replay.entry:
             return None
         run = replay.run
