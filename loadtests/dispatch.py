@@ -31,7 +31,7 @@ from gateway.inference.inference import Inference
 from gateway.inference.last_answers import StaleAnswers
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
     BackendId,
@@ -46,9 +46,9 @@ from gateway.types import (
 )
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.tls import ClientTls, TlsFiles
+from loadtests.harness.certificates import Authority
+from loadtests.harness.stub_process import stub_process
 from loadtests.machine import this_machine
-from tests.support.certificates import Authority
-from tests.support.stub_process import stub_process
 
 _MODEL = ModelName("stub")
 _MEMORY = 64 * 1024 * 1024
@@ -103,7 +103,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, Co
     async with (
         HttpBackendClient(tls=ClientTls(TlsFiles(ca=ca))) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
-        TaskOwner(drain=1.0) as tasks,
+        TaskScope(drain=1.0) as tasks,
     ):
         client.configure((endpoint,), RoutingEntry())
         fleet.observe(endpoint, await client.state(endpoint, patience=_PATIENCE))

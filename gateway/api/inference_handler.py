@@ -9,16 +9,16 @@ from functools import partial
 from litestar.types import HTTPScope, Receive, Send
 
 from backends.protocol import Task
-from gateway.api.body_room import LARGE, BodyRoom
+from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.fast_path.body_timeouts import BodyTimeouts
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,
     bounded,
-    by_name,
+    buffered_http,
+    headers_by_name,
     read_body,
     respond,
-    whole,
 )
 from gateway.api.request_state import RequestState
 from gateway.api.rules import InferenceRules
@@ -33,15 +33,15 @@ class InferenceHandler:
         self._rules = rules
         self._tracer = tracer
         self._late_bodies = BodyTimeouts()
-        self._room = BodyRoom()
+        self._body_budget = BodyMemoryBudget()
 
     async def handle(
         self, task: Task, model: str, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
         """Answer one request to the route of `task`; `model` is that of the path, where one is."""
-        server = whole(scope)
+        server = buffered_http(scope)
         exchange = self._rules.exchange(task)
-        headers = by_name(list(scope["headers"]))
+        headers = headers_by_name(list(scope["headers"]))
         incoming = headers.get(b"traceparent", b"").decode("latin-1")
         attributes = {"http.request.method": "POST", "http.route": f"/v1/{task}"}
         with self._tracer.span(
@@ -55,7 +55,7 @@ class InferenceHandler:
             except ClientDisconnected:
                 return
             finally:
-                self._room.give_back(exchange)
+                self._body_budget.release(exchange)
             _describe(span, exchange)
         await _send(server, send, reply)
 
@@ -75,7 +75,7 @@ class InferenceHandler:
             limit = exchange.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                arrived = partial(self._room.take, exchange)
+                arrived = partial(self._body_budget.reserve, exchange)
                 arriving = read_body(receive, limit=limit, arrived=arrived)
                 raw = await self._late_bodies.read(arriving, deadline=exchange.deadline)
             else:

@@ -15,7 +15,7 @@ from gateway.cache.redis_values import each, is_much, read_values, unpacked
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import Pipe
 from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 
 KEY_PREFIX = b"sg:r:"
 _MOST_READS = 1
@@ -74,7 +74,7 @@ class RedisTier:
         self._asks: deque[PendingLookup] = deque()
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
-        self._tasks = TaskOwner(drain=_DRAIN)
+        self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
             prefix=KEY_PREFIX, pipe=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
         )
@@ -247,7 +247,7 @@ class RedisTier:
         command = (b"MGET", *names)
         told = partial(self._replied, batch, len(names), self._monotonic())
         try:
-            if not self._read_pipe.ask([command], told):
+            if not self._read_pipe.execute_nowait([command], told):
                 self._tasks.start(self._execute(command, told))
         except BaseException:  # whatever it was, the next read must not wait for this one
             self._settle(batch, None)

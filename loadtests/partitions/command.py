@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gateway.sockets.tcp_keepalive import SHIPPED
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.machine import this_machine
 from loadtests.partitions.cases import PAIRS, Direction, Pair
 from loadtests.partitions.judging import HEADING, line, troubles
@@ -50,7 +50,7 @@ async def _measure(
     is_all_well = True
     # Not the repository: PostgreSQL's owner must reach it.
     with tempfile.TemporaryDirectory(prefix="partitions-") as folder:
-        async with Parting(Path(folder), keepalive=SHIPPED) as parting:
+        async with Parting(Path(folder), keepalive=DEFAULT_KEEPALIVE) as parting:
             for length, pair, direction in _cases(pairs, directions, seconds):
                 result = await parting.case(pair, direction=direction, seconds=length)
                 print(line(result), flush=True)

@@ -8,9 +8,12 @@ from collections.abc import Callable, Coroutine, Iterator
 import pytest
 
 from backends.listening import empty_queue
-from gateway.sockets.listening import refuse_new, until_empty
+from gateway.sockets.listening import (
+    refuse_new_connections,
+    wait_until_empty,
+)
+from loadtests.harness.waiting import until
 from loadtests.partitions.namespaces import Network, missing
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 # The caller's SYN arrives, and nothing else of his: he is connected, and the listener not yet.
@@ -22,8 +25,8 @@ End = Callable[[socket.socket], Coroutine[None, None, None]]
 
 
 async def end_of_gateway(listener: socket.socket) -> None:
-    refuse_new(listener)
-    await until_empty([listener], within=60.0)
+    refuse_new_connections(listener)
+    await wait_until_empty([listener], within=60.0)
 
 
 async def end_of_backend(listener: socket.socket) -> None:

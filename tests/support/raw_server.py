@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.upstream.transport import BackendTransport, Response, locate
+from gateway.upstream.base import Transport, TransportResponse
+from gateway.upstream.transport import locate
 
 Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -51,7 +52,7 @@ def saying(*answers: bytes) -> Streams:
 HEAD = b"POST / HTTP/1.1\r\nhost: b\r\n"
 
 
-async def ask(transport: BackendTransport, url: str, body: bytes = b"x") -> tuple[int, bytes]:
+async def ask(transport: Transport, url: str, body: bytes = b"x") -> tuple[int, bytes]:
     response = await transport.send(locate(url).origin, HEAD, body)
     try:
         return response.status, await read(response)
@@ -59,7 +60,7 @@ async def ask(transport: BackendTransport, url: str, body: bytes = b"x") -> tupl
         response.close()
 
 
-async def read(response: Response) -> bytes:
+async def read(response: TransportResponse) -> bytes:
     body = bytearray()
     while chunk := await response.read():
         body += chunk

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.api.answers import HIT, PRIVATE
 from gateway.api.fast_path.head_cache import CachedHead, KnownRequest, RequestHeadCache
@@ -19,6 +18,7 @@ from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.api.rules import InferenceRules, Limiter
 from gateway.errors import GatewayError
+from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
 from gateway.inference.inference import Inference
 from gateway.runtime.store import RuntimeStore
@@ -223,9 +223,9 @@ class FastPathProtocol(WriteCoalescingProtocol):
             super().timeout_keep_alive_handler()
 
     @override
-    def end_if_late(self, now: float) -> None:
+    def close_if_timed_out(self, now: float) -> None:
         if not self._is_waiting:
-            super().end_if_late(now)
+            super().close_if_timed_out(now)
         elif now > self._waits_until:  # most likely a peer that does not read
             self.transport.abort()
 
@@ -284,7 +284,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
     def _begin(self, exchange: RequestState) -> None:
         """See to it that `exchange` is answered; until then nothing else is."""
         self._is_waiting = True
-        self._waits_until = exchange.deadline + self._patience.idle
+        self._waits_until = exchange.deadline + self._timeouts.idle
         if not self._lane.seek(exchange, partial(self._sought, exchange)):
             self._start(exchange)
 

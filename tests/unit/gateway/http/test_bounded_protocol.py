@@ -6,8 +6,8 @@ import re
 import msgspec
 import pytest
 
-from gateway.api.problem_details import encode_problem
 from gateway.errors import InvalidRequest
+from gateway.http.problem_details import encode_problem
 from tests.support.api import KEY
 from tests.support.doors import HALF_CLOSE, Door
 

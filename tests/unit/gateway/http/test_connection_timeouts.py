@@ -20,10 +20,10 @@ async def test_a_peer_that_takes_nothing_is_given_up(door: Door, *, is_closed: b
     if is_closed:
         door.transport.close()
 
-    door.protocol.end_if_unread(1000.0)
-    door.protocol.end_if_unread(1000.0 + _IDLE)
+    door.protocol.abort_if_write_stalled(1000.0)
+    door.protocol.abort_if_write_stalled(1000.0 + _IDLE)
     early = door.transport.is_aborted
-    door.protocol.end_if_unread(1000.1 + _IDLE)
+    door.protocol.abort_if_write_stalled(1000.1 + _IDLE)
 
     assert (early, door.transport.is_aborted) == (False, True)
 
@@ -31,9 +31,9 @@ async def test_a_peer_that_takes_nothing_is_given_up(door: Door, *, is_closed: b
 async def test_a_peer_that_takes_little_at_a_time_is_left_alone(door: Door) -> None:
     for number in range(10):
         door.transport.unsent_bytes = 100 - number
-        door.protocol.end_if_unread(number * _IDLE)
+        door.protocol.abort_if_write_stalled(number * _IDLE)
     door.transport.unsent_bytes = 0
     for number in range(10, 20):
-        door.protocol.end_if_unread(number * _IDLE)
+        door.protocol.abort_if_write_stalled(number * _IDLE)
 
     assert not door.transport.is_aborted

@@ -9,9 +9,9 @@ import pytest
 
 from gateway.events.hit_run import ids_of
 from gateway.types import Rule
+from loadtests.harness.waiting import until
 from tests.support.api import KEY
 from tests.support.doors import Door
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -118,7 +118,7 @@ async def test_a_wait_is_no_silence(door: Door) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new"))
     door.protocol.timeout_keep_alive_handler()
-    door.protocol.end_if_late(door.protocol.loop.time() + 60)
+    door.protocol.close_if_timed_out(door.protocol.loop.time() + 60)
 
     assert not door.transport.is_closing()
     door.api.scene.runner.gate.set()
@@ -131,7 +131,7 @@ async def test_a_peer_that_never_reads_what_it_waited_for_is_left(door: Door) ->
     await door.rest()
     assert not door.transport.written
 
-    door.protocol.end_if_late(door.protocol.loop.time() + 3600)
+    door.protocol.close_if_timed_out(door.protocol.loop.time() + 3600)
     assert door.transport.is_closing()
     door.leave()
     await door.rest()
