@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
 from gateway.errors import ConfigurationError
 from gateway.redis.client import connect
@@ -29,7 +29,7 @@ _MANY = 300
 
 
 @asynccontextmanager
-async def cache_at(url: str) -> AsyncIterator[Cache]:
+async def cache_at(url: str) -> AsyncIterator[ResultCache]:
     """A cache without memory, patient enough for a busy machine."""
     document = CacheEntry(memory_enabled=False, redis_timeout=1.0)
     loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ async def cache_at(url: str) -> AsyncIterator[Cache]:
         yield cache
 
 
-async def stored(cache: Cache, names: range) -> None:
+async def stored(cache: ResultCache, names: range) -> None:
     """Store an entry for each name and wait until Redis has them."""
     before = cache.statistics().remote.written
     for name in names:
@@ -47,7 +47,7 @@ async def stored(cache: Cache, names: range) -> None:
     await until(lambda: cache.statistics().remote.written == before + len(names), what="written")
 
 
-async def known(cache: Cache, names: range) -> list[int]:
+async def known(cache: ResultCache, names: range) -> list[int]:
     """Return the names whose own answers are found; another's answer fails the test."""
     found = await cache.lookup([cache_key(name) for name in names])
     pairs = [(name, one.entry.payload) for name, one in zip(names, found, strict=True) if one]
@@ -198,7 +198,7 @@ async def test_an_operator_may_swap_primary_and_replica(watched: SentinelDeploym
         await eventually(is_kept)
 
 
-async def known_name(cache: Cache, name: str) -> bool:
+async def known_name(cache: ResultCache, name: str) -> bool:
     """Tell whether `name` has an answer."""
     return await cache.lookup([cache_key(name)]) != [None]
 

@@ -118,7 +118,7 @@ class Api:
             inference=self.scene.inference,
             runtimes=self.runtimes,
             ids=ids,
-            turn=HitEventBatch(
+            hit_events=HitEventBatch(
                 ids=ids,
                 events=self.events,
                 metrics=self.metrics,

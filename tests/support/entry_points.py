@@ -93,7 +93,7 @@ class EntryPoint:
         app = InferenceRouter(self.api.application, self.api.door)
         protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)
         if fast:
-            protocol = partial(FastPathProtocol, lane=self.api.lane, new_id=self.api.ids.new)
+            protocol = partial(FastPathProtocol, fast_path=self.api.lane, new_id=self.api.ids.new)
         self._config = uvicorn.Config(
             app, loop="none", http=protocol, ws="none", lifespan="off", log_config=None
         )

@@ -100,14 +100,14 @@ class DictCache:
         self.before_lookup()
         return [CacheHit(entry=entry, tier="redis") if entry else None for entry in entries]
 
-    def seek(
+    def lookup_nowait(
         self,
         keys: Sequence[CacheKey],
-        told: Callable[[list[CacheHit | None]], object],
+        on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
-        asyncio.get_running_loop().call_soon(lambda: told(self._found(keys)))
+        asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys)))
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep the entry."""
@@ -284,9 +284,9 @@ class Scene:
             endpoints=(),
             epochs=MappingProxyType(self.epochs),
         )
-        job = self.inference.prepare(request, caller.principal, runtime)
-        answer = self.inference.from_memory(job, caller.directives)
-        return answer or await self.inference.infer(job, caller)
+        prepared = self.inference.prepare(request, caller.principal, runtime)
+        answer = self.inference.from_memory(prepared, caller.directives)
+        return answer or await self.inference.infer(prepared, caller)
 
 
 def sources(answer: Answer) -> list[Source]:

@@ -64,15 +64,15 @@ async def test_the_end_of_a_refresh_does_not_end_the_next_one_of_an_item() -> No
     refresher = Refresher(
         runner=runner, tasks=tasks, keep=lambda *_: None, is_computed=lambda _: False
     )
-    job = job_of(Scene(), "a", "b", "c")
+    prepared = job_of(Scene(), "a", "b", "c")
 
-    refresher.refresh(job, [0, 1])
+    refresher.refresh(prepared, [0, 1])
     await until(lambda: len(runner.gates) == 1)
-    refresher.refresh(job, [2, 0])
+    refresher.refresh(prepared, [2, 0])
     await until(lambda: len(runner.gates) == 2)
     runner.gates[0].set()
     await tasks.tasks[0]
-    refresher.refresh(job, [0])
+    refresher.refresh(prepared, [0])
     await asyncio.sleep(0)
     in_flight = len(refresher)
     for gate in runner.gates:
