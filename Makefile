@@ -46,7 +46,7 @@ lint: install-dev ## Check style, format and shape
 shape: install-dev ## Print the numbers of the code: modules, imports, names, sizes, constructors
 	$(BIN)/python -m tools.check_shape
 
-format: install-dev ## Rewrite the code as the formatter wants it
+format: install-dev ## Format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
@@ -69,36 +69,36 @@ arena: install-dev ## Run compose.yaml in containers, each killed, cut off, fill
 arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
 	$(BIN)/python -m loadtests partitions $(ARGS)
 
-soak: install-dev ## Wear everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
+soak: install-dev ## Run everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
 	$(BIN)/python -m loadtests soak $(ARGS)
 
 fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-api ## Every fuzz run
 
-fuzz-http: install-dev ## Send 1,000,000 right, odd and wrong requests to real gateways (10 minutes)
+fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to real gateways (10 minutes)
 	$(BIN)/python -m loadtests fuzz-http $(ARGS)
 
-fuzz-api: install-dev ## Compare what both listeners answer with their OpenAPI documents (10 minutes)
+fuzz-api: install-dev ## Compare the answers of both listeners with their OpenAPI documents (10 minutes)
 	$(BIN)/python -m loadtests fuzz-api $(ARGS)
 
 fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay, and compare every answer
 	$(BIN)/python -m pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
 
-bench-hit: install-dev ## Measure requests a second answered from the cache
+bench-hit: install-dev ## Measure requests per second answered from the cache
 	$(BIN)/python -m loadtests hit $(ARGS)
 
-bench-miss: install-dev ## Measure requests a second that run the model
+bench-miss: install-dev ## Measure requests per second that run the model
 	$(BIN)/python -m loadtests miss $(ARGS)
 
 bench-dispatch: install-dev ## Measure the gateway's processor time for each missed item
 	$(BIN)/python -m loadtests dispatch $(ARGS)
 
-bench-threads: install-dev ## Measure threads by load beside fixed ones
+bench-threads: install-dev ## Measure adaptive threads beside fixed ones
 	$(BIN)/python -m loadtests threads $(ARGS)
 
-bench-shares: install-dev ## Measure how two models share a device that cannot do it all
+bench-shares: install-dev ## Measure how two models share a saturated device
 	$(BIN)/python -m loadtests shares $(ARGS)
 
-bench-overload: install-dev ## Measure twice the work that a backend can do
+bench-overload: install-dev ## Measure a backend at twice its capacity
 	$(BIN)/python -m loadtests overload $(ARGS)
 
 bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
@@ -119,26 +119,26 @@ bench-rows: install-dev ## Measure requests of many rows beside requests of one 
 bench-latency: install-dev .venv-peers/litellm/.installed ## Measure hits at a steady rate, beside LiteLLM with its Redis cache (900 MB)
 	$(BIN)/python -m loadtests latency $(ARGS)
 
-bench-limits: install-dev ## Hold all windows of ten tenants against their limits, with Redis and without
+bench-limits: install-dev ## Check all windows of ten tenants against their limits, with Redis and without
 	$(BIN)/python -m loadtests limits $(ARGS)
 
-bench-regions: install-dev ## Hold all windows over two gateway regions against limits, and lose a region
+bench-regions: install-dev ## Check all windows over two gateway regions against limits, and lose a region
 	$(BIN)/python -m loadtests regions $(ARGS)
 
-chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or the state's, fails in each way it can
+chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or the state's, fails in each way
 	$(BIN)/python -m loadtests chaos-redis $(ARGS)
 
-parity: install-dev $(PARITY)/.installed ## Ask the reference libraries anew and compare; writes docs/parity.md
+parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
 	$(BIN)/python -m tests.parity
 
-install-system: ## Install the programs that tests use and no wheel carries (Debian, Ubuntu)
+install-system: ## Install the programs that tests need and that have no wheel (Debian, Ubuntu)
 	@tools/install_system.sh
 
 lock: ## Compile requirements/*.txt anew; UPGRADE=--upgrade moves the versions
 	@tools/compile_requirements.sh $(UPGRADE)
 
-clean: ## Remove what builds and checks leave behind (keeps .venv and data)
+clean: ## Remove the output of builds and checks (keeps .venv and data)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 

@@ -40,7 +40,7 @@ def main() -> None:
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 def hit_command(connections: int, duration: float, rounds: int) -> None:
-    """Answers from the cache by tier and entry point, and by rivals."""
+    """Measure cache hits by tier and entry point, beside rivals."""
     hit.measure(connections=connections, duration=duration, rounds=rounds)
 
 
@@ -50,7 +50,7 @@ def hit_command(connections: int, duration: float, rounds: int) -> None:
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
 @click.option("--one-core", is_flag=True, help="The model has a core, the rest another.")
 def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
-    """Answers that run the model."""
+    """Measure requests that run the model."""
     miss.measure(connections=connections, count=count, rounds=rounds, one_core=one_core)
 
 
@@ -59,7 +59,7 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 @click.option("--tls", "over_tls", is_flag=True, help="Measure over TLS, too.")
 def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
-    """Processor time of the gateway for each item that it misses."""
+    """Measure the gateway's processor time per missed item."""
     dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
 
 
@@ -69,7 +69,7 @@ def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
 @click.option("--weigh-only", is_flag=True, help="Only the memory of the sessions.")
 def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: bool) -> None:
-    """Threads by load beside fixed ones."""
+    """Measure adaptive threads beside fixed ones."""
     if not weigh_only:
         numbers = tuple(map(int, clients.split(",")))
         threads.measure(clients=numbers, duration=duration, rounds=rounds)
@@ -80,7 +80,7 @@ def threads_command(*, clients: str, duration: float, rounds: int, weigh_only: b
 @click.option("--duration", default=10.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 def mixed_command(duration: float, rounds: int) -> None:
-    """Short sentences with long documents among them, beside batches in order of arrival."""
+    """Measure short sentences among long documents, beside batches in order of arrival."""
     mixed.measure(duration=duration, rounds=rounds)
 
 
@@ -89,7 +89,7 @@ def mixed_command(duration: float, rounds: int) -> None:
 @click.option("--count", default=300, show_default=True, help="Zero-shot requests of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
 def rows_command(*, connections: int, count: int, rounds: int) -> None:
-    """Requests of many rows beside requests of one row."""
+    """Measure requests of many rows beside requests of one row."""
     rows.measure(connections=connections, count=count, rounds=rounds)
 
 
@@ -109,7 +109,7 @@ def overload_command(
     only: tuple[str, ...],
     paced: bool,
 ) -> None:
-    """Twice as much work as a backend can do."""
+    """Measure a backend at twice its capacity."""
     if whole or only:
         whole_requests.measure(duration=duration, only=only, paced=paced)
     else:
@@ -121,7 +121,7 @@ def overload_command(
 @click.option("--overload", "times", default=1.3, show_default=True, help="Of what is possible.")
 @click.option("--deadline", default=0.5, show_default=True, help="Seconds a caller waits.")
 def shares_command(phase: float, times: float, deadline: float) -> None:
-    """Two models, ten to one, beyond what the device can do."""
+    """Measure how two models, loaded ten to one, share a saturated device."""
     shares.measure(phase=phase, overload=times, deadline=deadline)
 
 
@@ -130,7 +130,7 @@ def shares_command(phase: float, times: float, deadline: float) -> None:
 @click.option("--duration", default=4.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 def latency_command(most: float, duration: float, rounds: int) -> None:
-    """How long hits take at a steady rate, beside LiteLLM."""
+    """Measure the latency of hits at a steady rate, beside LiteLLM."""
     latency.measure(most=most, duration=duration, rounds=rounds)
 
 
@@ -138,7 +138,7 @@ def latency_command(most: float, duration: float, rounds: int) -> None:
 @click.option("--duration", default=180.0, show_default=True, help="Seconds of each of two runs.")
 @click.option("--away", default=10.0, show_default=True, help="Seconds that Redis is dead in one.")
 def limits_command(duration: float, away: float) -> None:
-    """Whether four workers together keep limits, with Redis and without."""
+    """Check that four workers together keep limits, with Redis and without."""
     limits.measure(duration=duration, away=away)
 
 
@@ -147,7 +147,7 @@ def limits_command(duration: float, away: float) -> None:
 @click.option("--lease", default=30.0, show_default=True, help="Seconds a lost region keeps it.")
 @click.option("--tenants", default=5, show_default=True)
 def regions_command(*, phase: float, lease: float, tenants: int) -> None:
-    """Whether gateways in two regions keep limits together, and what the loss of one does."""
+    """Check that gateways in two regions together keep limits, also when one is lost."""
     regions.measure(phase=phase, lease=lease, tenants=tenants)
 
 
@@ -160,7 +160,7 @@ def regions_command(*, phase: float, lease: float, tenants: int) -> None:
 def chaos_redis_command(
     *, quiet: float, faulty: float, hits: float, misses: float, redis: str
 ) -> None:
-    """Hits and misses while the cache's Redis, or the state's, fails in each way it can."""
+    """Measure hits and misses while the cache's Redis, or the state's, fails."""
     chaos_redis.measure(redis=redis, quiet=quiet, faulty=faulty, hits=hits, misses=misses)
 
 
@@ -169,7 +169,7 @@ def chaos_redis_command(
 @click.option("--requests", default=3_000_000, show_default=True, help="Of the Zipf stream.")
 @click.option("--universe", default=1_000_000, show_default=True, help="Items of the Zipf stream.")
 def memory_command(*, items: int, requests: int, universe: int) -> None:
-    """The memory tier: its bound, and its hit ratio beside W-TinyLFU, LRU and libraries."""
+    """Measure the memory tier: its bound, and its hit ratio beside W-TinyLFU and LRU."""
     memory.measure(items=items, requests=requests, universe=universe)
 
 
@@ -182,7 +182,7 @@ def memory_command(*, items: int, requests: int, universe: int) -> None:
 def peers_command(
     *, connections: int, count: int, rounds: int, only: tuple[str, ...], tune: bool
 ) -> None:
-    """The same work under LitServe, BentoML and Triton."""
+    """Measure the same work under LitServe, BentoML and Triton."""
     names = only or tuple(PEERS)
     if tune:
         peers.tune(peers=names, connections=connections, count=count)
@@ -197,7 +197,7 @@ def peers_command(
 @click.option("--away", default=4.0, show_default=True, help="Seconds that Triton is away.")
 @click.option("--repeats", default=30, show_default=True, help="Batches of each shape on the wire.")
 def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
-    """A real Triton as a region of the gateway."""
+    """Check a real Triton as a region of the gateway."""
     triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 

@@ -1,9 +1,8 @@
 """Measures hits and misses while the Redis of the cache, or of the state, fails.
 
-A worker process is asked at fixed rates for what its memory has and for what nobody asked before,
-while its Redis is well, while it fails, and when it is well again. Requests and items are limited,
-and so are the rows of a key: what is missed is held before it starts. Even the share that a worker
-admits by itself is above the load.
+A worker process receives memory hits and misses at fixed rates while its Redis is healthy, while it
+fails, and after it recovered. Requests, items and the rows of a key are limited: a miss is charged
+before it starts. Even the local share of a worker is above the load.
 """
 
 import asyncio

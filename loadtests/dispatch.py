@@ -51,7 +51,7 @@ from loadtests.machine import this_machine
 
 _MODEL = ModelName("stub")
 _MEMORY = 64 * 1024 * 1024
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 _WAYS = {"one by one": 1, "coalesced, 8 callers": 8, "coalesced, 32 callers": 32}
 
 
@@ -105,7 +105,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
         TaskScope(drain=1.0) as tasks,
     ):
         client.configure((endpoint,), RoutingEntry())
-        fleet.observe(endpoint, await client.state(endpoint, patience=_PATIENCE))
+        fleet.observe(endpoint, await client.state(endpoint, patience=_TIMEOUT))
         memory = MemoryTier(capacity_bytes=_MEMORY)
         cache, flights = ResultCache(memory=memory, remote=NullTier(), clock=time.time), Flights()
         inference = Inference(
@@ -147,7 +147,7 @@ async def _cost(
                 items=(msgspec.msgpack.encode(text),),
             )
             job = inference.prepare(request, principal, runtime)
-            caller = Caller(principal=principal, deadline=loop.time() + _PATIENCE)
+            caller = Caller(principal=principal, deadline=loop.time() + _TIMEOUT)
             (outcome,) = (await inference.infer(job, caller)).outcomes
             if outcome.failure is not None:
                 raise RuntimeError(outcome.failure.detail)

@@ -1,6 +1,6 @@
 """Measures a worker's cache hits per second, beside rivals and a server without logic.
 
-One server at a time is asked, in turns; it has a core, and everything else the other one.
+Servers are measured in turns; the measured one has a core, and everything else the other one.
 """
 
 import contextlib

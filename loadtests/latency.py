@@ -1,7 +1,7 @@
 """Measures hit latency at a steady rate by cache tier, beside LiteLLM's proxy.
 
-A server that only sends the same bytes is measured in the same turns: what it shows is the
-machine's and the generator's share.
+Latencies count from when a request was due. A server that only sends the same bytes is measured in
+the same turns: its latencies are the share of the machine and the generator.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Checks that four workers together keep tenants' limits, with Redis and without.
 
-Every tenant asks, over many connections, for three times what its bucket is refilled with. All
-admissions of all windows are then held against the limit.
+Every tenant requests, over many connections, three times the refill rate of its bucket. The
+admissions of every window are then compared with the limit.
 """
 
 import asyncio

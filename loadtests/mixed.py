@@ -24,7 +24,7 @@ _OK = 200
 _SHARE = 0.05
 _LONG = 256  # tokens: what the demo encoder reads at most
 _OFFERED = 0.7
-_PATIENCE = 2.0  # seconds that a caller waits: the queue must not grow towards it
+_TIMEOUT = 2.0  # seconds that a caller waits: the queue must not grow towards it
 _BY_LENGTH, _BY_ARRIVAL = "by length", "by arrival, padded"
 
 
@@ -67,7 +67,7 @@ def _sustained(exported: Path) -> float:
         def run(rate: float, seconds: float) -> list[Answer]:
             return asyncio.run(open_loop(running.target, bodies, rate=rate, duration=seconds))
 
-        return _OFFERED * capacity(run, lambda answers: sustained(answers, _PATIENCE, _is_done))
+        return _OFFERED * capacity(run, lambda answers: sustained(answers, _TIMEOUT, _is_done))
 
 
 def mixed(*, seed: int) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _offer(running: RunningBackend, rate: float, duration: float, *, seed: int) 
 
 
 def _bodies(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
-    return calls(mixed(seed=seed), running.model("sentiment"), remaining=_PATIENCE)
+    return calls(mixed(seed=seed), running.model("sentiment"), remaining=_TIMEOUT)
 
 
 def _is_done(answer: Answer) -> bool:

@@ -1,8 +1,8 @@
 """Checks that gateways in two regions together keep limits, also when one region is lost.
 
-Each region is a gateway of its own with a Redis of its own; the ledger is all they share. Tenants
-ask for three times their limit in both regions, then in one, then in the other; then one region is
-killed. All admissions of all windows, over both regions, are held against the limit.
+Each region is a gateway with a Redis; only the ledger is shared. Tenants request three times their
+limit in both regions, then in one, then in the other; then one region is killed. The admissions of
+every window, over both regions, are compared with the limit.
 """
 
 import asyncio

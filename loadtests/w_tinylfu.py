@@ -1,7 +1,7 @@
 """Simulates W-TinyLFU and LRU caches, bounded by entries, for comparison.
 
 W-TinyLFU: Einziger, Friedman, Manes, "TinyLFU: A Highly Efficient Cache Admission Policy" (2017).
-Here it knows exactly how often each item was asked for, where a cache can only estimate it.
+The frequencies are exact here, where a cache can only estimate them.
 """
 
 from collections import Counter, OrderedDict

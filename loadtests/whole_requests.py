@@ -1,7 +1,8 @@
 """Measures requests of many items or rows at twice the capacity: those answered in time.
 
-Each kind is asked alone for its time, then by some callers for the capacity, then in an open loop
-at twice that, with three times its time alone. All of it in one run, so that ratios can be read.
+Each kind is measured alone for its latency, then by several callers for the capacity, then in an
+open loop at twice that, with three times the latency as deadline. All in one run, so that ratios
+are comparable.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ _LONG, _TOURNAMENT = "bench-long", "bench-tournament"
 _LABELS = ["music", "work", "family", "picture", "world", "life", "time", "people", "story", "fast"]
 _DIMENSIONS = 384
 _WORDS = 60
-_IMPATIENT = 32  # callers who do not wait as long as they are told to
+_EAGER = 32  # callers who retry before the time they are given
 _LEAST_TIME = 0.25  # seconds that a request has at least: less is a matter of the machine
 # A device that takes its time without a core: a run then measures decisions, not the machine.
 _PACED = {
@@ -133,7 +134,7 @@ def _measure(system: System, name: str, kind: RequestKind, duration: float) -> l
     answers = asyncio.run(open_loop(target, bodies(), rate=rate, duration=seconds))
     rows = running.counter("rows_total", _ENCODER) - before
     found = _rows(name, kind, full, answers, seconds=seconds, rows=rows)
-    impatient = asyncio.run(closed_loop(target, bodies(), connections=_IMPATIENT, duration=seconds))
+    impatient = asyncio.run(closed_loop(target, bodies(), connections=_EAGER, duration=seconds))
     return [*found, _impatient(name, kind, impatient, full.rate * kind.items)]
 
 
@@ -149,10 +150,10 @@ def _rows(
     good = [a for a in answers if a.status == 200]
     refused = [a for a in answers if a.status != 200]
     used = sum(msgspec.json.decode(a.body)["usage"]["rows"] for a in good)
-    told = sum(b"\r\nretry-after:" in a.head for a in refused)
+    said = sum(b"\r\nretry-after:" in a.head for a in refused)
     able = full.rate * kind.items
     print(
-        f"{name}: {told} of {len(refused)} refusals say when to come back; "
+        f"{name}: {said} of {len(refused)} refusals say when to come back; "
         f"{max(0.0, rows - used):.0f} of {rows:.0f} rows were computed for nothing"
     )
     return [
@@ -165,7 +166,7 @@ def _rows(
 def _impatient(name: str, kind: RequestKind, outcome: Outcome, able: float) -> Row:
     rate = outcome.statuses.get(200, 0) * kind.items / outcome.duration
     return Row(
-        what=f"{name}: answered to {_IMPATIENT} callers who ask again at once",
+        what=f"{name}: answered to {_EAGER} callers who ask again at once",
         rate=rate,
         ratio=round(rate / able, 3),
         statuses=outcome.statuses,

@@ -1,8 +1,8 @@
 """Checks from outside that every window of admitted requests was within a limit.
 
-A caller does not see when a request was admitted, only that it was between sending and the answer.
-A window counts the requests that were surely admitted in it: sent after its start and answered
-before its end. Caller and Redis share a machine here, so their clocks do not differ.
+A caller sees only that a request was admitted between sending and the answer. A window counts the
+requests surely admitted in it: sent after its start and answered before its end. Caller and Redis
+share a machine, so their clocks do not differ.
 """
 
 from collections.abc import Sequence

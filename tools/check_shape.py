@@ -117,7 +117,7 @@ def _test_habit(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         called = ast.unparse(node.func)
         first = node.args[0] if node.args else None
-        # Zero is a turn of the loop and waits for nothing; a name is the interval of a poll.
+        # Zero yields to the event loop and waits for nothing; a name is the interval of a poll.
         waits = isinstance(first, ast.Constant) and first.value != 0
         if called == "time.sleep" or (called in {"asyncio.sleep", "anyio.sleep"} and waits):
             return f"`{called}` in a test: wait for an event or poll with a deadline"

@@ -47,7 +47,7 @@ def arena_command(
     fresh: bool,
     keep: bool,
 ) -> None:
-    """The layout of compose.yaml in containers: each killed, stopped, frozen, cut off, ...
+    """Run compose.yaml in containers, each of them killed, stopped, frozen, cut off, ...
 
     Needs root, podman and debootstrap. Goes on where a run was stopped.
     """

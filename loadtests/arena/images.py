@@ -1,8 +1,8 @@
 """Builds the project's images, unmodified, on base images made from packages of Debian.
 
-Where a registry of images can be reached none of this is needed; the arena does it so that it also
-runs where none can. Package indexes are those that this machine is configured for: its settings
-for apt and pip are mounted while an image is built, and become part of no image.
+A machine with a registry of images needs none of this; the arena does it to run without one.
+Package indexes are those that this machine is configured for: its settings for apt and pip are
+mounted during a build, and become part of no image.
 """
 
 import configparser

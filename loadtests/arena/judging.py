@@ -159,7 +159,9 @@ class CaseObservations(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that got no answer of a gateway's."""
 
 
-def findings(verdict: Verdict, books: LedgerComparison, around: CaseObservations) -> Iterator[str]:
+def findings(
+    verdict: Verdict, books: LedgerComparison, observations: CaseObservations
+) -> Iterator[str]:
     """Yield every violation of what must hold."""
     counted = (
         (verdict.wrong, "wrong answers"),
@@ -168,25 +170,25 @@ def findings(verdict: Verdict, books: LedgerComparison, around: CaseObservations
         (books.twice, "requests are in the ledger twice"),
         (books.refused_and_billed, "refused requests are billed"),
         # Who got no answer may have been served: that is billed, as the documentation says.
-        (max(0, books.unanswered - around.lost), "billed, of which nobody asked"),
+        (max(0, books.unanswered - observations.lost), "billed, of which nobody asked"),
     )
     for count, what in counted:
         if count:
             yield f"{count} {what}"
     if not books.unanswered and not books.missing and books.items_billed != books.items_answered:
         yield f"{books.items_billed} items billed, {books.items_answered} answered"
-    if around.unhealthy:
-        yield f"not well {SETTLED:g} s after the end: {', '.join(around.unhealthy)}"
-    unseen = around.bounds.keys() - around.memory.keys()
+    if observations.unhealthy:
+        yield f"not well {SETTLED:g} s after the end: {', '.join(observations.unhealthy)}"
+    unseen = observations.bounds.keys() - observations.memory.keys()
     if unseen:
         yield f"the memory of {', '.join(sorted(unseen))} was not seen"
-    for kind, mebibytes in around.memory.items():
-        if mebibytes > around.bounds[kind]:
+    for kind, mebibytes in observations.memory.items():
+        if mebibytes > observations.bounds[kind]:
             yield f"a process of {kind} had {mebibytes:.0f} MiB"
 
 
 def _said(sent: RequestOutcome) -> str:
-    """Return the status of a failure and its problem's code."""
+    """Return the status of a failure with its code and detail."""
     return f"{sent.status} {sent.code} {sent.detail}".strip()
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from loadtests.arena.questions import ExpectedAnswers, Question, questions
 
-_PATIENCE = 15.0
+_TIMEOUT = 15.0
 """Seconds that a caller waits; the gateway's own deadline is 10."""
 _CONNECTIONS = 512
 
@@ -103,7 +103,7 @@ class LoadGenerator:
         status, head, body = 0, b"", b""
         with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
             # From when it was due: who waited so long for a connection of ours has gone, too.
-            async with asyncio.timeout_at(due + _PATIENCE), self._places:
+            async with asyncio.timeout_at(due + _TIMEOUT), self._places:
                 status, head, body = await self._exchange(question)
         is_right = status == httpx.codes.OK and self._expected.is_right(question, body)
         self.sent.append(

@@ -1,6 +1,6 @@
 """Runs the services of compose.yaml as podman containers with own networks and volumes.
 
-Taken from the file as it stands: images, commands, environments, networks, users, read-only roots,
+The file is used as it stands: images, commands, environments, networks, users, read-only roots,
 dropped capabilities, restarts. Differences: volumes are small file systems of their own, so that a
 disk can be filled; no spans are sent, and Prometheus and the collector are left out.
 """

@@ -20,7 +20,7 @@ def chaos_command(
     extents: tuple[matrix.Extent, ...],
     scenes_only: bool,
 ) -> None:
-    """Faults of one backend and of a region, under load."""
+    """Inject faults into one backend and into a region, under load."""
     if not scenes_only:
         matrix.measure(quiet=quiet, faulty=faulty, only=only, extents=extents)
     scenes.measure(only)

@@ -31,13 +31,13 @@ async def undo(fault: BackendFault, victims: Sequence[PacedBackend]) -> None:
 
 
 def _proxied(name: str, fault: ProxyFault) -> BackendFault:
-    async def come(backend: PacedBackend) -> None:
+    async def begin(backend: PacedBackend) -> None:
         await backend.proxy.set_fault(fault)
 
-    async def go(backend: PacedBackend) -> None:
+    async def end(backend: PacedBackend) -> None:
         await backend.proxy.set_fault(SOUND)
 
-    return BackendFault(name=name, inject=come, undo=go)
+    return BackendFault(name=name, inject=begin, undo=end)
 
 
 async def _kill(backend: PacedBackend) -> None:

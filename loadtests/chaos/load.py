@@ -34,7 +34,8 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class LoadGenerator:
     """Sends at `rate` a second, spaced at random, while entered; `sent` holds the outcomes.
 
-    `repeat` is the one text to send. With `insists`, who is refused comes back when told to.
+    `repeat` is the one text to send. With `insists`, a refused request is retried
+    after the time that its refusal gives.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class OutageResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     refusals: int
-    told: int
+    with_retry_after: int
     slowest_refusal: float
     hits: int
     missed_hits: int
@@ -68,7 +68,7 @@ async def total_outage(folder: Path, *, down: float, after: float, insists: bool
     while_down = [s for s in hits.sent if fell <= s.due < rose]
     return OutageResult(
         refusals=len(known_down),
-        told=sum(s.status == 503 and bool(s.retry_after) for s in known_down),
+        with_retry_after=sum(s.status == 503 and bool(s.retry_after) for s in known_down),
         slowest_refusal=max(s.latency for s in known_down),
         hits=len(while_down),
         missed_hits=sum(s.status != 200 for s in while_down),

@@ -30,7 +30,7 @@ from loadtests.harness.valkey import Valkey
 KEY = "sk-a-key-of-the-chaos-runs"
 _ROOT = Path(__file__).parents[2]
 _PLENTY = 10**9
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
 class BatchPace(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ class PacedBackend:
     async def change_revision(self) -> None:
         """Switch it to another revision of its model."""
         write_revision(self.models, 2)
-        async with httpx.AsyncClient(timeout=_PATIENCE) as client:
+        async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
             answer = await client.post(f"http://127.0.0.1:{self.port}{RELOAD_PATH}")
             answer.raise_for_status()
 
@@ -233,7 +233,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _until_ok(url: str) -> None:
-    async with asyncio.timeout(_PATIENCE), httpx.AsyncClient() as client:
+    async with asyncio.timeout(_TIMEOUT), httpx.AsyncClient() as client:
         while True:
             try:
                 if (await client.get(url)).is_success:

@@ -15,7 +15,7 @@ from loadtests.fuzz_api.run import DOCUMENTS, check
 @click.option("--seed", type=int, help="Do a run again; by default another each time.")
 @click.option("--document", type=click.Choice(DOCUMENTS), multiple=True, help="These only.")
 def fuzz_api_command(*, examples: int, seed: int | None, document: tuple[str, ...]) -> None:
-    """Whether both listeners answer as their OpenAPI documents say, whatever they are sent."""
+    """Check the answers of both listeners against their OpenAPI documents."""
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     are_true = True

@@ -1,6 +1,7 @@
 """Sends requests generated from the OpenAPI documents and checks the answers against them.
 
-The requests are Schemathesis's. Each document has a gateway of its own: operators change things.
+Schemathesis generates the requests. Each document has a gateway of its own, because operators'
+requests change state.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Serves a backend whose answers name tenant and text; as a process it prints its URL.
 
-Each result has the shape that its task has. A label holds the scope that the gateway computes for
-(a tenant) and the text, so that an answer to another caller or another text is seen as such.
+Each result has the shape of its task. A label holds the scope that the gateway passes (a tenant)
+and the text, which shows answers to another caller or another text.
 """
 
 import argparse

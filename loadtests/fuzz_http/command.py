@@ -21,7 +21,7 @@ _SHOWN = 3000
 def fuzz_http_command(
     *, requests: int, seed: int | None, only: int | None, without: tuple[str, ...]
 ) -> None:
-    """Requests that are right, odd and wrong: is an answer crossed, does anything hang or fall?"""
+    """Send valid, unusual and invalid requests; find crossed answers, hangs and crashes."""
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     with tempfile.TemporaryDirectory() as folder:

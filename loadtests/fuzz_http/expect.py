@@ -1,6 +1,6 @@
 """States the expected response of a request, derived from the request alone.
 
-Nothing here asks the gateway's code: rules are those of RFC 9110, RFC 9112 and docs/api.md.
+It uses none of the gateway's code: the rules are those of RFC 9110, RFC 9112 and docs/api.md.
 """
 
 import json

@@ -23,7 +23,7 @@ class FinalMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The last bytes of a connection.
 
     Without an `expect` any responses may come that are of `scope`; the connection ends within a
-    bound all the same. `half_closes`: nothing is sent after it, and the server is told.
+    bound all the same. `half_closes`: the sender closes its half after it.
     """
 
     name: str

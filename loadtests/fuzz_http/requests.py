@@ -1,6 +1,6 @@
 """Generates valid requests in every spelling of RFC 9112, with their expected responses.
 
-Each keeps its connection open: more may follow.
+Each request keeps its connection open for more.
 """
 
 import random

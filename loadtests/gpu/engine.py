@@ -27,7 +27,7 @@ from loadtests.gpu.plan import (
 )
 
 _MODEL = "bench"
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
 def backend_settings(options: Options, candidate: Candidate) -> BackendSettings:
@@ -123,7 +123,7 @@ async def _ask(
 
     async def ask() -> None:
         while time.perf_counter() < until:
-            caller = Caller(scope="tenant:bench", deadline=time.monotonic() + _PATIENCE)
+            caller = Caller(scope="tenant:bench", deadline=time.monotonic() + _TIMEOUT)
             started = time.perf_counter()
             await pipeline.vectors([next(source)], caller)
             latencies.append(time.perf_counter() - started)

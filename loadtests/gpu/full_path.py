@@ -62,7 +62,7 @@ def http(options: Options) -> SectionResult:
 def _backend(options: Options, candidate: Candidate, models: Path, number: int) -> Iterator[int]:
     port = free_port()
     settings = backend_settings(options, candidate)
-    told = {
+    environment = {
         f"SLUICEGATE_BACKEND_{name.upper()}": str(value)
         for name, value in msgspec.structs.asdict(settings).items()
         if value is not None
@@ -71,7 +71,7 @@ def _backend(options: Options, candidate: Candidate, models: Path, number: int) 
     }
     command = [*(sys.executable, "-m", "backends", "serve", "--models", str(models))]
     command += [*("--port", str(port), "--id", f"gpu-{number}", "--region", "gpu")]
-    with _process(options, f"backend-{number}", command, told) as child:
+    with _process(options, f"backend-{number}", command, environment) as child:
         wait_until(
             lambda: _ready(child, f"http://127.0.0.1:{port}"), within=_START, what="a backend"
         )
@@ -178,13 +178,13 @@ def _states(backends: list[int]) -> list[BackendState]:
 
 @contextlib.contextmanager
 def _process(
-    options: Options, name: str, command: list[str], told: dict[str, str]
+    options: Options, name: str, command: list[str], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process whose output is kept; end it, and wait until it has ended."""
-    surroundings = dict(process_environment()) | told
+    inherited = dict(process_environment()) | environment
     with (options.output / f"{name}.log").open("wb") as log:
         child = subprocess.Popen(
-            command, cwd=_ROOT, env=surroundings, stdout=log, stderr=subprocess.STDOUT
+            command, cwd=_ROOT, env=inherited, stdout=log, stderr=subprocess.STDOUT
         )
     try:
         yield child

@@ -30,7 +30,7 @@ from loadtests.partitions.run import PartitionRun
 def partitions_command(
     *, seconds: tuple[float, ...], only: tuple[str, ...], directions: tuple[Direction, ...]
 ) -> None:
-    """Packets dropped between every two processes, in network namespaces (as root)."""
+    """Drop packets between every two processes, in network namespaces (as root)."""
     if reason := missing():
         raise click.ClickException(reason)
     # Ended in whatever way, it leaves no namespaces behind.

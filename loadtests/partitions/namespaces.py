@@ -1,6 +1,6 @@
 """Joins network namespaces by a bridge and drops packets between any two of them.
 
-Nothing leads out of them: the bridge is in a namespace of its own, where the machine has no end.
+The namespaces have no route to the machine: the bridge is in a namespace of its own.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ _MIB = 1024 * 1024
 @click.option("--every", default=5.0, show_default=True, help="Seconds between changes.")
 @click.option("--look", default=2.0, show_default=True, help="Seconds between samples.")
 def soak_command(*, minutes: float, every: float, look: float) -> None:
-    """Everything under mixed load and changes: does it wear, does it lose count?"""
+    """Run everything under mixed load and changes; find growth and wrong counts."""
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder) / "demo-models"
         build_demo_models(models, progress=lambda _: None)

@@ -1,7 +1,7 @@
 """Sends a mixed load: hits, misses, batches, invalid requests and callers who disconnect.
 
-Each kind of request has the statuses it may be answered with; what else comes back is kept, as is
-the id of every answer that must be billed.
+Each kind of request has its allowed statuses. Other answers are recorded, as is the id of every
+answer that must be billed.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Runs `sluicegate up` under mixed load and measures whether resource use grows.
 
-What may not be is stated before the run: see `findings`.
+`findings` lists the conditions that must hold.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from loadtests.triton.process import Triton
 
 MODEL, ENCODER, WIDTH = "sentiment", "minilm", 384
 THEIRS, OURS = "theirs-0", "ours-0"
-# Other machines round otherwise; scores are told to six digits.
+# Other machines round otherwise; scores have six digits.
 TOLERANCE = 1e-5
 _CHUNK = 20
 _OK = 200

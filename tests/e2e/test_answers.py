@@ -1,4 +1,4 @@
-"""What a customer sees: every demo model answers, the cache tells, bad input is explained."""
+"""Tests the product as a customer uses it: demo models, cache headers, explained errors."""
 
 import asyncio
 import math

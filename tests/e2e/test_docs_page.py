@@ -1,4 +1,4 @@
-"""The documentation page in a real browser: it shows every operation and asks no other host."""
+"""Tests the documentation page in a real browser: all operations, no foreign host."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

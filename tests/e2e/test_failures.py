@@ -1,4 +1,4 @@
-"""Parts are killed under load: no wrong answer, nothing answered lost or billed twice."""
+"""Tests kills under load: no wrong answer, no answer lost or billed twice."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A client generated from each OpenAPI document calls the running product and reads typed answers.
+"""Tests clients generated from the OpenAPI documents against the running product.
 
 Every example of the customers' document is sent as it stands there.
 """

@@ -1,4 +1,4 @@
-"""A model swapped to a new revision under load: nothing fails, and nothing old is served as new."""
+"""Tests a model swap under load: nothing fails, nothing old is served as new."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What an operator does: reloads the document, restarts, runs two systems, meets a busy port."""
+"""Tests operators' actions: reload, restart, two systems side by side, a busy port."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""`sluicegate up --models`: the user's models are served, and not a byte of them is touched."""
+"""Tests `sluicegate up --models`: the user's models are served and not changed."""
 
 import shutil
 from pathlib import Path

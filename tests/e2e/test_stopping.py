@@ -1,4 +1,4 @@
-"""Workers that hang, leave or are stopped with everything: no request is lost by that."""
+"""Tests workers that hang, exit or are stopped: no request is lost."""
 
 import os
 import signal

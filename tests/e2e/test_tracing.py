@@ -1,4 +1,4 @@
-"""One trace joins the gateway, the cache look-up, dispatch, the backend, the batch and the run."""
+"""Tests that one trace joins gateway, cache look-up, dispatch, backend, batch and run."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A real Triton as a region, where it is installed; the small server of the tests stands for it.
+"""Tests a real Triton as a region, where it is installed.
 
 `make check-triton` installs it (650 MB), and does this for longer.
 """

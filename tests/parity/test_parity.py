@@ -1,4 +1,4 @@
-"""Served answers equal those of the reference libraries; each deliberate fault shows.
+"""Tests that served answers equal the reference libraries' and that each injected fault shows.
 
 The references are recorded (`make parity` makes them anew), so that torch is not needed here.
 """

@@ -111,7 +111,7 @@ class Api:
             loop_time=self.scene.loop_time,
             wall=lambda: 7,
         )
-        self.lane = FastPath(
+        self.fast_path = FastPath(
             rules=rules,
             heads=RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes),
             limiter=limiter,
@@ -126,10 +126,10 @@ class Api:
                 wall=lambda: 7,
             ),
         )
-        self.door = door = InferenceHandler(rules=rules, tracer=NullTracer())
+        self.handler = handler = InferenceHandler(rules=rules, tracer=NullTracer())
         return build_api(
             version="1.2.3",
-            door=door,
+            door=handler,
             admission=AdmissionMiddleware(
                 keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
             ),
@@ -178,8 +178,8 @@ class Api:
 
 def problem(response: httpx.Response, status: int, code: str) -> str:
     """Return the detail of the problem that the response must be."""
-    told = response.json()
-    assert (response.status_code, told["code"]) == (status, code), told
+    found = response.json()
+    assert (response.status_code, found["code"]) == (status, code), found
     assert response.headers["content-type"] == "application/problem+json"
-    assert response.headers["x-request-id"] == told["request_id"]
-    return str(told["detail"])
+    assert response.headers["x-request-id"] == found["request_id"]
+    return str(found["detail"])

@@ -90,10 +90,11 @@ class EntryPoint:
             limits=LimitsEntry(tenant=_RULES),
             request=RequestEntry(max_body_bytes=1_500, max_items=4),
         )
-        app = InferenceRouter(self.api.application, self.api.door)
+        app = InferenceRouter(self.api.application, self.api.handler)
         protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)
         if fast:
-            protocol = partial(FastPathProtocol, fast_path=self.api.lane, new_id=self.api.ids.new)
+            fast_path = self.api.fast_path
+            protocol = partial(FastPathProtocol, fast_path=fast_path, new_id=self.api.ids.new)
         self._config = uvicorn.Config(
             app, loop="none", http=protocol, ws="none", lifespan="off", log_config=None
         )

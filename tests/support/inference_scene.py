@@ -244,7 +244,7 @@ class Scene:
 
     @staticmethod
     def loop_time() -> float:
-        """Return the time by which deadlines are told."""
+        """Return the clock that deadlines refer to."""
         return asyncio.get_running_loop().time()
 
     def configure(self, **entry: object) -> None:

@@ -65,10 +65,10 @@ class WorkerFleet:
             )
             for number in range(workers)
         ]
-        told = TAKE.replace("redis.call('TIME')", f"redis.call('LRANGE', '{_CLOCK_KEY}', 0, -1)")
-        assert told != TAKE
+        script = TAKE.replace("redis.call('TIME')", f"redis.call('LRANGE', '{_CLOCK_KEY}', 0, -1)")
+        assert script != TAKE
         for worker in self.workers:
-            worker._script = redis.register_script(told)
+            worker._script = redis.register_script(script)
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, for the workers and for Redis."""

@@ -24,7 +24,7 @@ class ListeningBackend(msgspec.Struct, frozen=True):
     scheme: str
 
     def endpoint(self, *, scheme: str = "", server_name: str = "") -> Endpoint:
-        """Return the endpoint as a gateway would be told of it, with another scheme or name."""
+        """Return the endpoint as a gateway is given it, with another scheme or name."""
         return Endpoint(
             backend=BackendId("eu-0"),
             region=RegionName("eu"),

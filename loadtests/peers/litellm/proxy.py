@@ -1,7 +1,7 @@
 """Runs LiteLLM's proxy with its Redis cache before a model server without a model.
 
-The proxy has packages of its own (`make .venv-peers/litellm/.installed`). What it is asked for
-are embeddings, since it has no classification; they are short, and found in Redis.
+The proxy has packages of its own (`make .venv-peers/litellm/.installed`). It has no classification,
+so the requests are for embeddings; these are short, and found in Redis.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the arena counts: windows of errors, the ledger beside the answers, and what it keeps."""
+"""Tests the arena's judging: windows of errors, ledger beside answers, stored results."""
 
 from collections import defaultdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The GPU report: sections keep to their time, wrong answers never pass, ratios are as stated."""
+"""Tests the GPU report: time budgets, wrong answers, ratios."""
 
 from collections import Counter
 from itertools import islice

@@ -1,4 +1,4 @@
-"""The peers' table: only for servers that do the same work, and no peer is left out silently."""
+"""Tests the peers' table: only servers that do the same work are compared, none is left out."""
 
 import runpy
 from pathlib import Path

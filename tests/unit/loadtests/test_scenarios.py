@@ -1,4 +1,4 @@
-"""What the scenarios under load conclude from what they saw."""
+"""Tests the conclusions of the scenarios under load."""
 
 import itertools
 

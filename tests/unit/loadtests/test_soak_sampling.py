@@ -1,4 +1,4 @@
-"""What a soak takes for wear."""
+"""Tests how a soak tells growth from noise."""
 
 import os
 from pathlib import Path

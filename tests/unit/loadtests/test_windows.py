@@ -1,4 +1,4 @@
-"""All windows are looked at, and only what surely was in one counts."""
+"""Tests that all windows are checked and only requests surely inside one count."""
 
 import random
 

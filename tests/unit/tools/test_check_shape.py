@@ -1,4 +1,4 @@
-"""The shape check finds what it is for, and nothing else."""
+"""Tests that the shape check finds violations and nothing else."""
 
 import ast
 from pathlib import Path
