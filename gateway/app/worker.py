@@ -264,7 +264,7 @@ class _Worker:
 
     async def _meet_backends(self, runtime: Runtime) -> None:
         await self.discovery.prepare(runtime.endpoints, runtime.document.routing)
-        await self.prober.meet(self.discovery.expand(runtime.endpoints))
+        await self.prober.probe_new(self.discovery.expand(runtime.endpoints))
 
     def _configure(self, runtime: Runtime) -> None:
         routing = runtime.document.routing
@@ -280,7 +280,7 @@ class _Worker:
 
     async def _place_backends(self) -> None:
         """Take up what names lead to now, once the new backends were heard of."""
-        await self.prober.meet(self.discovery.expand(self.runtimes.current.endpoints))
+        await self.prober.probe_new(self.discovery.expand(self.runtimes.current.endpoints))
         self._configure(self.runtimes.current)
         self.prober.refresh()
 
@@ -309,7 +309,7 @@ class _Worker:
         parts: tuple[AbstractAsyncContextManager[object], ...] = (*storage, *calling)
         for part in parts:
             await stack.enter_async_context(part)
-        await self.prober.settle_in()
+        await self.prober.wait_until_ready()
         return self._doors(draining)
 
     def _cache_watch(self) -> AbstractAsyncContextManager[object]:

@@ -20,7 +20,7 @@ class Attempt:
         self.items = items
         self.tried = (*before, endpoint.backend)
         self.waiting = {item.index: item for item in items}
-        self.doubled: dict[int, WorkItem] = {}
+        self.duplicated: dict[int, WorkItem] = {}
         """Items that are tried elsewhere as well, and may still be answered here."""
         self.started = 0.0
         self.failed: list[tuple[WorkItem, ItemFailure]] = []
@@ -39,8 +39,8 @@ class Attempt:
             return None
         item = self.items[frame.index]
         is_waited_for = self.waiting.pop(item.index, None) is not None
-        is_doubled = self.doubled.pop(item.index, None) is not None
-        if not is_waited_for and not is_doubled:
+        is_duplicated = self.duplicated.pop(item.index, None) is not None
+        if not is_waited_for and not is_duplicated:
             return None
         if isinstance(frame, Done):
             self._is_useful = True
@@ -62,22 +62,22 @@ class Attempt:
         self.failed.append((item, failure))
         return None
 
-    def double(self, endpoint: Endpoint) -> list[WorkItem]:
+    def duplicate(self, endpoint: Endpoint) -> list[WorkItem]:
         """Return what still waits, to be tried at `endpoint` as well."""
         items = list(self.waiting.values())
         self.tried = (*self.tried, endpoint.backend)
-        self.doubled |= self.waiting
+        self.duplicated |= self.waiting
         self.waiting.clear()
         return items
 
     def end(self) -> None:
         """Hold nothing any more: no answer comes."""
         self.waiting.clear()
-        self.doubled.clear()
+        self.duplicated.clear()
 
     def holds(self, index: int) -> bool:
         """Tell whether the item may still be answered here."""
-        return index in self.waiting or index in self.doubled
+        return index in self.waiting or index in self.duplicated
 
     def take_failed(self) -> list[tuple[WorkItem, ItemFailure]]:
         """Return the items that failed since the last time, to be tried elsewhere."""
@@ -105,10 +105,10 @@ def is_misplaced(error: CallFailed) -> bool:
     return error.cause is Cause.REFUSED and error.status in failures.CHANGED | _UNAUTHORIZED
 
 
-def verdict_on(error: CallFailed, *, is_patient: bool) -> ProbeVerdict:
+def verdict_on(error: CallFailed, *, has_full_timeout: bool) -> ProbeVerdict:
     """Judge the backend by a call that failed; silence counts only if it was given its time."""
     if error.cause is Cause.REFUSED and error.status not in _UNAUTHORIZED:
         return ProbeVerdict.UNDECIDED
-    if error.cause is Cause.TIMED_OUT and not is_patient:
+    if error.cause is Cause.TIMED_OUT and not has_full_timeout:
         return ProbeVerdict.UNDECIDED
     return ProbeVerdict.FAILED

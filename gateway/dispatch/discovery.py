@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 # A name that leads to more is a mistake, or wants a balancer of its own.
 MAX_ADDRESSES = 256
 # Seconds after which a name is asked for again that was never found.
-SOON = 1.0
+UNRESOLVED_INTERVAL = 1.0
 # Intervals vary by this share, so that gateways do not ask in step.
 JITTER = 0.2
 
@@ -34,7 +34,7 @@ class DiscoveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Look-ups that failed, since the start."""
 
 
-class _Name:
+class _FollowedName:
     """What is known of one name."""
 
     def __init__(self, host: str) -> None:
@@ -75,17 +75,17 @@ class Discovery:
         self._random = random
         self._changed = changed
         self._tasks = TaskScope()
-        self._names: dict[str, _Name] = {}
+        self._names: dict[str, _FollowedName] = {}
         # Names of a configuration that is not in force yet.
-        self._prepared: dict[str, _Name] = {}
+        self._prepared: dict[str, _FollowedName] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
-        self._has_begun = False
+        self._is_running = False
         self._failures = 0
         self._routing = RoutingEntry()
 
     async def __aenter__(self) -> Self:
-        await self._ask_all(self._names.values())
-        self._has_begun = True
+        await self._resolve_all(self._names.values())
+        self._is_running = True
         self._follow()
         await self._changed()
         return self
@@ -96,20 +96,20 @@ class Discovery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._has_begun = False
+        self._is_running = False
         await self._tasks.__aexit__(kind, error, trace)
 
     async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Look names up that are new, so that `expand` knows them; failures are no obstacle."""
         self._routing = routing
-        new = {host: _Name(host) for host in _hosts(endpoints) if host not in self._names}
-        await self._ask_all(new.values())
+        new = {host: _FollowedName(host) for host in _hosts(endpoints) if host not in self._names}
+        await self._resolve_all(new.values())
         self._prepared = new
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Follow the names of these `endpoints` from now on, and no others."""
         self._routing = routing
-        self._names = {host: self._known(host) or _Name(host) for host in _hosts(endpoints)}
+        self._names = {host: self._find(host) or _FollowedName(host) for host in _hosts(endpoints)}
         self._follow()
 
     def expand(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
@@ -118,7 +118,7 @@ class Discovery:
         for endpoint in endpoints:
             if not endpoint.dns:
                 found.append(endpoint)
-            elif (name := self._known(_host(endpoint))) is not None:
+            elif (name := self._find(_host(endpoint))) is not None:
                 found += [at(endpoint, address) for address in name.addresses]
         return tuple(found)
 
@@ -132,11 +132,11 @@ class Discovery:
             failures=self._failures,
         )
 
-    def _known(self, host: str) -> _Name | None:
+    def _find(self, host: str) -> _FollowedName | None:
         return self._names.get(host) or self._prepared.get(host)
 
     def _follow(self) -> None:
-        if not self._has_begun:
+        if not self._is_running:
             return
         for host in [*self._following]:
             if host not in self._names:
@@ -145,19 +145,19 @@ class Discovery:
             if host not in self._following:
                 self._following[host] = self._tasks.create_task(self._watch(name))
 
-    async def _watch(self, name: _Name) -> None:
+    async def _watch(self, name: _FollowedName) -> None:
         while True:
             interval = self._routing.dns_interval
             if not name.addresses:
-                interval = min(interval, SOON)
+                interval = min(interval, UNRESOLVED_INTERVAL)
             await asyncio.sleep(interval * self._random.uniform(1 - JITTER, 1 + JITTER))
-            if await self._ask(name):
+            if await self._resolve(name):
                 await self._changed()
 
-    async def _ask_all(self, names: Iterable[_Name]) -> None:
-        await asyncio.gather(*map(self._ask, names))
+    async def _resolve_all(self, names: Iterable[_FollowedName]) -> None:
+        await asyncio.gather(*map(self._resolve, names))
 
-    async def _ask(self, name: _Name) -> bool:
+    async def _resolve(self, name: _FollowedName) -> bool:
         """Look `name` up; return whether it leads elsewhere."""
         try:
             async with asyncio.timeout(self._routing.dns_timeout):

@@ -36,8 +36,8 @@ class Dispatcher:
         self._counters = Counters()
         self.hedging = Hedging()
         """What is late, and what may be tried twice."""
-        self._runs: set[DispatchOperation] = set()
-        self._means = DispatchContext(
+        self._operations: set[DispatchOperation] = set()
+        self._context = DispatchContext(
             fleet=fleet,
             client=client,
             reprobe=reprobe,
@@ -46,9 +46,9 @@ class Dispatcher:
             budget=RetryBudget(clock=clock),
             hedging=self.hedging,
             counters=self._counters,
-            runs=self._runs,
+            operations=self._operations,
         )
-        fleet.on_lost(self._leave)
+        fleet.on_lost(self._fail_over)
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,15 +73,15 @@ class Dispatcher:
         never an exception.
         """
         if work.items:
-            self.hedging.share = self._means.fleet.routing.hedge_share
+            self.hedging.share = self._context.fleet.routing.hedge_share
             run = DispatchOperation(
-                self._means, work, deadline=deadline, settle=settle, traceparent=traceparent
+                self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
             )
             await run.finish()
 
-    def _leave(self, endpoint: Endpoint) -> None:
-        for run in tuple(self._runs):
-            run.leave(endpoint)
+    def _fail_over(self, endpoint: Endpoint) -> None:
+        for run in tuple(self._operations):
+            run.fail_over(endpoint)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""

@@ -11,13 +11,13 @@ from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed
 
 # Opening a model takes seconds; digesting the files of a large one may take longer.
-_PATIENCE = 300.0
+_RELOAD_TIMEOUT = 300.0
 
 
 class ReloadClient(Protocol):
     """Asks a backend to read its repository; raises `CallFailed` where it does not."""
 
-    async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         """Return the state of the backend once what it read is served."""
         ...
 
@@ -46,7 +46,7 @@ class ModelReloader:
 
     async def _reload(self, endpoint: Endpoint) -> str | None:
         try:
-            state = await self._client.reload(endpoint, patience=_PATIENCE)
+            state = await self._client.reload(endpoint, time_limit=_RELOAD_TIMEOUT)
         except CallFailed as error:
             return f"`{endpoint.backend}`: {error.detail}"
         # Also where the probe that follows is late: what is broken must be known by then.

@@ -32,7 +32,7 @@ class Counters:
         self.computed = 0
         self._failed: dict[str, int] = {}
 
-    def settled(self, outcome: ItemOutcome) -> None:
+    def count(self, outcome: ItemOutcome) -> None:
         """Count an item's end."""
         if outcome.failure is None:
             self.computed += 1

@@ -1,4 +1,4 @@
-"""TLS as a client of backends: whom to trust, what to show, and why a handshake failed."""
+"""Makes the TLS context for calls to backends, renews it, and explains failed handshakes."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ from gateway.errors import ConfigurationError
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at the files.
+# Seconds between two checks of the files.
 LOOK_INTERVAL = 5.0
-# What OpenSSL calls an answer that is no handshake.
+# OpenSSL's reasons for an answer that is no handshake.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 _ALERT = "ALERT_"
 
@@ -34,7 +34,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientTls:
-    """The context that new connections to `https://` backends are made with."""
+    """Holds the TLS context for new connections to `https://` backends."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -106,7 +106,7 @@ def _show(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
 
 
 async def follow_files(tls: ClientTls, interval: float) -> None:
-    """Have `tls` take up new files; until cancelled."""
+    """Have `tls` read files that changed, every `interval` seconds, until cancelled."""
     trouble = ""
     while True:
         await asyncio.sleep(interval)
