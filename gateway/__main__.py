@@ -1,7 +1,7 @@
-"""`python -m gateway`: the command line, and the processes that the supervisor starts.
+"""Runs the command line, or one of the processes that the supervisor starts.
 
-Such a process reads its settings from the environment. What it runs is imported when it is known
-which one it is: that keeps them small, and the metrics library must find its folder set.
+A process reads its settings from the environment. Its code is imported once it is known which one
+it is: that keeps processes small, and the metrics library must find its folder set.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from gateway.telemetry.logs import configure_logging
 
 
 class ProcessMain(Protocol):
-    """What a process runs, until `stop` is set."""
+    """The main coroutine of a process."""
 
     async def __call__(self, settings: Settings, *, stop: asyncio.Event) -> None:
-        """Run."""
+        """Run until `stop` is set."""
         ...
 
 
-# Module and function by entry.
+# Module and function by the name of the process.
 ENTRIES = {
     "run-worker": ("gateway.app.worker", "serve_worker"),
     "run-admin": ("gateway.admin.serve", "serve_admin"),
@@ -43,7 +43,7 @@ ENTRIES = {
 }
 BOOTSTRAP = "run-bootstrap"
 _log = logging.getLogger("gateway")
-# What these do can wait, on the disk.
+# Their work waits on the disk: they run at the lowest priority.
 _LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log"})
 
 
@@ -65,8 +65,8 @@ def run_entry(entry: str, settings: Settings) -> None:
     run: ProcessMain = getattr(importlib.import_module(module), function)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_signal(run, settings))
-    # Nothing of what is left holds anything: to look for cycles in it would take longer than all
-    # else at the end, a quarter of a second of a processor.
+    # No object holds a resource any more, and the last collection of cycles would take a quarter of
+    # a second.
     gc.freeze()
 
 

@@ -1,4 +1,4 @@
-"""Keeps the endpoints that stand for a DNS name as many as the name has addresses."""
+"""Resolves DNS names of endpoints at intervals, to one endpoint for each address."""
 
 import asyncio
 import logging
@@ -16,16 +16,16 @@ from gateway.types import BackendId, Endpoint
 from gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
 
 _log = logging.getLogger(__name__)
-# A name that leads to more is a mistake, or wants a balancer of its own.
+# More addresses are a mistake, or need a load balancer of their own.
 MAX_ADDRESSES = 256
-# Seconds after which a name is asked for again that was never found.
+# Seconds after which a name without addresses is resolved again.
 UNRESOLVED_INTERVAL = 1.0
-# Intervals vary by this share, so that gateways do not ask in step.
+# Intervals vary by this share, so that gateways do not resolve in step.
 JITTER = 0.2
 
 
 class DiscoveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Names that are followed, those of them whose last look-up failed, and what they lead to."""
+    """Counts of names, of those whose last look-up failed, and of their addresses."""
 
     names: int
     failing: int
@@ -35,7 +35,7 @@ class DiscoveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _FollowedName:
-    """What is known of one name."""
+    """A name and its addresses, as last resolved."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -43,7 +43,7 @@ class _FollowedName:
         self.is_failing = False
 
     def take(self, found: Addresses) -> bool:
-        """Keep what was found; return whether it is something else."""
+        """Take the addresses of a look-up; return whether they changed."""
         if self.is_failing:
             self.is_failing = False
             _log.info("a name is resolved again", extra={"host": self.host})
@@ -55,7 +55,7 @@ class _FollowedName:
         return before != self.addresses
 
     def fail(self, reason: str) -> None:
-        """Keep what is known, and say so once."""
+        """Keep the addresses after a failed look-up, and log the first of several failures."""
         if not self.is_failing:
             extra = {"host": self.host, "reason": reason, "addresses": len(self.addresses)}
             _log.warning("a name is not resolved; its addresses stay", extra=extra)
@@ -63,9 +63,9 @@ class _FollowedName:
 
 
 class Discovery:
-    """An async context manager that follows names; `changed` is awaited when one leads elsewhere.
+    """Follows DNS names, as an async context manager; `changed` is awaited when addresses change.
 
-    Endpoints that left are given no more work; what they have is finished.
+    Endpoints of removed addresses get no more work, and finish what they have.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Discovery:
         await self._tasks.__aexit__(kind, error, trace)
 
     async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
-        """Look names up that are new, so that `expand` knows them; failures are no obstacle."""
+        """Resolve names that are new, so that `expand` knows them; failures are not raised."""
         self._routing = routing
         new = {host: _FollowedName(host) for host in _hosts(endpoints) if host not in self._names}
         await self._resolve_all(new.values())
@@ -113,7 +113,7 @@ class Discovery:
         self._follow()
 
     def expand(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-        """Return `endpoints` with those of a name in the place of what stands for it."""
+        """Return `endpoints` with each that has a name replaced by one for each address."""
         found: list[Endpoint] = []
         for endpoint in endpoints:
             if not endpoint.dns:
@@ -123,7 +123,7 @@ class Discovery:
         return tuple(found)
 
     def statistics(self) -> DiscoveryStatistics:
-        """Return what is followed now."""
+        """Return the counts as of now."""
         names = self._names.values()
         return DiscoveryStatistics(
             names=len(names),
@@ -158,7 +158,7 @@ class Discovery:
         await asyncio.gather(*map(self._resolve, names))
 
     async def _resolve(self, name: _FollowedName) -> bool:
-        """Look `name` up; return whether it leads elsewhere."""
+        """Resolve `name`; return whether its addresses changed."""
         try:
             async with asyncio.timeout(self._routing.dns_timeout):
                 found = await self._resolver.addresses(name.host)

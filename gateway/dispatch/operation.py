@@ -1,4 +1,4 @@
-"""One request's items on their way through backends, until each is settled."""
+"""Settles the items of one request: tries them at backends, retries, hedges and fails over."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -22,12 +22,12 @@ from gateway.upstream.base import BackendClient, CallFailed, Cause
 
 Settle = Callable[[int, ItemOutcome], None]
 
-# The connection was lost: where there is no other backend, the same one may be tried again.
+# Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
 
 
 class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What every run of a dispatcher works with."""
+    """The objects that all operations of a dispatcher share."""
 
     fleet: Fleet
     client: BackendClient
@@ -38,7 +38,7 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     hedging: Hedging
     counters: Counters
     operations: "set[DispatchOperation]"
-    """The runs in progress."""
+    """The operations in progress."""
 
 
 class DispatchOperation:
@@ -68,8 +68,8 @@ class DispatchOperation:
     async def finish(self) -> None:
         """Return when every item is settled.
 
-        Cancelled, it settles the open items as `cancelled` first. An attempt whose items were all
-        answered by others goes on: its rows stay known in its backend, and tell of its speed.
+        When cancelled, it settles the open items as `cancelled` first. An attempt whose items were
+        all answered by others goes on: its backend caches the rows, and its latency is measured.
         """
         is_complete = False
         self._context.operations.add(self)
@@ -107,7 +107,7 @@ class DispatchOperation:
             self._fail(items, failures.unavailable())
 
     def fail_over(self, endpoint: Endpoint) -> None:
-        """Try elsewhere as well what waits for a backend that is in trouble."""
+        """Try items that wait for a failing backend at a second one as well."""
         for attempt in list(self._attempts.values()):
             if attempt.endpoint.backend != endpoint.backend:
                 continue
@@ -131,15 +131,15 @@ class DispatchOperation:
             self._context.counters.hedged += self._duplicate(attempt, endpoint)
 
     def _second_candidate(self, attempt: Attempt) -> Endpoint | None:
-        """Return where what still waits may be tried as well; `None` where nothing may be."""
+        """Return a second candidate for the waiting items, `None` where there is none."""
         if not attempt.waiting or not self._open:
             return None
         affinity = next(iter(attempt.waiting.values())).affinity
-        # The work of one that is silent is not doubled on another: both may only be busy.
+        # No second one that is silent as well: both may only be busy.
         return self._next(attempt, affinity, may_repeat=False, with_silent=False)
 
     def _duplicate(self, attempt: Attempt, endpoint: Endpoint) -> int:
-        """Try what waits at `endpoint` as well; return how much that is."""
+        """Try the waiting items at `endpoint` as well; return how many there are."""
         before = attempt.tried
         items = attempt.duplicate(endpoint)
         self._launch(Attempt(endpoint, items, before))
@@ -154,7 +154,7 @@ class DispatchOperation:
             self._fail(attempt.items, failures.unexpected())
 
     def _unanswered(self, attempt: Attempt) -> list[WorkItem]:
-        """Return the items that `attempt` left open, and that no other one may still answer."""
+        """Return the open items of `attempt` that no other attempt may still answer."""
         left = [*attempt.waiting.values(), *attempt.duplicated.values()]
         return [item for item in left if self._is_unanswered(item, attempt)]
 
@@ -186,7 +186,7 @@ class DispatchOperation:
                 rows=attempt.rows,
                 took=self._loop.time() - attempt.started,
             )
-            # A report says that the call is over; items without an outcome were forgotten.
+            # The report ends the call: the backend sent no outcome for items that still wait.
             self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))
         finally:
             context.fleet.ended(endpoint, count)
@@ -231,7 +231,7 @@ class DispatchOperation:
             self._latencies.note(self._loop.time() - attempt.started)
             self._settle(*ended)
         elif attempt.failed and is_first_failure:
-            # All that fail in this tick go elsewhere together, and none waits for slower items.
+            # Failures of one event-loop iteration are retried together, before slower items end.
             self._loop.call_soon(self._retry_failed, attempt)
 
     def _retry_failed(self, attempt: Attempt) -> None:
@@ -239,7 +239,7 @@ class DispatchOperation:
         self._retry(attempt, failed, credit=len(failed))
 
     def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
-        """Try elsewhere what `attempt` left unanswered, if that may help."""
+        """Retry the unanswered items of `attempt` at another backend, if that may help."""
         if error.cause is Cause.UNREACHABLE or is_changed(error):
             self._context.reprobe(attempt.endpoint)
         failure = failures.of_call(error)
@@ -250,9 +250,9 @@ class DispatchOperation:
         left = [(item, failure) for item in unanswered]
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):
-            # Going elsewhere adds no load where the backend is gone or did no work.
+            # A retry adds no load where the backend is gone or did no work.
             is_free = is_lost or is_misplaced(error)
-            # What refuses a whole call has done no work; whoever is asked next may do the same.
+            # A refusal of the whole call did no work; the next backend may refuse as well.
             credit = 1 if error.cause is Cause.REFUSED else len(left)
             self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
         else:
@@ -266,15 +266,15 @@ class DispatchOperation:
         credit: int,
         may_repeat: bool = False,
     ) -> None:
-        """Try the items at the next candidate; those that may not go on fail as given.
+        """Try the items at the next candidate; those that may not be retried fail as given.
 
-        `credit` is what trying all of them takes from the budget.
+        `credit` is what retrying all of them takes from the retry budget.
         """
         left = [(item, failure) for item, failure in left if self._is_unanswered(item, attempt)]
         if not left or self._loop.time() >= self._deadline:
             return
         context = self._context
-        # Where one has too much to do, the caller is told so at once: no silent one has time.
+        # Overload is answered at once instead of trying a silent backend.
         with_silent = any(failure.code != Overloaded.code for _, failure in left)
         endpoint = self._next(
             attempt, left[0][0].affinity, may_repeat=may_repeat, with_silent=with_silent

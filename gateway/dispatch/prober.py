@@ -1,4 +1,4 @@
-"""Asks every backend for its state, again and again, and tells the fleet."""
+"""Probes every backend for its state at intervals, and reports it to the fleet."""
 
 import asyncio
 import logging
@@ -15,31 +15,31 @@ from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 
 _log = logging.getLogger(__name__)
-# Probes of one backend are so many seconds apart, however often one is asked for.
+# The fewest seconds between two probes of one backend.
 MIN_INTERVAL = 0.05
-# How long a start waits for backends that are not ready: while none is, and once one is.
+# Seconds for which a start waits for backends: while none is ready, and once one is.
 FIRST_READY_TIMEOUT = 5.0
 ALL_READY_TIMEOUT = 1.0
 # Intervals vary by this share, so that gateways do not probe in step.
 JITTER = 0.2
-# What a probe may take beyond its time on a busy machine.
+# Seconds that a probe may take beyond its time-out on a busy machine.
 _GRACE = 1.0
 
 
 class _ProbeLoop:
-    """The probing of one endpoint."""
+    """Holds the state of the task that probes one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.wake = asyncio.Event()
         self.probed = asyncio.Event()
-        # Those who wait for a probe that begins after they asked.
+        # Futures of callers who wait for a probe that begins after their request.
         self.waiters: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
         self._problem = ""
 
     def log_change(self, found: BackendState | ProbeFailure) -> None:
-        """Log what keeps the backend from being used, once, and when that is over."""
+        """Log why the backend is not used where the reason changed, and when it is used again."""
         if isinstance(found, ProbeFailure):
             problem = found.detail
         else:
@@ -54,14 +54,14 @@ class _ProbeLoop:
             _log.info("a backend passes its probe again", extra=backend)
 
     def request_probe(self) -> "asyncio.Future[None]":
-        """Return what is done once a probe that begins from now on has ended."""
+        """Return a future that is done once a probe that begins from now on has ended."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiters.append(future)
         self.wake.set()
         return future
 
     def finish(self, waiters: "Sequence[asyncio.Future[None]] | None" = None) -> None:
-        """Tell those who `waiters`, by default all, that a probe has ended."""
+        """End `waiters`, by default all: a probe has ended."""
         self.probed.set()
         for future in self.waiters if waiters is None else waiters:
             if not future.done():
@@ -69,14 +69,14 @@ class _ProbeLoop:
 
 
 class Prober:
-    """An async context manager that owns the probing of the fleet's endpoints."""
+    """Probes the fleet's endpoints, as an async context manager."""
 
     def __init__(self, *, fleet: Fleet, client: BackendClient, random: Random) -> None:
         self._fleet = fleet
         self._client = client
         self._random = random
         self._tasks = TaskScope()
-        self._loops: dict[Endpoint, _ProbeLoop] = {}
+        self._probe_loops: dict[Endpoint, _ProbeLoop] = {}
         self._new_states: dict[Endpoint, BackendState] = {}
 
     async def __aenter__(self) -> Self:
@@ -89,32 +89,32 @@ class Prober:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for endpoint in tuple(self._loops):
+        for endpoint in tuple(self._probe_loops):
             self._stop(endpoint)
         await self._tasks.__aexit__(kind, error, trace)
 
     def refresh(self) -> None:
         """Follow the fleet's endpoints as now configured: new ones are probed at once."""
         endpoints = set(self._fleet.endpoints)
-        for endpoint in [*self._loops]:
+        for endpoint in [*self._probe_loops]:
             if endpoint not in endpoints:
                 self._stop(endpoint)
-        for endpoint in endpoints - self._loops.keys():
-            probing = self._loops[endpoint] = _ProbeLoop(endpoint)
+        for endpoint in endpoints - self._probe_loops.keys():
+            probing = self._probe_loops[endpoint] = _ProbeLoop(endpoint)
             if (state := self._new_states.get(endpoint)) is not None:
                 self._fleet.observe(endpoint, state)
             probing.task = self._tasks.create_task(self._follow(probing))
         self._new_states = {}
 
     def _stop(self, endpoint: Endpoint) -> None:
-        probing = self._loops.pop(endpoint)
-        probing.finish()  # nobody waits for one that left
+        probing = self._probe_loops.pop(endpoint)
+        probing.finish()  # no caller may go on waiting for an endpoint that is removed
         if probing.task is not None:
             probing.task.cancel()
 
     async def probe_new(self, endpoints: Iterable[Endpoint]) -> None:
-        """Ask those of `endpoints` that are new, which the next `refresh` then knows at once."""
-        new = [endpoint for endpoint in endpoints if endpoint not in self._loops]
+        """Probe those of `endpoints` that are new; the next `refresh` knows their states."""
+        new = [endpoint for endpoint in endpoints if endpoint not in self._probe_loops]
         found = await asyncio.gather(*map(self._probe, new))
         self._new_states = {
             endpoint: state
@@ -124,40 +124,40 @@ class Prober:
 
     def probe_soon(self, endpoint: Endpoint) -> None:
         """Probe `endpoint` without waiting for its turn."""
-        probing = self._loops.get(endpoint)
+        probing = self._probe_loops.get(endpoint)
         if probing is not None:
             probing.wake.set()
 
     async def probe_all(self) -> None:
-        """Return when every endpoint was probed anew, by a probe that began after this call.
+        """Return when every endpoint was probed by a probe that began after this call.
 
-        One whose probes do not end in their time is waited for no longer than two of them take.
+        The wait is bounded by the time-outs of two probes.
         """
-        waiters = [probing.request_probe() for probing in self._loops.values()]
+        waiters = [probing.request_probe() for probing in self._probe_loops.values()]
         if waiters:
             bound = 2 * (self._fleet.routing.probe_timeout + MIN_INTERVAL)
             await asyncio.wait(waiters, timeout=bound + _GRACE)
 
     async def wait_for_first_probes(self) -> None:
         """Return when every endpoint configured now has been probed."""
-        for probing in tuple(self._loops.values()):
+        for probing in tuple(self._probe_loops.values()):
             await probing.probed.wait()
 
     async def wait_until_ready(
         self, *, first: float = FIRST_READY_TIMEOUT, rest: float = ALL_READY_TIMEOUT
     ) -> None:
-        """Return when every backend is ready, or when those that are not had their time.
+        """Return when every backend is ready, or when the time for those that are not is over.
 
-        They have `first` seconds while none is ready, and `rest` once one is: backends that start
-        at the same time as the gateway are known before its first request, and one that is away
-        keeps nobody waiting for long.
+        That is `first` seconds while none is ready, and `rest` once one is: backends that start
+        with the gateway are known before its first request, and one that is down delays no start
+        for long.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + first
         is_any_ready = False
         await self.wait_for_first_probes()
         while (unready := self._unready()) and loop.time() < until:
-            if not is_any_ready and len(unready) < len(self._loops):
+            if not is_any_ready and len(unready) < len(self._probe_loops):
                 is_any_ready = True
                 until = min(until, loop.time() + rest)
             waiters = [probing.request_probe() for probing in unready]
@@ -166,7 +166,9 @@ class Prober:
     def _unready(self) -> list[_ProbeLoop]:
         ready = {each.backend for each in self._fleet.statistics() if each.health is Health.READY}
         return [
-            probing for probing in self._loops.values() if probing.endpoint.backend not in ready
+            probing
+            for probing in self._probe_loops.values()
+            if probing.endpoint.backend not in ready
         ]
 
     async def _follow(self, probing: _ProbeLoop) -> None:
