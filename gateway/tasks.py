@@ -1,8 +1,9 @@
 """Owns tasks that outlive what started them: none is lost, silent, or left running at the end."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -83,3 +84,47 @@ def _ignore_outcome(task: asyncio.Task[Any]) -> None:
     # Nobody waits for it any more; an exception that is not retrieved would be logged by asyncio.
     if not task.cancelled():
         task.exception()
+
+
+class PeriodicTask:
+    """Awaits `step` each `interval` seconds, and soon after each `wake`, while it is entered.
+
+    The first step is one interval away. What a step raises is logged as `failure`, and the next one
+    runs all the same. Leaving waits for the step in progress: redis-py may swallow a cancellation.
+    """
+
+    def __init__(
+        self, step: Callable[[], Awaitable[object]], *, interval: float, failure: str
+    ) -> None:
+        self._step = step
+        self._interval = interval
+        self._failure = failure
+        self._woken = asyncio.Event()
+        self._is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Run the next step now."""
+        self._woken.set()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._is_stopping = True
+        self.wake()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._interval)
+            self._woken.clear()
+            if self._is_stopping:
+                return
+            try:
+                await self._step()
+            except Exception:  # noqa: BLE001 - one failed step must not end the following of later ones
+                _log.exception(self._failure)

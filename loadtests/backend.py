@@ -21,7 +21,8 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
-from tests.support.system import free_port, until
+from loadtests.harness.ports import free_port
+from loadtests.harness.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 
@@ -65,7 +66,7 @@ def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        until(lambda: _ready(port), within=60, what="the backend is ready")
+        wait_until(lambda: _ready(port), within=60, what="the backend is ready")
         yield RunningBackend(port=port, pid=child.pid)
     finally:
         child.terminate()

@@ -25,12 +25,19 @@ from gateway.runtime.control import Control
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor.bootstrap import bootstrap
 from loadtests.generator import Target
+from loadtests.harness.ports import free_port
+from loadtests.harness.redis_faults import (
+    FAULTS,
+    OPENING,
+    STATE_FAULTS,
+    STATE_OPENING,
+    redis_that_is,
+)
+from loadtests.harness.stub_process import stub_process
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 from loadtests.machine import pin, this_machine
 from loadtests.open_loop import Answer, open_loop
-from tests.support.redis_faults import FAULTS, OPENING, STATE_FAULTS, STATE_OPENING, redis_that_is
-from tests.support.stub_process import stub_process
-from tests.support.system import free_port, until
-from tests.support.valkey import Valkey
 
 _ROOT = Path(__file__).parents[1]
 _KEY = "sk-chaos-key-0123456789abcdef"
@@ -232,7 +239,7 @@ def _worker(folder: Path, cache_url: str, state_url: str, backend_url: str) -> I
         env=dict(process_environment()) | environment(settings),
     )
     try:
-        until(lambda: _is_ready(settings.port), within=30, what="the worker")
+        wait_until(lambda: _is_ready(settings.port), within=30, what="the worker")
         pin([child.pid], _SERVER)
         yield settings.port
     finally:

@@ -14,7 +14,9 @@ import msgspec
 
 from gateway.settings import Settings, environment, process_environment
 from loadtests.generator import Target
-from tests.support.system import Process, free_port, until
+from loadtests.harness.ports import free_port
+from loadtests.harness.system import Process
+from loadtests.harness.waiting import wait_until
 
 # On a machine that is busy otherwise; what a stop takes is measured elsewhere.
 _STOPS_WITHIN = 300.0
@@ -70,7 +72,7 @@ class Gateway:
                 stdout=log,
                 stderr=log,
             )
-        until(self._is_ready, within=240, what="the workers serve")
+        wait_until(self._is_ready, within=240, what="the workers serve")
 
     def kill(self) -> None:
         """Kill every process of it; the children die with their supervisor."""

@@ -19,11 +19,13 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
+from loadtests.harness.ports import free_port
+from loadtests.harness.system import System
+from loadtests.harness.waiting import wait_until
 from loadtests.machine import busy_seconds, pin, resident_mib, this_machine
 from loadtests.report import Row, show
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
-from tests.support.system import System, free_port, until
 
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
@@ -105,7 +107,7 @@ def settle(systems: Iterable[System]) -> None:
         return rests
 
     time.sleep(0.5)
-    until(is_quiet, within=60, what="events are billed")
+    wait_until(is_quiet, within=60, what="events are billed")
 
 
 def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Target]:
@@ -182,7 +184,7 @@ def _bare(length: int) -> Iterator[int]:
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
-        until(lambda: _answers(port), within=10, what="the bare server answers")
+        wait_until(lambda: _answers(port), within=10, what="the bare server answers")
         pin([child.pid], SERVER)
         yield port
     finally:

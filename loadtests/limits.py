@@ -17,10 +17,10 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.types import Rule
 from loadtests.gateway import Gateway
+from loadtests.harness.stub_process import stub_process
+from loadtests.harness.valkey import Valkey
 from loadtests.open_loop import Answer, open_loop
 from loadtests.windows import Admitted, bound, local_share, most_over_the_limit
-from tests.support.stub_process import stub_process
-from tests.support.valkey import Valkey
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 """100 at once, 1,000 a minute."""

@@ -18,11 +18,11 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.types import Rule
 from loadtests.gateway import Gateway
+from loadtests.harness.stub_process import stub_process
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 from loadtests.open_loop import Answer, open_loop
 from loadtests.windows import Admitted, most_over_the_limit
-from tests.support.stub_process import stub_process
-from tests.support.system import until
-from tests.support.valkey import Valkey
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 """100 at once, 1,000 a minute."""
@@ -126,7 +126,7 @@ def regions(*, lease: float, tenants: int, workers: int) -> Iterator[Regions]:
             _region(stack, folder / name, name, url, lease=lease, workers=workers) for name in NAMES
         ]
         even = [round(1 / len(NAMES), 4)] * len(NAMES)
-        until(
+        wait_until(
             lambda: [row.share for row in ledger.shares.shares() if not row.bucket] == even,
             within=30.0,
             what="shares are even",

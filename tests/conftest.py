@@ -7,9 +7,9 @@ import pytest
 
 from backends.model_tools.demo.build import build_demo_models
 from gateway.settings import process_environment
+from loadtests.harness.postgresql import PostgreSQL, programs
+from loadtests.harness.valkey import Valkey
 from tests.support.ledgers import ledger_url
-from tests.support.postgresql import PostgreSQL, programs
-from tests.support.valkey import Valkey
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -84,7 +84,7 @@ class Discovery:
         self._routing = RoutingEntry()
 
     async def __aenter__(self) -> Self:
-        await self._resolve_all(self._names.values())
+        await self._resolve_all(self._names.values(), self._routing.dns_timeout)
         self._is_running = True
         self._follow()
         await self._changed()
@@ -101,13 +101,16 @@ class Discovery:
 
     async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Resolve names that are new, so that `expand` knows them; failures are not raised."""
-        self._routing = routing
         new = {host: _FollowedName(host) for host in _hosts(endpoints) if host not in self._names}
-        await self._resolve_all(new.values())
+        await self._resolve_all(new.values(), routing.dns_timeout)
         self._prepared = new
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Follow the names of these `endpoints` from now on, and no others."""
+        if routing.dns_interval != self._routing.dns_interval:
+            # Each would wait for the end of the interval before.
+            while self._following:
+                self._following.popitem()[1].cancel()
         self._routing = routing
         self._names = {host: self._find(host) or _FollowedName(host) for host in _hosts(endpoints)}
         self._follow()
@@ -151,19 +154,19 @@ class Discovery:
             if not name.addresses:
                 interval = min(interval, UNRESOLVED_INTERVAL)
             await asyncio.sleep(interval * self._random.uniform(1 - JITTER, 1 + JITTER))
-            if await self._resolve(name):
+            if await self._resolve(name, self._routing.dns_timeout):
                 await self._changed()
 
-    async def _resolve_all(self, names: Iterable[_FollowedName]) -> None:
-        await asyncio.gather(*map(self._resolve, names))
+    async def _resolve_all(self, names: Iterable[_FollowedName], time_limit: float) -> None:
+        await asyncio.gather(*(self._resolve(name, time_limit) for name in names))
 
-    async def _resolve(self, name: _FollowedName) -> bool:
+    async def _resolve(self, name: _FollowedName, time_limit: float) -> bool:
         """Resolve `name`; return whether its addresses changed."""
         try:
-            async with asyncio.timeout(self._routing.dns_timeout):
+            async with asyncio.timeout(time_limit):
                 found = await self._resolver.addresses(name.host)
         except TimeoutError:
-            reason = f"no answer within {self._routing.dns_timeout:g} s"
+            reason = f"no answer within {time_limit:g} s"
         except ResolutionFailed as error:
             reason = str(error)
         else:

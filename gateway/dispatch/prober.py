@@ -77,6 +77,7 @@ class Prober:
         self._random = random
         self._tasks = TaskScope()
         self._probe_loops: dict[Endpoint, _ProbeLoop] = {}
+        self._interval = fleet.routing.probe_interval
         self._new_states: dict[Endpoint, BackendState] = {}
 
     async def __aenter__(self) -> Self:
@@ -94,8 +95,15 @@ class Prober:
         await self._tasks.__aexit__(kind, error, trace)
 
     def refresh(self) -> None:
-        """Follow the fleet's endpoints as now configured: new ones are probed at once."""
+        """Follow the fleet's endpoints as now configured: new ones are probed at once.
+
+        With another interval all are, rather than at the end of the interval before.
+        """
         endpoints = set(self._fleet.endpoints)
+        if self._fleet.routing.probe_interval != self._interval:
+            self._interval = self._fleet.routing.probe_interval
+            for probing in self._probe_loops.values():
+                probing.wake.set()
         for endpoint in [*self._probe_loops]:
             if endpoint not in endpoints:
                 self._stop(endpoint)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from backends.executors.dummy import DummyExecutor
 from backends.repository.catalogue import read_catalogue
 from backends.types import OutputKind
-from tests.support.backend_repository import DIMENSIONS, WORDS, write_encoder
+from loadtests.harness.model_repository import DIMENSIONS, WORDS, write_encoder
 
 MODEL = "tiny"
 _WORDS = 8

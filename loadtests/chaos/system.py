@@ -24,8 +24,8 @@ from gateway.settings import Settings, process_environment
 from gateway.types import Rule
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.proxy import FaultyProxy
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
 
 KEY = "sk-a-key-of-the-chaos-runs"
 _ROOT = Path(__file__).parents[2]

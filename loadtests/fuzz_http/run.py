@@ -16,8 +16,8 @@ from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, calle
 from loadtests.fuzz_http.client import Finding, Player
 from loadtests.fuzz_http.script import Script, script
 from loadtests.gateway import Gateway
+from loadtests.harness.valkey import Valkey
 from loadtests.soak.sampling import sample
-from tests.support.valkey import Valkey
 
 MEMORY_BOUND = 256 * 1024 * 1024
 """Bytes that a process may have resident, whatever was sent to it."""

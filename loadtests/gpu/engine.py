@@ -12,7 +12,7 @@ from backends.batching.shared import Caller
 from backends.executors.opening import executor_opener
 from backends.qualification.admit import admit_unmeasured
 from backends.repository.catalogue import read_catalogue
-from backends.serving.loading import Loaded, Tools, load_engine
+from backends.serving.loading import LoadedCore, Tools, load_core
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NoTracing
 from loadtests.gpu.device import Busy
@@ -69,7 +69,7 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Li
             open_executor=executor_opener(settings),
             admit=admit_unmeasured,
         )
-        loaded = load_engine(read_catalogue(settings.models), tools)
+        loaded = load_core(read_catalogue(settings.models), tools)
         if loaded.problems:
             return Line(what=what, passed=False, note="; ".join(loaded.problems.values()))
         for batcher in loaded.batchers:
@@ -77,7 +77,7 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Li
         return await _load(options, loaded, what)
 
 
-async def _load(options: Options, loaded: Loaded, what: str) -> Line:
+async def _load(options: Options, loaded: LoadedCore, what: str) -> Line:
     source = texts(options, length=options.length, seed=8)
     latencies: list[float] = []
     warm = time.perf_counter() + options.seconds / 4
@@ -104,10 +104,15 @@ async def _load(options: Options, loaded: Loaded, what: str) -> Line:
 
 
 async def _ask(
-    options: Options, loaded: Loaded, source: Iterator[str], latencies: list[float], *, until: float
+    options: Options,
+    loaded: LoadedCore,
+    source: Iterator[str],
+    latencies: list[float],
+    *,
+    until: float,
 ) -> None:
     """Let many tasks ask, one text at a time each, until the time is over."""
-    pipeline = loaded.engine.pipelines[_MODEL]
+    pipeline = loaded.core.pipelines[_MODEL]
 
     async def ask() -> None:
         while time.perf_counter() < until:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from backends.errors import ExecutorDied
-from backends.executors.binding import Bound, Feed, Tensors
+from backends.executors.binding import BoundTensors, Feed, Tensors
 from backends.executors.buckets import Shape
 from backends.executors.cuda import explain
 from backends.executors.graph import read_inputs
@@ -66,7 +66,7 @@ class Bench:
             device=self._device.device,
             keep_on_device=self._device.graphs,
         )
-        bound = Bound(shape, OutputKind.POOLED, tensors, host_memory(self._device.memory))
+        bound = BoundTensors(shape, OutputKind.POOLED, tensors, host_memory(self._device.memory))
         feed = Feed(
             ids=batch["input_ids"],
             mask=batch["attention_mask"],

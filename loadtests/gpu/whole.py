@@ -20,8 +20,9 @@ from loadtests.gpu.device import Busy
 from loadtests.gpu.engine import backend_settings
 from loadtests.gpu.models import write_repository
 from loadtests.gpu.plan import Candidate, Journal, Line, Options, Result, best_candidate
-from tests.support.system import free_port, until
-from tests.support.valkey import Valkey
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
 _KEY = "sk-bench-key-0123456789abcdef"
@@ -64,7 +65,9 @@ def _backend(options: Options, candidate: Candidate, models: Path, number: int) 
     command = [*(sys.executable, "-m", "backends", "serve", "--models", str(models))]
     command += [*("--port", str(port), "--id", f"gpu-{number}", "--region", "gpu")]
     with _process(options, f"backend-{number}", command, told) as child:
-        until(lambda: _ready(child, f"http://127.0.0.1:{port}"), within=_START, what="a backend")
+        wait_until(
+            lambda: _ready(child, f"http://127.0.0.1:{port}"), within=_START, what="a backend"
+        )
         yield port
 
 
@@ -96,7 +99,7 @@ def _gateway(options: Options, backends: list[int]) -> Iterator[int]:
         command = [sys.executable, "-m", "gateway", "gateway", "--workers", str(workers)]
         with _process(options, "gateway", command, environment(settings)) as child:
             url = f"http://127.0.0.1:{settings.port}"
-            until(lambda: _ready(child, url), within=_START, what="the gateway")
+            wait_until(lambda: _ready(child, url), within=_START, what="the gateway")
             yield settings.port
 
 

@@ -15,13 +15,13 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import backend, calls
 from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.harness.system import System
 from loadtests.machine import this_machine
 from loadtests.padded import write_padded
 from loadtests.peers.servers import PEERS, TRIED, Peer, PeerFailed, running
 from loadtests.peers.table import check_answers, lines, markdown
 from loadtests.peers.way import Way
 from loadtests.workload import sentences
-from tests.support.system import System
 
 Body = Callable[[str], bytes]
 Bodies = Callable[[list[str]], Iterator[bytes]]

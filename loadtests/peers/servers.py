@@ -12,8 +12,9 @@ import httpx
 import msgspec
 
 from loadtests.generator import Target
+from loadtests.harness.ports import free_port
+from loadtests.harness.waiting import wait_until
 from loadtests.peers.way import MODELS, SCRATCH, Way
-from tests.support.system import free_port, until
 
 _ROOT = Path(__file__).parents[2]
 _SERVERS = "loadtests/peers"
@@ -141,7 +142,7 @@ def running(peer: Peer, way: Way, models: Path) -> Iterator[Target]:
 
 def _wait(child: subprocess.Popen[bytes], url: str, output: Path) -> None:
     try:
-        until(lambda: child.poll() is not None or _answers(url), within=60, what="it is ready")
+        wait_until(lambda: child.poll() is not None or _answers(url), within=60, what="it is ready")
     except AssertionError as error:
         raise PeerFailed(f"{error}: {_end(output)}") from error
     if child.poll() is not None:

@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import numpy as np
 
+from loadtests.harness.raw_http import Connection
+from loadtests.harness.system import System
 from loadtests.soak.load import OK, STRANGER, classify
-from tests.support.system import System
-from tests.support.worker import Connection
 
 _MODEL = "sentiment"
 _TIMEOUT = 120.0

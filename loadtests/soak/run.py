@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from gateway.events.hit_run import ids_from
+from loadtests.harness.system import System
+from loadtests.harness.waiting import wait_until
 from loadtests.soak.changes import Changes
 from loadtests.soak.load import Keys, Load, kinds
 from loadtests.soak.sampling import Sample, Trend, sample, size_of, trend
-from tests.support.system import System, until
 
 _CONFIG = Path(__file__).parents[2] / "config"
 _WORKERS, _ASKERS = 2, 12
@@ -93,7 +94,9 @@ def soak(folder: Path, *, models: Path, duration: float, every: float, look: flo
         changes = Changes(system, config=config, models=own_models, billable=load.billable)
         looks = _Looks(system)
         asyncio.run(_run(load, changes, looks, duration=duration, every=every, look=look))
-        until(lambda: load.billable <= _billed(system).keys(), within=60.0, what="all is billed")
+        wait_until(
+            lambda: load.billable <= _billed(system).keys(), within=60.0, what="all is billed"
+        )
         billed = _billed(system)
     return Soaked(
         duration=duration,

@@ -68,7 +68,7 @@ def measure_wire(triton: Triton, graph: Path, *, repeats: int) -> list[Cost]:
     client = UpstreamClient(RemoteModelServer(url=triton.url, model=ENCODER, timeout=_TIMEOUT))
     outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
     source = GraphSource(path=graph, outputs=outputs, dimensions=WIDTH, max_tokens=256)
-    executor = OnnxExecutor(source, lanes=1, wide=False)
+    executor = OnnxExecutor(source, worker_threads=1, wide=False)
     try:
         return [
             _measure(client, executor, rows, length, output, repeats)

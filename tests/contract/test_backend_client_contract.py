@@ -13,9 +13,9 @@ from gateway.config.document import RoutingEntry
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
+from loadtests.harness.stub_backend import Reply, StubBackend, echo, send_bytes
 from tests.support.dispatching import endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
-from tests.support.stub_backend import Reply, StubBackend, echo, send_bytes
 
 # What a backend does with a call, in terms that both a script and a stub can play.
 Steps = Callable[[Call], list[Step]]

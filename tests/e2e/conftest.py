@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.system import System
+from loadtests.harness.system import System
 
 _CONFIG = Path(__file__).parents[2] / "config"
 

@@ -13,10 +13,10 @@ from typing_extensions import override
 from backends.executors.cost import CostModel
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Refusal, Task
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.waiting import eventually, until
 from tests.support.backend_calls import Backend, Exchange, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_repository
 from tests.support.gate import Gate
-from tests.support.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 WORDS = ["bad", "film", "money", "card", "is", "the", "about", "this"]

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.certificates import Authority, context_of
-from tests.support.stub_backend import StubBackend, answer_when
+from loadtests.harness.certificates import Authority, context_of
+from loadtests.harness.raw_http import Connection, post
+from loadtests.harness.stub_backend import StubBackend, answer_when
+from loadtests.harness.waiting import eventually, until
 from tests.support.table_resolver import TableResolver
-from tests.support.waiting import eventually, until
-from tests.support.worker import Connection, RunningWorker, classify, post, running_worker
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 

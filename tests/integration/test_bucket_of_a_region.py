@@ -32,12 +32,12 @@ class Parts:
             capacity=self.capacity,
             window=rule.window,
             period=rule.period,
-            whole=rule.limit,
-            start=min(self.start, self.capacity),
-            grown=self.grown,
+            full_limit=rule.limit,
+            unknown_level=min(self.start, self.capacity),
+            grown_for=self.grown,
         )
 
-    def asked(
+    def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = 0.0, ends: float = 0.0
     ) -> None:
         pass

@@ -12,17 +12,17 @@ from gateway.config.document import CacheEntry
 from gateway.errors import ConfigurationError
 from gateway.redis.client import connect
 from gateway.redis.url import read_servers
-from tests.support.caching import cache_key, entry
-from tests.support.clock import Clock
-from tests.support.redis_deployments import (
+from loadtests.harness.redis_deployments import (
     Watched,
     cluster_of,
     is_primary,
     node_id,
     watched_valkey,
 )
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually, until
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually, until
+from tests.support.caching import cache_key, entry
+from tests.support.clock import Clock
 
 pytestmark = pytest.mark.anyio
 _MANY = 300

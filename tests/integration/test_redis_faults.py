@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gateway.types import Rule
-from tests.support.redis_faults import (
+from loadtests.harness.raw_http import Connection, post
+from loadtests.harness.redis_faults import (
     FAULTS,
     OPENING,
     STATE_FAULTS,
@@ -20,9 +21,9 @@ from tests.support.redis_faults import (
     FaultyRedis,
     redis_that_is,
 )
-from tests.support.stub_backend import StubBackend
-from tests.support.waiting import eventually, until
-from tests.support.worker import Connection, RunningWorker, classify, post, running_worker
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.waiting import eventually, until
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"

@@ -13,9 +13,9 @@ from gateway.rate_limit.base import Charge, Hold
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.types import Rule
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
 from tests.support.limits import Fleet, charge, most_over_the_limit, rule
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
 
 MONTHLY = Rule(name="monthly", unit="items", capacity=10, period="month")
 PLACES = Rule(name="running", unit="concurrent", capacity=3)

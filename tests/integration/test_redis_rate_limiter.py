@@ -15,11 +15,11 @@ from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
 from gateway.types import CONCURRENT, Rule
+from loadtests.harness.delaying_proxy import DelayingProxy
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
 from tests.support.clock import Clock
-from tests.support.delaying_proxy import DelayingProxy
 from tests.support.limits import Fleet, charge, most_over_the_limit, rule
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
 
 LARGE = rule(10_000, window=60.0)
 

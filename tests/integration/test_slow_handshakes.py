@@ -9,8 +9,8 @@ import pytest
 
 from backends.listening import empty_queue
 from gateway.sockets.listening import refuse_new, until_empty
+from loadtests.harness.waiting import until
 from loadtests.partitions.namespaces import Network, missing
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 # The caller's SYN arrives, and nothing else of his: he is connected, and the listener not yet.

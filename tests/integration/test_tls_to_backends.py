@@ -16,12 +16,13 @@ from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
-from tests.support.backend_repository import write_repository
-from tests.support.certificates import Authority, calling, context_of, serving
+from loadtests.harness.certificates import Authority, calling, context_of, serving
+from loadtests.harness.model_repository import write_repository
+from loadtests.harness.raw_http import post
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.waiting import eventually, until
 from tests.support.listening_backend import listening_backend
-from tests.support.stub_backend import StubBackend
-from tests.support.waiting import eventually, until
-from tests.support.worker import RunningWorker, classify, post, running_worker
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 

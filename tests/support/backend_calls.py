@@ -102,11 +102,11 @@ class Backend:
     def __init__(self, routes: Routes, repository: Repository) -> None:
         self.routes = routes
         self.repository = repository
-        self.engine = repository.engine
+        self.engine = repository.core
 
     @property
     def batchers(self) -> list[Batcher]:
-        return [encoder.batcher for encoder in self.repository.served.encoders]
+        return [encoder.batcher for encoder in self.repository.model_set.encoders]
 
     def info(self, model: str) -> ModelInfo:
         """Return what the backend says of a model."""

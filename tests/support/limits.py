@@ -5,10 +5,9 @@ from itertools import accumulate
 
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge
+from gateway.rate_limit.base import Charge, RegionalLimits
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.script import TAKE
-from gateway.rate_limit.shares import LimitShares
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.types import Rule
 from tests.support.clock import Clock
@@ -50,7 +49,7 @@ class Fleet:
         local_share: float = 0.1,
         failures: int = 5,
         clock: Clock | None = None,
-        shares: Sequence[LimitShares] = (),
+        shares: Sequence[RegionalLimits] = (),
     ) -> None:
         self.clock = clock or Clock()
         self._redis = redis

@@ -12,8 +12,8 @@ from backends.api.tls import ServerTls
 from backends.app import BackendServer, bind
 from backends.executors.dummy import DummyExecutor
 from gateway.types import BackendId, Endpoint, RegionName
+from loadtests.harness.model_repository import DIMENSIONS
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS
 
 
 class Listening(msgspec.Struct, frozen=True):

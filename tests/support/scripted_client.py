@@ -11,7 +11,7 @@ import msgspec
 from backends.protocol import BackendState, Call, Done, Failed, Report
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
-from tests.support.stub_backend import echo
+from loadtests.harness.stub_backend import echo
 
 
 class Hang(msgspec.Struct, frozen=True):

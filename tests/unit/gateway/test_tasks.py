@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from gateway.tasks import TaskScope
+from gateway.tasks import PeriodicTask, TaskScope
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -159,3 +160,49 @@ async def test_without_a_drain_leaving_cancels_what_still_runs() -> None:
         task = tasks.create_task(asyncio.Event().wait())
 
     assert task.cancelled()
+
+
+async def test_a_periodic_task_steps_each_interval_and_when_woken() -> None:
+    steps: list[float] = []
+
+    async def step() -> None:
+        steps.append(0.0)
+
+    async with PeriodicTask(step, interval=0.001, failure="it failed"):
+        await until(lambda: len(steps) > 2)
+    often = len(steps)
+    async with PeriodicTask(step, interval=3_600.0, failure="it failed") as rare:
+        rare.wake()
+        await until(lambda: len(steps) == often + 1)
+
+    assert len(steps) == often + 1
+
+
+async def test_a_periodic_task_outlives_a_step_that_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    steps: list[float] = []
+
+    async def step() -> None:
+        steps.append(0.0)
+        raise ValueError
+
+    async with PeriodicTask(step, interval=0.001, failure="the step failed"):
+        await until(lambda: len(steps) > 1)
+
+    assert "the step failed" in caplog.messages
+
+
+async def test_leaving_a_periodic_task_waits_for_the_step_in_progress() -> None:
+    begun, gate, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def step() -> None:
+        begun.set()
+        await gate.wait()
+        done.set()
+
+    async with PeriodicTask(step, interval=0.001, failure="it failed"):
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(gate.set)
+
+    assert done.is_set()

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from loadtests.harness.waiting import until
 from tests.support.api import KEY
 from tests.support.doors import HALF_CLOSE, Door
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 _BODY = b'{"model":"sentiment","input":"known"}'

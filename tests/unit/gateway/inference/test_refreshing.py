@@ -15,8 +15,8 @@ from gateway.inference.prepared_request import PreparedRequest
 from gateway.inference.refreshing import Refresher
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, ItemOutcome, KeyId, ModelName, Principal, TenantId
+from loadtests.harness.waiting import until
 from tests.support.inference_scene import KeptTasks, Scene
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from gateway.sockets.listening import refuse_new, take_over, until_empty
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,7 @@ from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.transport import BackendTransport
-from tests.support.dispatching import endpoint, endpoint_of
-from tests.support.stub_backend import (
+from loadtests.harness.stub_backend import (
     Reply,
     StubBackend,
     answer,
@@ -23,7 +22,8 @@ from tests.support.stub_backend import (
     echo,
     hang,
 )
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
+from tests.support.dispatching import endpoint, endpoint_of
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from backends.protocol import BackendState
 from gateway.config.document import RoutingEntry
 from gateway.upstream.base import CallFailed
 from gateway.upstream.http import HttpBackendClient
+from loadtests.harness.stub_backend import StubBackend
 from tests.support.dispatching import endpoint, endpoint_of, state
 from tests.support.raw_server import Server
-from tests.support.stub_backend import StubBackend
 
 pytestmark = pytest.mark.anyio
 

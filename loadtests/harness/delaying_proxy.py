@@ -1,4 +1,4 @@
-"""A TCP proxy that holds back what a server says, for as long as chance or a test decides."""
+"""Proxies TCP connections to a server and delays its replies."""
 
 import asyncio
 from collections.abc import Callable

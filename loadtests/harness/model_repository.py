@@ -1,4 +1,4 @@
-"""A small model repository: a real tokenizer, a seeded BERT of toy size or no graph, heads."""
+"""Writes a small model repository: a real tokenizer, a toy or absent graph, heads."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Waiting in tests: for a condition, with a deadline, never for a length of time."""
+"""Waits for a condition with a deadline, never for a length of time."""
 
 import asyncio
 import threading
@@ -6,20 +6,26 @@ import time
 from collections.abc import Awaitable, Callable
 
 _INTERVAL = 0.005
-PATIENCE = 60.0
+WAIT_LIMIT = 60.0
 """Seconds after which a test that waits has failed: far more than a slow machine needs."""
 
 
-def wait_until(holds: Callable[[], bool], *, within: float = PATIENCE, what: str = "") -> None:
-    """Return once `holds()`; fail when it does not within so many seconds."""
+def wait_until(
+    holds: Callable[[], bool],
+    *,
+    within: float = WAIT_LIMIT,
+    what: str = "",
+    every: float = _INTERVAL,
+) -> None:
+    """Return once `holds()`, asked `every` so many seconds; fail after `within` seconds."""
     deadline = time.monotonic() + within
     never = threading.Event()
     while not holds():
         assert time.monotonic() < deadline, f"not within {within} s: {what or holds}"
-        never.wait(_INTERVAL)
+        never.wait(every)
 
 
-async def until(holds: Callable[[], bool], *, within: float = PATIENCE, what: str = "") -> None:
+async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: str = "") -> None:
     """Return once `holds()`, leaving the loop to others meanwhile."""
     deadline = time.monotonic() + within
     while not holds():
@@ -28,7 +34,7 @@ async def until(holds: Callable[[], bool], *, within: float = PATIENCE, what: st
 
 
 async def eventually(
-    holds: Callable[[], Awaitable[bool]], *, within: float = PATIENCE, every: float = _INTERVAL
+    holds: Callable[[], Awaitable[bool]], *, within: float = WAIT_LIMIT, every: float = _INTERVAL
 ) -> None:
     """Return once `await holds()`: it may ask others, and is asked `every` so many seconds."""
     deadline = time.monotonic() + within

@@ -1,4 +1,4 @@
-"""Certificates for tests: authorities made on the spot, and the files that processes read."""
+"""Issues certificates of private authorities and writes the files that processes read."""
 
 import datetime as dt
 import ssl

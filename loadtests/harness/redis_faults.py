@@ -1,14 +1,14 @@
-"""A Redis that fails, in each way that the cache's or the state's fails."""
+"""Runs a Redis that fails on demand in each way that the cache's or state's Redis can fail."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from tests.support.delaying_proxy import DelayingProxy
-from tests.support.redis_deployments import watched_valkey
-from tests.support.valkey import Valkey
-from tests.support.waiting import wait_until
+from loadtests.harness.delaying_proxy import DelayingProxy
+from loadtests.harness.redis_deployments import watched_valkey
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 
 FAULTS = ("stopped", "slow by 200 ms", "full", "restarted", "failing over")
 OPENING = tuple(fault for fault in FAULTS if fault != "full")

@@ -1,12 +1,12 @@
-"""Redis as several real servers: a primary and its replica under Sentinel, and a cluster."""
+"""Runs Redis as several real servers: under Sentinel, or as a cluster."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
-from tests.support.waiting import wait_until
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 
 _SLOTS = 16_384
 
