@@ -1,4 +1,4 @@
-"""`sluicegate ledger`: the ledger's file."""
+"""Implements `sluicegate ledger`: backs up the SQLite ledger."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`sluicegate up` and `sluicegate gateway`: serve until a signal."""
+"""Implements `sluicegate up` and `sluicegate gateway`."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ def _default_workers() -> int:
 
 
 def _print(line: str) -> None:
-    """Print for the operator; a terminal that is gone or a full disk must not end who serves."""
+    """Print for the operator; a closed terminal or a full disk must not end the supervisor."""
     with contextlib.suppress(OSError):
         click.echo(line)
 
