@@ -25,7 +25,7 @@ from backends.protocol import (
 )
 from gateway.config.document import RoutingEntry
 from gateway.errors import Overloaded
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import (
@@ -103,7 +103,7 @@ class HttpBackendClient:
         token: str = "",
         tls: ClientTls | None = None,
         look_interval: float = LOOK_INTERVAL,
-        tcp_keepalive: TcpKeepalive = SHIPPED,
+        tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._token = token.encode()
         self._tls = tls or ClientTls(TlsFiles())

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from gateway.errors import ConfigurationError
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import TaskScope
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 from gateway.upstream.transport import Origin, TransportError, explain_early_loss
@@ -31,7 +31,7 @@ class HttpxTransport:
     """
 
     def __init__(
-        self, *, tls: ClientTls | None = None, tcp_keepalive: TcpKeepalive = SHIPPED
+        self, *, tls: ClientTls | None = None, tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
     ) -> None:
         self._tls = tls or ClientTls(TlsFiles())
         self._tcp_keepalive = tcp_keepalive

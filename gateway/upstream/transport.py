@@ -14,7 +14,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 from gateway.upstream.connecting import Connector
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
@@ -84,7 +84,7 @@ class BackendTransport:
         *,
         keepalive: float = KEEPALIVE_EXPIRY,
         tls: ClientTls | None = None,
-        tcp_keepalive: TcpKeepalive = SHIPPED,
+        tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._keepalive = keepalive
         self._tcp_keepalive = tcp_keepalive
