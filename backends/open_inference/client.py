@@ -45,7 +45,7 @@ _T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """A response. `json_bytes` is how much of the body is JSON where tensors follow it.
 
-    `retry_after` is the seconds after which the server wants to be asked again, if it said so.
+    `retry_after` is in seconds, where the server sent one.
     """
 
     status: int
@@ -151,7 +151,7 @@ class UpstreamClient:
                 try:
                     return self._exchange(kept, request, until)
                 except _STALE:
-                    # A run changes nothing, so that it may be asked for again.
+                    # A run changes nothing, so that it may be sent again.
                     pass
             return self._exchange(self._make(self._left(until)), request, until)
         except (OSError, http.client.HTTPException) as error:

@@ -138,7 +138,7 @@ def up(
 def gateway(*, workers: int | None, admin: bool) -> None:
     """Run the gateway of one machine in production: workers, event shipper, operators' listener.
 
-    Everything else is told by the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
+    The other settings are in the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
     SLUICEGATE_HOST, SLUICEGATE_PORT, SLUICEGATE_ADMIN_HOST, SLUICEGATE_ADMIN_PORT,
     SLUICEGATE_ADMIN_KEY, SLUICEGATE_CACHE_URL, SLUICEGATE_STATE_URL, SLUICEGATE_LEDGER_URL,
     SLUICEGATE_SECRET, SLUICEGATE_BACKEND_TOKEN.

@@ -8,7 +8,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """Something did not start, or what was asked could not be done."""
+    """A process did not start, or the command failed."""
     BUSY = 2
     """A port or the data directory is used by another process; wrong usage of the command."""
     CONFIGURATION = 3

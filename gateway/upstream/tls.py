@@ -48,7 +48,7 @@ class ClientTls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The context as last read; made when it is first asked for.
+        """The context as last read; read at first use.
 
         Raises:
             ConfigurationError: it was never read, and the files cannot be used.
@@ -91,7 +91,7 @@ class ClientTls:
 def _show(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     """Have `context` show a certificate to whoever asks for one."""
     try:
-        # A password would be asked for at the terminal.
+        # An empty password, else OpenSSL would prompt for one at the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

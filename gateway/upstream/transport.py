@@ -286,7 +286,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._has_heard = True
         if self._is_complete:
-            self._fail(TransportError("more came than was asked for"))
+            self._fail(TransportError("bytes came that no request asked for"))
             return
         try:
             self._parser.feed_data(data)
@@ -322,7 +322,7 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Notice a second answer to one request: what follows could be mistaken for another's."""
         if self._is_complete:
-            self._error = TransportError("more came than was asked for")
+            self._error = TransportError("bytes came that no request asked for")
         self._is_framed = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
