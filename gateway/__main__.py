@@ -25,8 +25,8 @@ from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 
 
-class ProcessMain(Protocol):
-    """The main coroutine of a process."""
+class _ProcessMain(Protocol):
+    """The coroutine that a process runs."""
 
     async def __call__(self, settings: Settings, *, stop: asyncio.Event) -> None:
         """Run until `stop` is set."""
@@ -62,7 +62,7 @@ def run_entry(entry: str, settings: Settings) -> None:
 
     keep_metrics_in_files(settings.metrics_dir)
     module, function = ENTRIES[entry]
-    run: ProcessMain = getattr(importlib.import_module(module), function)
+    run: _ProcessMain = getattr(importlib.import_module(module), function)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_signal(run, settings))
     # No object holds a resource any more, and the last collection of cycles would take a quarter of
@@ -76,7 +76,7 @@ def process_name(entry: str, settings: Settings) -> str:
     return f"{name}-{settings.worker}" if name == "worker" else name
 
 
-async def _until_signal(run: ProcessMain, settings: Settings) -> None:
+async def _until_signal(run: _ProcessMain, settings: Settings) -> None:
     stop = Stop()
     loop = asyncio.get_running_loop()
     running = loop.create_task(_run(run, settings, stop))
@@ -93,7 +93,7 @@ async def _until_signal(run: ProcessMain, settings: Settings) -> None:
         await running
 
 
-async def _run(run: ProcessMain, settings: Settings, stop: asyncio.Event) -> None:
+async def _run(run: _ProcessMain, settings: Settings, stop: asyncio.Event) -> None:
     with heartbeat(settings.heartbeat_fd):
         await run(settings, stop=stop)
 
