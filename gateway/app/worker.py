@@ -21,7 +21,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from redis.asyncio import Redis
 
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.hit_events import HitEventBatch
 from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
@@ -386,15 +385,5 @@ class _Worker:
             return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
         heads = RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes)
         draining.on_close(heads.close)
-        lane = FastPath(
-            rules=rules,
-            heads=heads,
-            limiter=self.limiter,
-            inference=inference,
-            runtimes=self.runtimes,
-            ids=ids,
-            hit_events=HitEventBatch(
-                ids=ids, events=self.events, metrics=self.metrics, loop_time=self.loop_time
-            ),
-        )
+        lane = FastPath(rules=rules, heads=heads)
         return Listeners(app, partial(FastPathProtocol, fast_path=lane, new_id=ids.new))
