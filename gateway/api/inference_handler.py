@@ -9,16 +9,16 @@ from functools import partial
 from litestar.types import HTTPScope, Receive, Send
 
 from backends.protocol import Task
-from gateway.api.body_room import LARGE, BodyRoom
+from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.fast_path.body_timeouts import BodyTimeouts
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,
     bounded,
-    by_name,
+    buffered_http,
+    headers_by_name,
     read_body,
     respond,
-    whole,
 )
 from gateway.api.request_state import RequestState
 from gateway.api.rules import InferenceRules
@@ -33,15 +33,15 @@ class InferenceHandler:
         self._rules = rules
         self._tracer = tracer
         self._body_timeouts = BodyTimeouts()
-        self._room = BodyRoom()
+        self._body_budget = BodyMemoryBudget()
 
     async def handle(
         self, task: Task, model: str, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
         """Answer one request to the route of `task`; `model` is that of the path, where one is."""
-        server = whole(scope)
+        server = buffered_http(scope)
         state = self._rules.new_state(task)
-        headers = by_name(list(scope["headers"]))
+        headers = headers_by_name(list(scope["headers"]))
         incoming = headers.get(b"traceparent", b"").decode("latin-1")
         attributes = {"http.request.method": "POST", "http.route": f"/v1/{task}"}
         with self._tracer.span(
@@ -53,7 +53,7 @@ class InferenceHandler:
             except ClientDisconnected:
                 return
             finally:
-                self._room.give_back(state)
+                self._body_budget.release(state)
             _describe(span, state)
         await _send(server, send, reply)
 
@@ -73,7 +73,7 @@ class InferenceHandler:
             limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                arrived = partial(self._room.take, state)
+                arrived = partial(self._body_budget.reserve, state)
                 arriving = read_body(receive, limit=limit, arrived=arrived)
                 raw = await self._body_timeouts.read(arriving, deadline=state.deadline)
             else:

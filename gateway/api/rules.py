@@ -7,7 +7,6 @@ answered by `gateway.api.memory_hits`.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -23,11 +22,11 @@ from gateway.api.answers import (
     first_failure,
     row_lines,
 )
-from gateway.api.bodies import BodyReader
+from gateway.api.body_reader import BodyReader
+from gateway.api.error_handling import gateway_error
 from gateway.api.hit_events import HitEventBatch
 from gateway.api.http import HttpReply, check_length
 from gateway.api.memory_hits import MemoryHits
-from gateway.api.problem_details import encode_problem, problem_lines
 from gateway.api.request_headers import read_headers
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.auth.bearer import bearer_token
@@ -36,12 +35,12 @@ from gateway.cache.entry import CacheHit
 from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
-    InternalError,
     MethodNotAllowed,
     PermissionDenied,
     UpstreamUnavailable,
 )
 from gateway.events.base import EventPublisher
+from gateway.http.problem_details import encode_problem, problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.prepared_request import PreparedRequest
@@ -57,8 +56,6 @@ from gateway.types import (
     Source,
     Usage,
 )
-
-_log = logging.getLogger(__name__)
 
 
 class Limiter(Protocol):
@@ -152,7 +149,7 @@ class InferenceRules:
             async with asyncio.timeout_at(state.deadline):
                 state.parsed = await self._bodies.read_large(state, model, raw)
         except TimeoutError as error:
-            raise DeadlineExceeded("The body could not be read in time.") from error
+            raise DeadlineExceeded.during("the reading of the body") from error
 
     def reply_now(self, state: RequestState, model: str, raw: bytes) -> HttpReply | None:
         """Return the whole answer, its event published, or `None` where it has to be waited for.
@@ -239,7 +236,7 @@ class InferenceRules:
             async with asyncio.timeout_at(state.deadline):
                 return await self._limiter.admit(parsed.charges)
         except TimeoutError as error:
-            raise DeadlineExceeded("The limits could not be asked in time.") from error
+            raise DeadlineExceeded.during("the check of the limits") from error
 
     def _admitted(self, state: RequestState, decision: Decision) -> PreparedRequest:
         """Return the work of a request that is within its limits and its key's rights."""
@@ -336,13 +333,10 @@ class InferenceRules:
 
 def _as_gateway_error(state: RequestState, error: BaseException) -> GatewayError:
     """Return `error` in the gateway's terms; a fault of ours is logged with the request's id."""
-    if isinstance(error, GatewayError):
-        return error
     if isinstance(error, asyncio.CancelledError):
         # Only the server cancels a request: its time to let them end is over.
         return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
-    _log.error("unexpected failure", exc_info=error, extra={"request_id": state.id})
-    return InternalError("This is our fault; report it with the `request_id`.")
+    return gateway_error(error, state.id)
 
 
 def _server_timing(state: RequestState, now: float) -> bytes:

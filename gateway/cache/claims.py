@@ -16,7 +16,7 @@ from gateway.cache.key import CacheKey
 from gateway.cache.redis_values import map_values, unpack_or_none
 from gateway.redis.connect import Pipe
 from gateway.redis.pipeline import Command
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 
 _MOST_REMEMBERED = 4096
 """Claims of others that are remembered."""
@@ -65,7 +65,7 @@ class Claims:
         pipe: Pipe,
         lease: float,
         monotonic: Callable[[], float],
-        tasks: TaskOwner,
+        tasks: TaskScope,
     ) -> None:
         self._prefix = prefix
         self._pipe = pipe

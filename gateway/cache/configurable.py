@@ -10,7 +10,7 @@ from gateway.cache.base import RemoteTier
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
 """What the memory tier shrinks by between two event-loop iterations: a millisecond or two."""
@@ -39,7 +39,7 @@ class ConfigurableCache(ResultCache):
         )
         self._entry = entry
         self._make_remote = make_remote
-        self._tasks = TaskOwner(drain=0.0)
+        self._tasks = TaskScope(drain=0.0)
 
     @override
     async def __aenter__(self) -> Self:

@@ -15,7 +15,7 @@ from gateway.cache.redis_values import is_large, map_values, read_values, unpack
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import Pipe
 from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 
 KEY_PREFIX = b"sg:r:"
 _MOST_READS = 1
@@ -74,7 +74,7 @@ class RedisTier:
         self._pending: deque[PendingLookup] = deque()
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
-        self._tasks = TaskOwner(drain=_DRAIN)
+        self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
             prefix=KEY_PREFIX, pipe=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
         )
@@ -233,7 +233,7 @@ class RedisTier:
         command = (b"MGET", *names)
         on_done = partial(self._replied, batch, len(names), self._monotonic())
         try:
-            if not self._read_pipe.ask([command], on_done):
+            if not self._read_pipe.execute_nowait([command], on_done):
                 self._tasks.start(self._execute(command, on_done))
         except BaseException:  # whatever it was, the next read must not wait for this one
             self._settle(batch, None)

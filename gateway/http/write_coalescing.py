@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.http.connection_timeouts import TimedProtocol
+from gateway.http.server_internals import STATUS_LINE, RequestResponseCycle
 
 BUFFERED_HTTP = "sluicegate.buffered_http"
 """Names the ASGI extension `BufferedHttpExtension`."""

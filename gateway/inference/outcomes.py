@@ -5,22 +5,16 @@ import asyncio
 from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult
 from gateway.dispatch import failures
+from gateway.errors import DeadlineExceeded, InternalError
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
     source=Source.FAILED,
-    failure=ItemFailure(
-        status=504,
-        code="deadline_exceeded",
-        detail="The request's time ran out; send fewer items, or ask for more with"
-        " `X-Request-Timeout`.",
-    ),
+    failure=ItemFailure.of(DeadlineExceeded.during("the computation")),
 )
 LOST = ItemOutcome(
     source=Source.FAILED,
-    failure=ItemFailure(
-        status=500, code="internal_error", detail="The gateway failed; its log says why."
-    ),
+    failure=ItemFailure.of(InternalError("The gateway failed; its log says why.")),
 )
 GIVEN_UP = ItemOutcome(source=Source.FAILED, failure=failures.cancelled())
 

@@ -9,9 +9,9 @@ from gateway.cache.entry import CacheHit
 from gateway.cache.key import CacheKey
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
+from loadtests.harness.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
-from tests.support.waiting import until
 
 TIERS = {
     "both": (True, True),

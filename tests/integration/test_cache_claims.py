@@ -14,9 +14,9 @@ from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
 from gateway.redis.pipeline import Command, RedisPipe
+from loadtests.harness.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 NOW = 1_000.0

@@ -16,11 +16,11 @@ from gateway.cache.result_cache import ResultCache
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
 from gateway.redis.pipeline import RedisPipe
+from loadtests.harness.delaying_proxy import DelayingProxy
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually, until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
-from tests.support.delaying_proxy import DelayingProxy
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 NOW = 1_000.0

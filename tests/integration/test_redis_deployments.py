@@ -12,17 +12,17 @@ from gateway.config.document import CacheEntry
 from gateway.errors import ConfigurationError
 from gateway.redis.client import connect
 from gateway.redis.url import read_servers
-from tests.support.caching import cache_key, entry
-from tests.support.clock import Clock
-from tests.support.redis_deployments import (
-    Watched,
+from loadtests.harness.redis_deployments import (
+    SentinelDeployment,
     cluster_of,
     is_primary,
     node_id,
-    watched_valkey,
+    sentinel_deployment,
 )
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually, until
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually, until
+from tests.support.caching import cache_key, entry
+from tests.support.clock import Clock
 
 pytestmark = pytest.mark.anyio
 _MANY = 300
@@ -62,8 +62,8 @@ def cluster() -> Iterator[list[Valkey]]:
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
-    with watched_valkey() as servers:
+def watched() -> Iterator[SentinelDeployment]:
+    with sentinel_deployment() as servers:
         yield servers
 
 
@@ -167,7 +167,7 @@ async def test_the_replica_of_a_node_that_ended_is_used_once_it_was_promoted() -
             assert cache.statistics().remote.breaker == "closed"
 
 
-async def test_after_a_failover_the_new_primary_is_used(watched: Watched) -> None:
+async def test_after_a_failover_the_new_primary_is_used(watched: SentinelDeployment) -> None:
     async with cache_at(watched.url) as cache:
         await stored(cache, range(_MANY))
         assert await known(cache, range(_MANY)) == list(range(_MANY))
@@ -183,7 +183,7 @@ async def test_after_a_failover_the_new_primary_is_used(watched: Watched) -> Non
         await stored(cache, range(_MANY, _MANY + 10))
 
 
-async def test_an_operator_may_swap_primary_and_replica(watched: Watched) -> None:
+async def test_an_operator_may_swap_primary_and_replica(watched: SentinelDeployment) -> None:
     async with cache_at(watched.url) as cache:
         await stored(cache, range(_MANY))
         await until(lambda: watched.sentinel.ask("SENTINEL FAILOVER cache") == b"+OK\r\n")

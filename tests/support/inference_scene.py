@@ -1,4 +1,4 @@
-"""The use case with small stand-ins around it, and requests to give it."""
+"""Builds the inference use case over small fakes, and requests for it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -194,8 +194,8 @@ class FailingRunner(GatedRunner):
             raise
 
 
-class KeptTasks:
-    """Holds the tasks that the use case started."""
+class RecordedTasks:
+    """Records the tasks that the use case started."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[object]] = []
@@ -206,7 +206,7 @@ class KeptTasks:
 
 
 class Scene:
-    """The use case; what is around it can be looked at and changed.
+    """Holds the use case and its fakes, to be inspected and changed.
 
     With `tiers` the result cache is the real one, in memory.
     """
@@ -216,7 +216,7 @@ class Scene:
         self.cache = DictCache()
         self.runner = runner or GatedRunner()
         self.flights = Flights()
-        self.tasks = KeptTasks()
+        self.tasks = RecordedTasks()
         self.wall = Clock(1_000.0)
         memory = MemoryTier(capacity_bytes=16 * 1024 * 1024)
         self.tiers = ResultCache(memory=memory, remote=NullTier(), clock=self.wall)

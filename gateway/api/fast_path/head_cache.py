@@ -11,13 +11,13 @@ import httptools
 import msgspec
 
 from backends.protocol import Task
-from gateway.api.http import Headers, by_name
+from gateway.api.http import Headers, headers_by_name
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_state import ParsedBody
 from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
-from gateway.http.request_head import MAX_FIELDS, has_one_host
+from gateway.http.request_head import MAX_FIELDS, has_valid_host
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.types import CacheDirectives, Principal
@@ -113,7 +113,7 @@ class RequestHeadCache:
             return None
         reader = _HeadReader()
         task = self._tasks.get(reader.read(head))
-        headers = by_name(reader.headers)
+        headers = headers_by_name(reader.headers)
         length = headers.get(b"content-length", b"")
         if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
@@ -160,7 +160,7 @@ class _HeadReader:
         return (
             not self._has_more
             and len(self.headers) <= MAX_FIELDS
-            and has_one_host(self.headers)
+            and has_valid_host(self.headers)
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.api.answers import HIT
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
@@ -18,6 +17,7 @@ from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestState
 from gateway.api.rules import InferenceRules
 from gateway.errors import GatewayError
+from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
 
 _END = b"\r\n\r\n"
@@ -186,9 +186,9 @@ class FastPathProtocol(WriteCoalescingProtocol):
             super().timeout_keep_alive_handler()
 
     @override
-    def end_if_late(self, now: float) -> None:
+    def close_if_timed_out(self, now: float) -> None:
         if not self._is_waiting:
-            super().end_if_late(now)
+            super().close_if_timed_out(now)
         elif now > self._waits_until:  # most likely a peer that does not read
             self.transport.abort()
 
@@ -247,7 +247,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
     def _begin(self, state: RequestState) -> None:
         """Start to answer `state`; until then nothing else is answered."""
         self._is_waiting = True
-        self._waits_until = state.deadline + self._patience.idle
+        self._waits_until = state.deadline + self._timeouts.idle
         if not self._fast_path.lookup_nowait(state, partial(self._on_lookup_done, state)):
             self._start(state)
 

@@ -15,8 +15,8 @@ from gateway.inference.prepared_request import PreparedRequest
 from gateway.inference.refreshing import Refresher
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, ItemOutcome, KeyId, ModelName, Principal, TenantId
-from tests.support.inference_scene import KeptTasks, Scene
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
+from tests.support.inference_scene import RecordedTasks, Scene
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +60,7 @@ def job_of(scene: Scene, *texts: str) -> PreparedRequest:
 
 
 async def test_the_end_of_a_refresh_does_not_end_the_next_one_of_an_item() -> None:
-    runner, tasks = FirstAtOnce(), KeptTasks()
+    runner, tasks = FirstAtOnce(), RecordedTasks()
     refresher = Refresher(
         runner=runner, tasks=tasks, keep=lambda *_: None, is_computed=lambda _: False
     )
