@@ -134,6 +134,8 @@ class MemoryHits:
             return None
         entry, age = self._inference.read_single(prepared, directives)
         if entry is not replay.entry:
+            if directives is _NO_DIRECTIVES:
+                parsed.replay = None  # the entry has gone or was replaced
             return None
         limit_lines = replay.charge.spend()
         return None if limit_lines is None else (age, limit_lines)
