@@ -1,4 +1,4 @@
-"""An owner for tasks that outlive what started them: bounded in time, never lost, never silent."""
+"""Owns tasks that outlive the request that started them."""
 
 import asyncio
 import logging

@@ -75,8 +75,8 @@ class InferenceHandler:
             limit = exchange.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                arrived = partial(self._body_budget.reserve, exchange)
-                arriving = read_body(receive, limit=limit, arrived=arrived)
+                on_progress = partial(self._body_budget.reserve, exchange)
+                arriving = read_body(receive, limit=limit, on_progress=on_progress)
                 raw = await self._late_bodies.read(arriving, deadline=exchange.deadline)
             else:
                 bounded(raw, limit=limit)

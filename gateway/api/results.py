@@ -1,4 +1,7 @@
-"""The bodies of answers, as types for the OpenAPI document. Results travel as stored bytes."""
+"""Describes response bodies of inference routes for the OpenAPI document.
+
+Results themselves travel as stored bytes.
+"""
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-"""The Litestar application of the API: raw inference routes, typed others, problems for errors."""
+"""Builds the Litestar application of the customers' API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from gateway.api.error_handling import NO_ROUTE, problem_response
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import Documents, MetadataController, ModelCatalog, UsageSource
-from gateway.api.openapi import Described, build_document, described_by_litestar
+from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, Ids, response_headers
 
@@ -73,9 +73,9 @@ def build_api(
 def customers_document(version: str, dependencies: Mapping[str, Provide]) -> bytes:
     """Return the OpenAPI document as JSON, made from an application of its own.
 
-    Litestar would serve what it knows, without the raw routes, under a path of its own too.
+    Litestar would serve its own document, without the raw routes, under a path of its own.
     """
-    about = Described(
+    about = DocumentInfo(
         title="Sluicegate",
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",

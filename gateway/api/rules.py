@@ -26,7 +26,7 @@ from gateway.api.answers import (
 from gateway.api.body_reader import BodyReader
 from gateway.api.error_handling import gateway_error
 from gateway.api.http import HttpReply, check_length
-from gateway.api.request_headers import read_headers
+from gateway.api.request_headers import parse_request_options
 from gateway.api.request_state import HitReplay, RequestIds, RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
@@ -133,7 +133,7 @@ class InferenceRules:
         if exchange.principal is None:
             raise self._keys.refusal(key)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
-        exchange.asked = read_headers(headers, document.deadline)
+        exchange.asked = parse_request_options(headers, document.deadline)
 
     async def read_large(self, exchange: RequestState, model: str, raw: bytes) -> None:
         """Read a body that would hold the event loop, before `reply_now` is given it.

@@ -57,7 +57,11 @@ def settings(tmp_path: Path) -> Settings:
 def publisher(redis: Redis, settings: Settings) -> Iterator[Publisher]:
     with Ledger(settings.ledger) as ledger:
         yield Publisher(
-            control=Control(redis), ledger=ledger, settings=settings, clock=lambda: 7.0, patience=2
+            control=Control(redis),
+            ledger=ledger,
+            settings=settings,
+            clock=lambda: 7.0,
+            workers_timeout=2,
         )
 
 
