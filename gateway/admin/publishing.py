@@ -104,10 +104,7 @@ class Publisher:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
-                _log.error(
-                    "the configuration folder is invalid and not published",
-                    extra={"reason": explain(error)},
-                )
+                _log.error("the folder is not published", extra={"reason": explain(error)})
                 return
             else:
                 return
@@ -321,9 +318,7 @@ class Publisher:
             await asyncio.to_thread(self._publish_prices, published, former=self._replaced_prices)
         except DependencyUnavailable as error:
             if self._pending_prices is None:
-                _log.warning(
-                    "prices are not in the ledger yet; retrying", extra={"reason": error.detail}
-                )
+                _log.warning("prices are not in the ledger yet", extra={"reason": error.detail})
             self._pending_prices = published
             return
         except GatewayError as error:

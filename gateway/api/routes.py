@@ -29,7 +29,7 @@ _RAW = {"raw": True}
 def build_api(
     *,
     version: str,
-    door: InferenceHandler,
+    handler: InferenceHandler,
     admission: AdmissionMiddleware,
     ids: Ids,
     models: ModelCatalog,
@@ -56,7 +56,7 @@ def build_api(
     document = customers_document(version, dependencies)
     return Application(
         route_handlers=[
-            *(_raw_route(door, task) for task in Task),
+            *(_raw_route(handler, task) for task in Task),
             *_DESCRIBED,
             openapi_document,
             docs_page,
@@ -89,14 +89,14 @@ def _provide(value: object) -> Provide:
     return Provide(lambda: value, sync_to_thread=False)
 
 
-def _raw_route(door: InferenceHandler, task: Task) -> ASGIRouteHandler:
+def _raw_route(handler: InferenceHandler, task: Task) -> ASGIRouteHandler:
     """Return the route of `task`: a plain ASGI handler, since it is the hot path."""
     # Litestar gives raw handlers no path parameters; a mount is given the rest of the path.
     names_model = task is Task.INFER
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         model = _model_in(scope["path"]) if names_model else ""
-        await door.handle(task, model, _http(scope), receive, send)
+        await handler.handle(task, model, _http(scope), receive, send)
 
     route = ASGIRouteHandler(f"/v1/{task}", opt=_RAW, is_mount=names_model, copy_scope=False)
     return route(handle)

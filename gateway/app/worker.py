@@ -370,7 +370,7 @@ class _Worker:
         door = InferenceHandler(rules=rules, tracer=self.tracer)
         api = build_api(
             version=version("sluicegate"),
-            door=door,
+            handler=door,
             admission=AdmissionMiddleware(
                 keys=self.keys, limiter=self.limiter, runtimes=self.runtimes, ids=ids
             ),

@@ -185,7 +185,7 @@ async def test_a_changed_local_share_holds_in_workers_that_run(
                     ledger=ledger,
                     settings=worker.settings,
                     clock=lambda: 0.0,
-                    patience=PATIENCE,
+                    workers_timeout=PATIENCE,
                 ).reload(author="test")
             await redis.aclose()
             own.kill()
