@@ -19,7 +19,7 @@ from gateway.config.document import BackendEntry
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.shares import RegionLease, ShareRow
+from gateway.ledger.regional_shares import RegionLease, ShareRow
 from gateway.redis.connect import Pipe
 from gateway.redis.health import responds_to_ping
 from gateway.runtime.control import Control, Topic

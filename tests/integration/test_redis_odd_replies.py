@@ -14,9 +14,9 @@ from gateway.redis.connect import open_pipe
 from gateway.redis.pipeline import Command, Replies
 from gateway.redis.sentinel import Sentinels
 from gateway.redis.url import read_servers
+from loadtests.harness.waiting import eventually
 from tests.support.caching import cache_key
 from tests.support.clock import Clock
-from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 NOBODY = b"*0\r\n"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.redis.pipeline import RedisPipe, Replies
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import override
 
-from gateway.sockets.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
-from tests.support.waiting import until
+from gateway.sockets.listening import (
+    accept_for_siblings,
+    refuse_new_connections,
+    wait_until_empty,
+)
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 
