@@ -235,10 +235,10 @@ class Publisher:
         Raises:
             ConfigurationError: one is neither served, nor named in what is active, nor planned.
         """
-        known = await valid_model_names(self._control, await _document_of(active))
-        if known is not None:
-            explain = partial(explain_unknown_model, allowed=known)
-            await asyncio.to_thread(check_models, sources, known, explain)
+        names = await valid_model_names(self._control, await _document_of(active))
+        if names is not None:
+            explain = partial(explain_unknown_model, allowed=names)
+            await asyncio.to_thread(check_models, sources, names, explain)
 
     async def _check_change(self, sources: Sources, active: Published | None) -> None:
         """Check that `sources` are not empty and keep the price of past usage.
@@ -276,7 +276,7 @@ class Publisher:
         published_digest = await asyncio.to_thread(lambda: digest(load_sources(sources)))
         replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
-        known = "" if active is None else active.folder_digest
+        former_digest = "" if active is None else active.folder_digest
         published = Published(
             generation=generation,
             origin=origin or generation,
@@ -285,7 +285,7 @@ class Publisher:
             author=author,
             reason=reason,
             time=self._clock(),
-            folder_digest=folder_digest or known,
+            folder_digest=folder_digest or former_digest,
         )
         # First: no change without an entry in the audit log.
         await asyncio.to_thread(self._audit, published, "config.publish")
