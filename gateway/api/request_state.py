@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from backends.protocol import Task
-from gateway.api.request_headers import NOTHING_ASKED
+from gateway.api.request_headers import NO_OPTIONS
 from gateway.api.schemas import Body
 from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError
@@ -90,7 +90,7 @@ class RequestState:
     """
 
     principal: Principal | None = None
-    options = NOTHING_ASKED
+    options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False

@@ -27,7 +27,7 @@ from gateway.api.error_handling import gateway_error
 from gateway.api.hit_events import HitEventBatch
 from gateway.api.http import HttpReply, check_length
 from gateway.api.memory_hits import MemoryHits
-from gateway.api.request_headers import read_headers
+from gateway.api.request_headers import parse_request_options
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
@@ -137,7 +137,7 @@ class InferenceRules:
         if state.principal is None:
             raise self._keys.refusal(key)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
-        state.options = read_headers(headers, document.deadline)
+        state.options = parse_request_options(headers, document.deadline)
 
     async def read_large(self, state: RequestState, model: str, raw: bytes) -> None:
         """Read a body that would hold the event loop, before `reply_now` is given it.

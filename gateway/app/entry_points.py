@@ -87,7 +87,7 @@ def _build_application(
     handler = InferenceHandler(rules=rules, tracer=parts.tracer)
     api = build_api(
         version=version("sluicegate"),
-        door=handler,
+        handler=handler,
         admission=AdmissionMiddleware(
             keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, ids=ids
         ),

@@ -1,7 +1,6 @@
-"""Names every request, and lets only callers with a key and within limits reach a Litestar route.
+"""Authenticates and limits requests to Litestar routes, and gives each an id.
 
-The inference routes are `public` here: they are hot and do the same themselves, with the same
-objects.
+The inference routes are exempt (`raw`): they do the same themselves, with the same objects.
 """
 
 from collections.abc import Sequence

@@ -56,8 +56,9 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def publisher(redis: Redis, settings: Settings) -> Iterator[Publisher]:
     with Ledger(settings.ledger) as ledger:
+        control = Control(redis)
         yield Publisher(
-            control=Control(redis), ledger=ledger, settings=settings, clock=lambda: 7.0, patience=2
+            control=control, ledger=ledger, settings=settings, clock=lambda: 7.0, workers_timeout=2
         )
 
 

@@ -71,7 +71,7 @@ async def stage(
             ledger=ledger,
             settings=worker.settings,
             clock=lambda: 0.0,
-            patience=60.0,
+            workers_timeout=60.0,
         )
         yield {
             "worker": worker,

@@ -92,7 +92,7 @@ def publisher_of(redis: Redis, ledger: Ledger, settings: Settings) -> Publisher:
         ledger=ledger,
         settings=settings,
         clock=lambda: 7.0,
-        patience=0.1,
+        workers_timeout=0.1,
         recovery=recovery_of(redis, ledger.published),
     )
 
@@ -334,7 +334,11 @@ async def test_what_an_older_version_published_is_kept_from_then_on(
     redis: Redis, ledger: Ledger, settings: Settings
 ) -> None:
     without = Publisher(
-        control=Control(redis), ledger=ledger, settings=settings, clock=lambda: 7.0, patience=0.1
+        control=Control(redis),
+        ledger=ledger,
+        settings=settings,
+        clock=lambda: 7.0,
+        workers_timeout=0.1,
     )
     await put(without, 8)
     await put(without, 9)

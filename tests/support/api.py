@@ -117,7 +117,7 @@ class Api:
         self.door = door = InferenceHandler(rules=rules, tracer=NullTracer())
         return build_api(
             version="1.2.3",
-            door=door,
+            handler=door,
             admission=AdmissionMiddleware(
                 keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
             ),
