@@ -9,8 +9,7 @@ for all doors.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from backends.protocol import Task
 from gateway.api.answers import (
@@ -45,10 +44,9 @@ from gateway.events.hit_run import HitRun
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
-from gateway.rate_limit.repeated_charges import RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
@@ -64,22 +62,6 @@ _log = logging.getLogger(__name__)
 _MOST_REMEMBERED = 4096
 
 
-class Limiter(Protocol):
-    """Decides whether a request is within its limits; see `gateway.rate_limit.base`."""
-
-    def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from what is held locally, `None` when that is not enough."""
-        ...
-
-    async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, asking the shared state when needed."""
-        ...
-
-    def spender(self, charges: Sequence[Charge]) -> RepeatedCharge:
-        """Return what takes `charges` again and again."""
-        ...
-
-
 class InferenceRules:
     """What the inference routes share. One per worker."""
 
@@ -88,7 +70,7 @@ class InferenceRules:
         *,
         runtimes: RuntimeStore,
         keys: KeyRing,
-        limiter: Limiter,
+        limiter: RateLimiter,
         inference: Inference,
         events: EventPublisher,
         metrics: GatewayMetrics,

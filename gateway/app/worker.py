@@ -275,7 +275,7 @@ class _Worker:
         self.client.configure(endpoints, routing)
 
     def _configure_storage(self, runtime: Runtime) -> None:
-        self.limiter.local.share = runtime.document.limits.local_share
+        self.limiter.local.fraction = runtime.document.limits.local_share
         self.cache.configure(runtime.document.cache)
         self.runner.lease = runtime.document.cache.lease
 

@@ -1,4 +1,4 @@
-"""The Lua script that takes charges from buckets in Redis, leases to workers and takes leases back.
+"""Defines the Lua script that charges buckets in Redis and leases their units to workers.
 
 A bucket is a hash: `l` its level, `t` the server's time of that level, `e` the end of the period
 that a quota's level is of, `c` the capacity at that time, `f` what was used beyond a capacity that
@@ -229,7 +229,7 @@ return answer
 
 
 class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
-    """One bucket's part in a call of the script."""
+    """Holds the arguments of one bucket in a call of the script."""
 
     charge: Charge
     lease: Lease
@@ -238,24 +238,42 @@ class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
     back: int = 0
 
 
-def returned(bucket: str, lease: Lease, now: float) -> BucketRequest:
-    """Return the part that takes nothing, and gives back what is not reserved of `lease`."""
+def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> BucketRequest:
+    """Return the request that takes `charge`, replaces `lease` and leases `waiting` units more."""
+    lease.requested_rule = charge.rule
+    want = waiting + lease.wanted(charge.amount, now) + lease.overdrawn
+    kept = lease.keep_reserved(now)
+    return BucketRequest(charge=charge, lease=lease, want=want, kept=kept, back=lease.release(now))
+
+
+def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
+    """Return the request that takes nothing, and extends `lease` by the units it will need."""
+    lease.renew_below = 0
+    usable = lease.usable(now)
+    kept = usable + lease.keep_reserved(now)
+    want = max(0, lease.wanted(0, now) - usable) + lease.overdrawn
+    nothing = Charge(rule=charge.rule, bucket=charge.bucket, amount=0)
+    return BucketRequest(charge=nothing, lease=lease, want=want, kept=kept)
+
+
+def returning(bucket: str, lease: Lease, now: float) -> BucketRequest:
+    """Return the request that takes nothing, and gives back the unreserved units of `lease`."""
     nothing = Charge(rule=lease.rule, bucket=bucket, amount=0)
     return BucketRequest(
-        charge=nothing, lease=lease, kept=lease.keep(now), back=lease.surrender(now)
+        charge=nothing, lease=lease, kept=lease.keep_reserved(now), back=lease.release(now)
     )
 
 
 def script_arguments(
-    parts: Sequence[BucketRequest], *, holder: str, wall: float
+    requests: Sequence[BucketRequest], *, holder: str, wall: float
 ) -> list[str | int | float]:
-    """Return the arguments of a call; `wall` (seconds since the epoch) only says which months."""
+    """Return the arguments of a call; `wall` is in seconds since the epoch."""
     arguments: list[str | int | float] = [holder, LEASE]
-    for part in parts:
-        rule = part.lease.rule
-        arguments += [rule.capacity, _refill(rule, wall), part.charge.amount]
-        arguments += [part.want, part.kept, part.back]
-        arguments += [int(part.charge.hold), int(rule.shadow)]
+    for request in requests:
+        rule = request.lease.rule
+        arguments += [rule.capacity, _refill(rule, wall), request.charge.amount]
+        arguments += [request.want, request.kept, request.back]
+        arguments += [int(request.charge.hold), int(rule.shadow)]
         if isinstance(rule, RegionalRule):
             arguments += [rule.unknown_level, min(rule.grown_for, _FOR_EVER)]
         else:
@@ -264,7 +282,7 @@ def script_arguments(
 
 
 def _refill(rule: Rule, wall: float) -> str:
-    """Return what brings units back; see the script."""
+    """Return the argument `refill`; see the script."""
     if rule.period:
         this_end, next_end = period_ends(wall)
         return f"{this_end:.0f}:{next_end:.0f}"

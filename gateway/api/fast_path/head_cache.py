@@ -19,7 +19,7 @@ from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
 from gateway.http.request_head import MAX_FIELDS, has_one_host
-from gateway.rate_limit.repeated_charges import RepeatedCharge
+from gateway.rate_limit.base import RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.types import CacheDirectives, Principal

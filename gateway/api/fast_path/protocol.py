@@ -17,10 +17,11 @@ from gateway.api.fast_path.head_cache import CachedHead, KnownRequest, RequestHe
 from gateway.api.fast_path.hit_events import HitEventBatch
 from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestIds, RequestState
-from gateway.api.rules import InferenceRules, Limiter
+from gateway.api.rules import InferenceRules
 from gateway.errors import GatewayError
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
 from gateway.inference.inference import Inference
+from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.store import RuntimeStore
 
 _END = b"\r\n\r\n"
@@ -36,7 +37,7 @@ class FastPath:
         *,
         rules: InferenceRules,
         heads: RequestHeadCache,
-        limiter: Limiter,
+        limiter: RateLimiter,
         inference: Inference,
         runtimes: RuntimeStore,
         ids: RequestIds,
@@ -71,7 +72,7 @@ class FastPath:
         run = repeat.run
         if run.count == run.room and not self.turn.join(run):
             return None
-        limits = known.spender.spend()
+        limits = known.spender.charge()
         if limits is None:
             self.turn.commit()  # the run may have been joined for nothing
             return None
@@ -107,7 +108,7 @@ class FastPath:
             # A limit that is only tried out counts what it would have refused, on the longer way.
             and not any(charge.rule.shadow for charge in reading.charges)
         ):
-            spender = self._limiter.spender(reading.charges)
+            spender = self._limiter.repeated_charge(reading.charges)
             self.heads.remember(request, KnownRequest(reading=reading, spender=spender))
         return reply or exchange
 
