@@ -80,7 +80,7 @@ class LedgerWriter:
         try:
             events = self._unpacker.events(block)
         except MalformedBlock:
-            events, numbers, wrong = self._unpacker.readable(block)
+            events, numbers, wrong = self._unpacker.decode_partially(block)
             wrong = wrong or [block.payload]
         return Batch(
             log_id=block.log_id,

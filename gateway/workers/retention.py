@@ -81,10 +81,10 @@ class SegmentRetention:
             for number in log.reader.committed_segments(mark):
                 if number not in before:
                     self._stamp(log.reader.path_of(number))
-            log.mark.move(mark)
+            log.mark.set(mark)
         with contextlib.suppress(OSError):
-            if (shorter := log.reader.shorten()) is not None:
-                self._stamp(shorter)
+            if (truncated := log.reader.truncate()) is not None:
+                self._stamp(truncated)
 
     def _stamp(self, path: Path) -> None:
         """Store the time of the commit as the modification time of the file."""

@@ -220,12 +220,12 @@ class Shipper:
         log.shipped = (await self._stream.last_shipped([log_id]))[log_id]
         marks = await self._committed([log_id])
         # While the ledger is down, its last seen mark applies.
-        mark = marks.get(log_id, max(log.mark.value, log.reader.deleted()))
+        mark = marks.get(log_id, max(log.mark.value, log.reader.deleted_up_to()))
         is_behind = mark < log.mark.value
         log.reader.seek(mark if is_behind else max(log.shipped or 0, mark))
         if is_behind:
             self._note_rewind("the ledger was restored: it lacks events that it had")
-            log.mark.move(mark)
+            log.mark.set(mark)
         log.is_positioned = True
 
     async def _check(self) -> None:
