@@ -1,4 +1,4 @@
-"""Stores, beside a log's segments, the last mark up to which the ledger had the log."""
+"""Stores beside a log's segments, the last mark up to which the ledger had the log."""
 
 import contextlib
 import os

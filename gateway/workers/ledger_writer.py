@@ -60,18 +60,18 @@ class LedgerWriter:
             DependencyUnavailable: not all were committed; write them again.
         """
         blocks: list[Block] = []
-        buried = 0
+        dead = 0
         for entry in entries:
             try:
                 blocks.append(from_fields(entry.fields))
             except MalformedBlock as error:
                 payload = msgspec.msgpack.encode(dict(entry.fields))
-                self._ledger.bury("", str(error), payload)
-                buried += 1
+                self._ledger.add_dead_letter("", str(error), payload)
+                dead += 1
         batches = [self._batch(block) for block in blocks]
         recorded = self._record(blocks, batches)
         oldest = min((e.time for batch in batches for e in batch.events), default=0)
-        recorded = msgspec.structs.replace(recorded, dead=recorded.dead + buried)
+        recorded = msgspec.structs.replace(recorded, dead=recorded.dead + dead)
         return WriteResult(recorded=recorded, oldest=oldest)
 
     def _batch(self, block: Block) -> Batch:
