@@ -2,12 +2,24 @@
 
 from enum import StrEnum
 from math import inf
-from typing import NewType
+from typing import NewType, Self
 
 import msgspec
 from typing_extensions import override
 
 from backends.protocol import ModelInfo, Task
+from gateway.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidItem,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
 
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)
@@ -138,6 +150,14 @@ class Source(StrEnum):
     FAILED = "failed"
 
 
+_ERRORS_BY_CODE: dict[str, type[GatewayError]] = {
+    kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError, RateLimited)
+}
+_ERRORS_BY_STATUS: dict[int, type[GatewayError]] = {
+    kind.status: kind for kind in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)
+}
+
+
 class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Explains why an item has no answer; `status` is the request's if no item may fail alone."""
 
@@ -146,6 +166,30 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     retryable: bool = False
     retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: GatewayError) -> Self:
+        """Return the failure of an item that `error` prevented."""
+        return cls(
+            status=error.status,
+            code=error.code,
+            detail=error.detail,
+            retryable=error.retryable,
+            retry_after=error.retry_after,
+        )
+
+    def error(self, index: int) -> GatewayError:
+        """Return the error of a request that fails because of this item, its `index`-th.
+
+        The class is chosen by the code, else by the status, since a backend chooses both.
+        """
+        if self.status == InvalidItem.status:
+            return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)
+        kind = _ERRORS_BY_CODE.get(self.code) or _ERRORS_BY_STATUS.get(self.status, UpstreamFailed)
+        retry_after = self.retry_after
+        if kind.retryable and retry_after is None:
+            retry_after = 1.0
+        return kind(self.detail, retry_after=retry_after)
 
 
 class Stale(StrEnum):

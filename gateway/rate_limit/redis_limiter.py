@@ -41,7 +41,7 @@ from gateway.rate_limit.script import (
     script_arguments,
 )
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.types import CONCURRENT
 
 _Reply = list[bytes | int]
@@ -86,7 +86,7 @@ class RedisRateLimiter:
         self._leases = Leases()
         self._refills = InFlightRefills()
         self._awaited = AwaitedUnits()
-        self._tasks = TaskOwner(drain=_DRAIN)
+        self._tasks = TaskScope(drain=_DRAIN)
         self._closing = asyncio.Event()
         self._by_lease = self._by_redis = self._by_share = self._refused = 0
         self._asked = self._failures = self._lapsed = self._shadowed = 0

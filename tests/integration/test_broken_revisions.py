@@ -13,9 +13,14 @@ import yaml
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import BackendState, Done, Task
 from backends.repository.last_good import FILE as LAST_SERVED
+from loadtests.harness.model_repository import (
+    DIMENSIONS,
+    write_encoder,
+    write_head,
+    write_repository,
+)
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_encoder, write_head, write_repository
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 Break = Callable[[Path], None]
@@ -27,7 +32,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def executor() -> DummyExecutor:
-    return DummyExecutor(dimensions=DIMENSIONS, lanes=1)
+    return DummyExecutor(dimensions=DIMENSIONS, worker_threads=1)
 
 
 def copy_revision(models: Path, name: str, number: int = 2) -> Path:

@@ -10,10 +10,10 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import CALL_PATH, Done, Report, Task
 from backends.telemetry.spans import NoTracing
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
-from tests.support.backend_repository import DIMENSIONS, write_repository
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -26,8 +26,8 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
     executor = PacedExecutor(gate, dimensions=DIMENSIONS)
     async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
         calls = CallHandler(
-            engine=backend.engine,
-            door=CallAuthenticator(""),
+            core=backend.engine,
+            authenticator=CallAuthenticator(""),
             tracing=NoTracing(),
             clock=time.monotonic,
             max_body_bytes=10**6,

@@ -8,16 +8,15 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from backends.batching.batcher import Batcher, QueueLimits
-from backends.batching.policy import BatchLimits
+from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.shared import Caller, RowCache, SharedRows
 from backends.errors import DeadlineExceeded
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NoTracing
 from backends.types import Encoding, OutputKind
+from loadtests.harness.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -30,8 +29,7 @@ class Bench:
         self.batcher = Batcher(
             name="tiny",
             executor=self.executor,
-            batch=BatchLimits(),
-            queue=QueueLimits(),
+            options=BatchingOptions(),
             clock=clock,
             tracing=NoTracing(),
         )

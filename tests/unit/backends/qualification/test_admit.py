@@ -17,7 +17,7 @@ from backends.executors.onnx import OnnxExecutor
 from backends.qualification.admit import RECORD, Candidate, admit
 from backends.qualification.certificate import FILE, answer
 from backends.types import FloatArray, IntArray, OutputKind
-from tests.support.backend_repository import DIMENSIONS, make_tokenizer, toy_graph
+from loadtests.harness.model_repository import DIMENSIONS, make_tokenizer, toy_graph
 from tests.support.quantized import make_dynamic
 
 Load = Callable[[bytes], OnnxExecutor]
@@ -48,7 +48,9 @@ def candidate(folder: Path, executor: ModelExecutor, **changes: object) -> Candi
 def load(folder: Path, graph: bytes) -> OnnxExecutor:
     path = folder / "model.onnx"
     path.write_bytes(graph)
-    return OnnxExecutor(GraphSource(path=path, outputs=OUTPUTS, dimensions=DIMENSIONS), lanes=1)
+    return OnnxExecutor(
+        GraphSource(path=path, outputs=OUTPUTS, dimensions=DIMENSIONS), worker_threads=1
+    )
 
 
 class MasklessExecutor(DummyExecutor):

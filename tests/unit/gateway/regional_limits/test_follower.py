@@ -9,8 +9,8 @@ from gateway.regional_limits.follower import SharesFollower, limits_of_region
 from gateway.regional_limits.limits import DividedLimits
 from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
 from gateway.types import Rule
+from loadtests.harness.waiting import until
 from tests.support.clock import Clock
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 LIMIT = Rule(name="minute", unit="requests", capacity=100, window=60.0)
