@@ -5,7 +5,7 @@ equal requests while the cache returns the same entry. The fast path calls `repl
 whose bytes are equal, and `gateway.api.rules` calls `answer` for those whose bodies are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from backends.protocol import Task
 from gateway.api.answers import HIT, PRIVATE
@@ -13,8 +13,7 @@ from gateway.api.hit_events import HitEventBatch
 from gateway.api.request_state import HitReplay, ParsedBody, RequestIds, RequestState
 from gateway.events.hit_run import HitRun
 from gateway.inference.inference import Inference
-from gateway.rate_limit.base import Charge
-from gateway.rate_limit.repeated_charges import RepeatedCharge
+from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Answer, CacheDirectives, Principal, Source
@@ -31,7 +30,7 @@ class MemoryHits:
         *,
         runtimes: RuntimeStore,
         inference: Inference,
-        spender: Callable[[Sequence[Charge]], RepeatedCharge],
+        limiter: RateLimiter,
         events: HitEventBatch,
         ids: RequestIds,
         loop_time: Callable[[], float],
@@ -41,7 +40,7 @@ class MemoryHits:
         self.events = events
         self._runtimes = runtimes
         self._inference = inference
-        self._spender = spender
+        self._limiter = limiter
         self._now = loop_time
         self._wall = wall
         self._region = region
@@ -118,7 +117,7 @@ class MemoryHits:
             body=body,
             tail=b"content-length: %d\r\n\r\n%b" % (len(body), body),
             run=run,
-            charge=self._spender(parsed.charges),
+            charge=self._limiter.repeated_charge(parsed.charges),
         )
 
     def _charged(
@@ -137,7 +136,7 @@ class MemoryHits:
             if directives is _NO_DIRECTIVES:
                 parsed.replay = None  # the entry has gone or was replaced
             return None
-        limit_lines = replay.charge.spend()
+        limit_lines = replay.charge.charge()
         return None if limit_lines is None else (age, limit_lines)
 
     def _run(self, state: RequestState) -> HitRun | None:

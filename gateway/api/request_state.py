@@ -12,8 +12,7 @@ from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError
 from gateway.events.hit_run import ID_DIGITS, HitRun
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.rate_limit.base import Charge
-from gateway.rate_limit.repeated_charges import RepeatedCharge
+from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.types import (
     InferenceRequest,

@@ -8,8 +8,7 @@ answered by `gateway.api.memory_hits`.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from backends.protocol import Task
 from gateway.api.answers import (
@@ -44,10 +43,9 @@ from gateway.http.problem_details import encode_problem, problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
-from gateway.rate_limit.repeated_charges import RepeatedCharge
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import (
@@ -58,22 +56,6 @@ from gateway.types import (
 )
 
 
-class Limiter(Protocol):
-    """Decides whether a request is within its limits; see `gateway.rate_limit.base`."""
-
-    def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from what is held locally, `None` when that is not enough."""
-        ...
-
-    async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, asking the shared state when needed."""
-        ...
-
-    def spender(self, charges: Sequence[Charge]) -> RepeatedCharge:
-        """Return what takes `charges` again and again."""
-        ...
-
-
 class InferenceRules:
     """What the inference routes share. One per worker."""
 
@@ -82,7 +64,7 @@ class InferenceRules:
         *,
         runtimes: RuntimeStore,
         keys: KeyRing,
-        limiter: Limiter,
+        limiter: RateLimiter,
         inference: Inference,
         events: EventPublisher,
         metrics: GatewayMetrics,
@@ -105,7 +87,7 @@ class InferenceRules:
         self.hits = MemoryHits(
             runtimes=runtimes,
             inference=inference,
-            spender=limiter.spender,
+            limiter=limiter,
             events=HitEventBatch(
                 ids=ids, events=events, metrics=metrics, loop_time=loop_time, wall=wall
             ),

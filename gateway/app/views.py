@@ -72,7 +72,7 @@ class LedgerUsage:
 class Events(Protocol):
     """Where usage events are kept."""
 
-    def trouble(self) -> str:
+    def refusal_reason(self) -> str:
         """Return why they cannot be, nothing where they can."""
         ...
 
@@ -103,7 +103,7 @@ class WorkerReadiness:
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
-        if trouble := self._events.trouble():
+        if trouble := self._events.refusal_reason():
             missing.append(f"event log: {trouble}")
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
         degraded += [

@@ -161,7 +161,7 @@ class Worker:
         )
 
     def _configure_limits(self, runtime: Runtime) -> None:
-        self.limiter.local.share = runtime.document.limits.local_share
+        self.limiter.local.fraction = runtime.document.limits.local_share
 
     async def start(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
         """Enter every part, and return the entry points once backends are known, or had their time.

@@ -133,7 +133,7 @@ async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
     await redis.flushall()
     ledger_file = tmp_path / "another.db"
     stop = asyncio.Event()
-    with Ledger(f"sqlite:///{ledger_file}", patience=0.1) as ledger:
+    with Ledger(f"sqlite:///{ledger_file}", timeout=0.1) as ledger:
         assert ledger.prices.entries() == []
         with closing(sqlite3.connect(ledger_file, isolation_level=None)) as writer:
             publisher = Publisher(

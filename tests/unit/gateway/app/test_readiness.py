@@ -42,7 +42,7 @@ class Events:
     def __init__(self, trouble: str = "") -> None:
         self._trouble = trouble
 
-    def trouble(self) -> str:
+    def refusal_reason(self) -> str:
         """Return what is wrong."""
         return self._trouble
 
