@@ -8,7 +8,7 @@ from backends.telemetry.spans import Span
 from backends.types import Encoding, FloatArray, OutputKind
 
 # Scope, graph, output and ids. Scope first: no tenant learns what another asked (D9).
-RowKey = tuple[str, str, str, bytes]
+RowKey = tuple[str, str, OutputKind, bytes]
 Outcome = tuple["Row", "FloatArray | BackendError"]
 
 
@@ -89,28 +89,27 @@ class Row:
         self,
         *,
         encoding: Encoding,
-        kind: OutputKind,
         key: RowKey,
         deadline: float,
         span: Span,
         settle: Callable[["Row", FloatArray | BackendError], None],
         lane: str = "interactive",
-        slower: "Row | None" = None,
         request: RequestWork | None = None,
     ) -> None:
         self.encoding = encoding
-        self.kind = kind
         self.key = key
+        self.kind = key[2]
         self.length = len(encoding.ids)
         self.flow = (lane, key[0])
-        self.batch_class = (kind, lane)
+        self.batch_class = (self.kind, lane)
         # Whoever has the least time decides when it should run, who has the most until when it may.
         self.due = self.deadline = deadline
         self.work = 0.0
         self.request = request
         self.span = span
         self.settle = settle
-        self.slower = slower
+        # The row in flight for the same key that would run later.
+        self.slower: Row | None = None
         self.is_dequeued = False
         self.is_expired = False
         self.waiters: list[tuple[RowWaiter, int]] = []

@@ -201,22 +201,21 @@ class SharedRows:
             self._cached += 1
             waiter.deliver(index, value, computed_tokens=0)
             return
-        cached = self._in_flight.get(key)
-        if cached is not None and _may_join(cached, caller) and cached.join(waiter, index):
+        in_flight = self._in_flight.get(key)
+        if in_flight is not None and _may_join(in_flight, caller) and in_flight.join(waiter, index):
             self._joined += 1
-            awaited.append(cached)
+            awaited.append(in_flight)
             return
         row = Row(
             encoding=encoding,
-            kind=kind,
             key=key,
             deadline=caller.deadline,
             span=caller.span.child("row", {"tokens": len(encoding.ids)}),
             settle=self._settle,
             lane=caller.lane,
-            slower=cached if cached is not None and cached.is_live else None,
             request=caller.reservation.request if caller.reservation is not None else None,
         )
+        row.slower = in_flight if in_flight is not None and in_flight.is_live else None
         row.join(waiter, index)
         self._in_flight[key] = row
         fresh.append(row)
