@@ -1,4 +1,4 @@
-"""The command line of a backend: serve, and look into a model repository."""
+"""Defines the command line of a backend: serve, and inspect a model repository."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class _OneLineGroup(click.Group):
-    """Commands whose problems are told in one line."""
+    """Prints the problems of its commands in one line."""
 
     @override
     def invoke(self, ctx: click.Context) -> object:

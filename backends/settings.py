@@ -1,4 +1,4 @@
-"""What a backend process is told when it starts: environment first, command line over it."""
+"""Reads the settings of a backend process: from the environment, then the command line."""
 
 import math
 import os
@@ -20,7 +20,7 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
+    """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
     `more_models` is a second repository: its models are served beside those of `models`, and of a
     name that is in both, that of `models`.

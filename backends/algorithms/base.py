@@ -1,4 +1,4 @@
-"""What an algorithm is: a coroutine from an item to a JSON value, asking models on the way."""
+"""Defines algorithms: coroutines from an item to a JSON value that ask models on the way."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -33,7 +33,7 @@ class Algorithm(Protocol):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model: what is said of it, what answers each of its tasks, on which encoder."""
+    """Describes a model that is served: its info, its encoder, and an algorithm for each task."""
 
     info: ModelInfo
     encoder: str

@@ -1,4 +1,4 @@
-"""A small model answers what it is sure of; a large one answers the rest."""
+"""Classifies with a small model, and with a large one where the small one is not confident."""
 
 from typing_extensions import override
 

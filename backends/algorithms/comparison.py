@@ -1,4 +1,4 @@
-"""How far two answers to one item are apart. Pure."""
+"""Compares two answers to one item. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """`changed` where the answers say different things; else how far their numbers are apart."""
+    """Holds how two answers differ: `changed` if they disagree, else the largest difference."""
 
     changed: bool = False
     largest: float = 0.0

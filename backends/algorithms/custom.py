@@ -1,4 +1,4 @@
-"""Runs a model owner's algorithm: typed, within a budget, and apart from everybody else's work."""
+"""Runs a model owner's algorithm: typed, within a budget, isolated from other work."""
 
 import asyncio
 import weakref
@@ -24,7 +24,7 @@ _TIMEOUT = 0.1
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an algorithm may take for one item: seconds, and rows of all models together."""
+    """Bounds the seconds and the rows of all models that an algorithm may use for an item."""
 
     time: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
     rows: Annotated[int, msgspec.Meta(ge=1)] = 256
@@ -33,8 +33,8 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Custom(Algorithm):
     """Answers with a model owner's `async def run(item, ask)`.
 
-    It runs in a thread of its own: what it does wrong (errors, endless loops, blocking calls) ends
-    its own items with an error and leaves those of other models alone.
+    It runs in a thread of its own: its errors, endless loops and blocking calls fail its own
+    items and do not affect those of other models.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Custom(Algorithm):
 
 
 class _CrossLoopAsk(UserAsk):
-    """Takes questions from the algorithm's loop to that of the backend."""
+    """Runs the algorithm's questions on the backend's event loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Embeddings of texts, and documents ranked by them."""
+"""Embeds texts, and ranks documents by their embeddings."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from backends.types import FloatArray
 
 
 class Embed(Algorithm):
-    """The vector of a text."""
+    """Returns the vector of a text."""
 
     def __init__(self, *, model: str, dimensions: int) -> None:
         self.model = model
@@ -41,7 +41,7 @@ class Embed(Algorithm):
 
 
 class Rerank(Algorithm):
-    """How near a document is to a query: the cosine of their embeddings."""
+    """Scores a document for a query by the cosine of their embeddings."""
 
     def __init__(self, *, model: str) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
+"""Finds entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
 
 import unicodedata
 from typing import Any, Literal
@@ -18,7 +18,7 @@ _OUTSIDE = "O"
 
 
 class EntitySpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A labelled stretch of a text, in characters."""
+    """Holds a labelled span of a text, in characters."""
 
     label: str
     score: float

@@ -89,7 +89,7 @@ class _FakeAlgorithm(Algorithm):
 
 
 class _FakeRows(Pipeline):
-    """A model whose raw outputs a function tells, one list of numbers per text."""
+    """Replaces a model by a function that returns its raw outputs, one list of numbers per text."""
 
     def __init__(self, fake: Fake) -> None:
         self._fake = fake

@@ -1,4 +1,4 @@
-"""Many labels as a tree: at each node only its children are asked for."""
+"""Classifies into many labels along a tree: at each node only its children are scored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from backends.types import FloatArray, Text
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A label and those below it; one without any is a leaf, which is what is answered."""
+    """Holds a label and its children; a node without any is a leaf, which may be an answer."""
 
     name: str
     children: list["Node"] = []
@@ -27,8 +27,8 @@ class LabelTree(Labeller):
     """Walks a tree of labels down from its root, with a zero-shot model at every node.
 
     Label trees are Bengio, Weston and Grangier 2010. A leaf's score is the product of the
-    probabilities on its path. `beam` nodes are walked on with at each depth (1: the best alone),
-    so that a few rows are asked for, not one per leaf; leaves not reached have no score.
+    probabilities on its path. At each depth the `beam` best nodes are followed (1: the best
+    alone), so that a few rows run, not one per leaf; leaves not reached have no score.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What callers bring with them: labels, templates, choices; checked before anything is asked."""
+"""Checks what callers send with an item: labels, templates and choices."""
 
 from abc import abstractmethod
 from typing import Any

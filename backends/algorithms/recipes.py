@@ -1,4 +1,4 @@
-"""How each algorithm that a `model.yaml` may name is made of the models it uses."""
+"""Builds each algorithm that a `model.yaml` may name from the models it uses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Which code answers for a model of the repository."""
+"""Selects the code that answers for a model of the repository."""
 
 from collections.abc import Mapping, Sequence
 

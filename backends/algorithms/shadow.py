@@ -27,10 +27,10 @@ _ALL = 100
 
 
 class Mirror:
-    """Owns what mirrors items beside the answers of a process, and counts what came of it.
+    """Owns the tasks that mirror items, and counts how their answers compare.
 
-    It takes nothing while enough is under way or the device is busy: what is skipped is counted,
-    never kept for later.
+    While enough mirrored items run or the device is busy, others are skipped and counted, never
+    queued.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Mirror:
             found = compare(_as_json(answer), _as_json(other))
         except (BackendError, TimeoutError):
             self._count(shadow, "failed")
-        except Exception:  # noqa: BLE001 - whatever a revision on trial does wrong is told in the log
+        except Exception:  # noqa: BLE001 - a shadow's failure is logged, never raised
             _log.exception("a shadow failed unexpectedly", extra={"model": shadow.names[1]})
             self._count(shadow, "failed")
         else:
@@ -106,11 +106,10 @@ class Mirror:
 
 
 class MirroringAlgorithm(Algorithm):
-    """Answers as `below` does; what it answered to a share of the items is then mirrored.
+    """Answers as `below` does, and mirrors a share of the items.
 
-    Which items are mirrored depends on scope and item alone, as with shares between revisions. The
-    caller has its answer whatever becomes of the mirrored one, and neither rows nor time of that
-    are counted to it.
+    A hash of scope and item selects the mirrored items, as with splits between revisions. A
+    mirrored item never affects the caller: neither its failure, nor its rows, nor its time.
     """
 
     def __init__(

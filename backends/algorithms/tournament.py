@@ -1,4 +1,4 @@
-"""Documents ranked by comparing two at a time, with far fewer comparisons than there are pairs."""
+"""Ranks documents by comparing two at a time, with far fewer comparisons than pairs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -75,7 +75,7 @@ class Tournament(Algorithm):
 
 
 class _Bracket:
-    """A knockout over the documents of one item, and what was compared so far."""
+    """Plays a knockout over the documents of one item and remembers the comparisons."""
 
     def __init__(self, tournament: Tournament, contest: _Contest, ask: AlgorithmContext) -> None:
         self._tournament = tournament

@@ -1,4 +1,4 @@
-"""Reads a model owner's algorithm: finds `run`, and what it takes and returns."""
+"""Reads a model owner's algorithm: finds `run` and the types of its parameters and result."""
 
 import importlib
 import importlib.machinery
@@ -20,7 +20,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class UserCode(msgspec.Struct, frozen=True, kw_only=True):
-    """`run(item, ask, **parameters)` and the types of its item, its parameters and its result."""
+    """Holds `run(item, ask, **parameters)` and the types of item, parameters and result."""
 
     run: Callable[..., Awaitable[Any]]
     item: Any

@@ -1,4 +1,4 @@
-"""Labels and choices of the caller's, by embedding: no training, one row per text."""
+"""Scores the caller's labels and choices by embeddings: no training, one row per text."""
 
 from typing import Any
 
@@ -30,9 +30,9 @@ _MOST_LABEL_BYTES = 32 * 1024 * 1024
 class ZeroShot(ZeroShotTask):
     """Scores the caller's labels by the nearness of their filled template to the text.
 
-    What the template says with no label in it is taken out of every label's vector first, so
-    that labels differ by their own words alone. Labels are rows like any other, known after the
-    first time, and the directions of a whole set of labels are kept.
+    The vector of the template without a label is projected out of every label's vector, so that
+    labels differ by their own words alone. Rows of labels are cached like any other, and so are
+    the directions of a whole set of labels.
     """
 
     def __init__(self, *, model: str) -> None:

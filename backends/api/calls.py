@@ -1,4 +1,4 @@
-"""`POST /v1/call`: a call in, its outcomes out as they come."""
+"""Answers `POST /v1/call`: streams the outcomes of its items as they complete."""
 
 import asyncio
 import hmac
@@ -49,8 +49,8 @@ _MAX_ITEMS = 65_536
 # A call alone must not fill the queue and be refused for it; nor is every item worth a task.
 _ITEMS_AT_ONCE = 256
 _OK = 200
-# After so many seconds without an outcome a call hears that batches run before it: a gateway takes
-# longer silence for a backend that hangs.
+# After so many seconds without an outcome a report says that batches run: a gateway treats longer
+# silence as a backend that hangs.
 _PROGRESS = 1.0
 _START: Message = {
     "type": "http.response.start",
@@ -60,10 +60,10 @@ _START: Message = {
 
 
 class CallAuthenticator:
-    """Lets in whoever knows the shared token and has a certificate, as far as these are wanted.
+    """Authenticates callers by the shared token and a client certificate, where required.
 
-    Whoever is let in is believed what tenant an item is of. Where neither is wanted, only this
-    machine can connect: see `backends.app.check_trust`.
+    An authenticated caller is trusted with the tenants of its items. Where neither is required,
+    only this machine can connect: see `backends.app.check_trust`.
     """
 
     def __init__(self, token: str, *, wants_certificate: bool = False) -> None:
@@ -188,7 +188,7 @@ async def _watch(client: Client, receive: Receive) -> None:
 class _Reply:
     """Sends the outcomes of a call, and reports while it has none and its batcher makes progress.
 
-    What is sent in the meantime is a report like any other: no outcome, but a sign of life.
+    The reports in between are the same as the last one.
     """
 
     def __init__(self, send: Send, core: ServingCore, work: CallWork, *, interval: float) -> None:
@@ -203,7 +203,7 @@ class _Reply:
         self._timer = asyncio.get_running_loop().call_later(interval, self._look)
 
     def close(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         self._timer.cancel()
         if self._reporting is not None:
             self._reporting.cancel()
@@ -238,7 +238,7 @@ class _Reply:
 
 
 class _OutcomeStream:
-    """One call being answered: tasks that take its items, one that notices the client leave."""
+    """Answers a call of several items: tasks take its items, one watches for a disconnect."""
 
     def __init__(self, answerer: ItemAnswerer, items: list[CallItem]) -> None:
         self._answerer = answerer

@@ -1,4 +1,4 @@
-"""When a server that says it is ready is no longer believed: by what became of its runs."""
+"""Detects by the outcomes of runs that a server that reports ready does not work."""
 
 import itertools
 import threading

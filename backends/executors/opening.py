@@ -1,4 +1,4 @@
-"""From a process's settings to what opens its graphs."""
+"""Opens graphs as the settings of a process say."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A graph kept beside its model as ONNX Runtime packs its weights for this machine.
+"""Keeps a graph beside its model as ONNX Runtime packs its weights for this machine.
 
 Sessions over such files map the same pages: a further session costs no second copy of the weights,
 nor does a second process. Made at the first start, in `.prepacked` beside the graph; what this

@@ -1,4 +1,4 @@
-"""Opens a session on the provider that was asked for, with its memory bounded, or not at all."""
+"""Opens a session on the requested provider, with bounded memory, or not at all."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ _REMEDIES = {
 
 
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs a graph and what it may take.
+    """Holds the provider that runs a graph, and the memory it may use.
 
     `memory_bytes` bounds the arena (0: the whole device); `graphs` captures CUDA graphs;
     `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice); `tf32` lets float32

@@ -1,4 +1,4 @@
-"""Sessions by traffic: within a limit of memory, those of models that nobody asks are closed.
+"""Limits the memory of open sessions: closes those of models that were not used longest.
 
 The first batch of a model whose session is closed waits until it is open again.
 """
@@ -62,7 +62,7 @@ class SessionMemory:
 
 
 class ResidentExecutor(ModelExecutor):
-    """Another executor that is opened when it is needed and may be closed when it is not."""
+    """Opens another executor on demand, which may be closed when it is not in use."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an algorithm holds while it answers an item: a way to ask models."""
+"""Asks models on behalf of an item that an algorithm answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from backends.types import FloatArray, Text, TokenSpan
 
 
 class Pipeline(Protocol):
-    """A model that makes vectors of texts: embeddings or logits."""
+    """Turns texts into vectors: embeddings or logits."""
 
     async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
         """Return one vector per text, or raise `BackendError`."""

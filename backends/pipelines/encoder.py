@@ -1,4 +1,4 @@
-"""Texts through an encoder: tokens, then rows, then vectors."""
+"""Encodes texts: into tokens, then rows, then vectors."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _EMPTY = "the text is empty; send some"
 
 
 class Encoder:
-    """One encoder with its tokenizer; every head over it asks the same rows."""
+    """Runs one encoder with its tokenizer; all heads over it share its rows."""
 
     def __init__(
         self, *, name: str, tokenizer: Tokenizer, rows: SharedRows, max_tokens: int, truncate: bool

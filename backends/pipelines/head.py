@@ -1,4 +1,4 @@
-"""A small trained head over an encoder's vectors."""
+"""Applies a small trained head to an encoder's vectors."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {"relu": re
 
 
 class HeadWeights:
-    """The layers `w0, b0, w1, b1, ...` of an `.npz` file: `x @ w + b`, activated in between."""
+    """Holds layers `w0, b0, w1, b1, ...` of an `.npz`: `x @ w + b`, activated in between."""
 
     def __init__(
         self, layers: Sequence[Layer], *, activation: Activation, normalize_input: bool
@@ -38,7 +38,7 @@ class HeadWeights:
 
 
 class Head:
-    """A head and the encoder below it."""
+    """Applies a head to the encoder below it."""
 
     def __init__(self, *, encoder: Encoder, weights: HeadWeights) -> None:
         self._encoder = encoder

@@ -1,4 +1,4 @@
-"""Decides, when a model is loaded, whether it is served and whether its rows share batches."""
+"""Decides, when a model is loaded, that it is served and that its rows share batches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ TOLERANCES = {"fp32": 1e-4, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A model whose graph is open and not yet served, by another server where it `is_remote`."""
+    """Describes a model whose graph is open and not yet served; `is_remote`: elsewhere."""
 
     name: str
     folder: Path

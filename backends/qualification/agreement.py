@@ -1,4 +1,4 @@
-"""Holds a server that runs a graph of ours to what the graph answers here."""
+"""Compares a server that runs one of our graphs with the graph run here."""
 
 import numpy as np
 

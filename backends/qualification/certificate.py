@@ -1,4 +1,4 @@
-"""Holds a judged variant to the answers it was judged with.
+"""Verifies that an accepted variant still gives the answers that it was accepted with.
 
 An int8 graph may overflow on a CPU without the instructions of the one it was judged on, in
 silence. So its certificate holds what it answered there, and another answer is noticed here.
@@ -26,7 +26,7 @@ Encode = Callable[[Sequence[str]], list[IntArray]]
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the file that is held against a model when it is loaded."""
+    """Holds the expected answers that a model is checked against when it is loaded."""
 
     expected: list[list[float]]
 

@@ -1,4 +1,4 @@
-"""Measures whether a row's answer depends on the rows beside it.
+"""Measures how much a row's answer depends on the rows beside it.
 
 A graph that takes a scale from its whole input (dynamic quantization) answers a row differently
 among other rows. Sharing batches would then let one tenant's text change another's answer, and a
@@ -33,7 +33,7 @@ _MATES = 3
 
 
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a row's output moves, as a share of its largest value; 0 is equal to the bit.
+    """Holds how much a row's output moves, as a share of its maximum; 0 is bitwise equal.
 
     `mates`: other rows beside it, at equal shape and place. `shapes`: alone instead of among
     others, without padding instead of padded.
@@ -75,7 +75,7 @@ def measure_invariance(
 
 
 class _InvarianceProbe:
-    """One row, and the batches it is put in: all of one length, the row in one place."""
+    """Runs one row in batches of one length, always in the same place."""
 
     def __init__(
         self,

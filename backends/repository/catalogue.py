@@ -1,4 +1,4 @@
-"""The models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
+"""Reads the models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _DIGITS = 12
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be loaded. `digest` covers its files and the models it builds on.
+    """Describes a model that can be loaded. `digest` covers its files and those it builds on.
 
     `inferred` says of each field that its `model.yaml` leaves out what told it. A `shadow` changes
     no answer, so it is no part of the digest. `beside` holds what revisions share, in Triton's
@@ -52,7 +52,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
-    """The revisions of a model: all of them, and the `shares` of those that are to answer.
+    """Holds all revisions of a model, and the `shares` of those that answer.
 
     Without `shares` nothing that can be read says which.
     """
@@ -63,7 +63,7 @@ class Revisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repository holds: models, each after those it builds on, and what is wrong.
+    """Holds the models of a repository, each after those it builds on, and its problems.
 
     `blocked` names those of the problems that another model's is to blame for, `waiting` those
     that end by themselves when another server is ready. `upstreams` holds the fingerprints of
@@ -88,7 +88,7 @@ class _ModelSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Findings:
-    """What is found while a repository is read."""
+    """Collects models and problems while a repository is read."""
 
     def __init__(self) -> None:
         self.found: dict[str, _ModelSource] = {}

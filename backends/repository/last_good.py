@@ -1,4 +1,4 @@
-"""Keeps which revisions of a model were served last, so that a start with a broken one finds them.
+"""Records the revisions that were served last, so that a start with a broken one finds them.
 
 The file is hidden and lies in the model's folder: what was served belongs to no model's digest.
 Where the folder cannot be written, a start has only the numbers to go by.

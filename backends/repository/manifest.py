@@ -1,4 +1,4 @@
-"""What a `model.yaml` may say."""
+"""Defines the fields of a `model.yaml`."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Pooling = Literal["mean", "cls", "max"]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The names of a graph's outputs; a graph without one of them cannot feed its heads."""
+    """Names a graph's outputs; a graph without one of them cannot feed its heads."""
 
     pooled: str | None = None
     tokens: str | None = None
@@ -38,7 +38,7 @@ class EncoderManifest(
     tag_field="kind",
     tag="encoder",
 ):
-    """An encoder graph. `truncate` cuts texts that are too long instead of refusing them.
+    """Describes an encoder graph. `truncate` cuts texts that are too long.
 
     `pooling` makes the pooled vector of the tokens' where the graph has no such output. In place
     of a `graph`, an `upstream` names the server that runs it.
@@ -66,7 +66,7 @@ class ClassifierManifest(
     tag_field="kind",
     tag="classifier",
 ):
-    """A graph that ends in logits, `labels` in their order: of a text, a pair or every token.
+    """Describes a graph that ends in logits: of a text, a pair or every token.
 
     `function` makes scores of them. `truncate` cuts texts that are too long. In place of a `graph`,
     an `upstream` names the server that runs it.
@@ -99,7 +99,7 @@ class HeadManifest(
     tag_field="kind",
     tag="head",
 ):
-    """A trained head over an encoder."""
+    """Describes a trained head over an encoder."""
 
     description: str = ""
     encoder: Reference
@@ -121,7 +121,7 @@ class AlgorithmManifest(
     tag_field="kind",
     tag="algorithm",
 ):
-    """Code over other models: the one `encoder`, or those it `uses`, in the order it knows.
+    """Describes code over other models: one `encoder`, or those it `uses`, in order.
 
     `options` are the algorithm's own. `code` names the code of an algorithm `custom`.
     """
@@ -144,7 +144,7 @@ class SplitManifest(
     tag_field="kind",
     tag="split",
 ):
-    """Other models, each with its share of the items; what a `serving.yaml` becomes."""
+    """Describes models and their shares of the items; a `serving.yaml` becomes this."""
 
     description: str = ""
     arms: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
@@ -158,7 +158,7 @@ _INFERRED = (None, "encoder", "classifier")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A manifest; of each field that its `model.yaml` leaves out, what told it."""
+    """Holds a manifest and, for each field that is not in `model.yaml`, its source."""
 
     manifest: Manifest
     inferred: dict[str, str] = {}

@@ -38,7 +38,7 @@ _POOLINGS = MappingProxyType(
 
 
 class InferredManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole manifest, and for each field that was not written the file that told it."""
+    """Holds a whole manifest and, for each inferred field, its source file."""
 
     document: dict[str, Any]
     sources: dict[str, str]

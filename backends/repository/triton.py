@@ -20,7 +20,7 @@ _SERVED = {"onnxruntime", "onnxruntime_onnx"}
 
 
 class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `config.pbtxt` says: fields of a manifest, and the versions that are served."""
+    """Holds a `config.pbtxt`: fields of a manifest, and the versions that are served."""
 
     declared: dict[str, Any]
     policy: str

@@ -1,4 +1,4 @@
-"""One item of a call: decoded, answered inside its time, told as an outcome."""
+"""Answers one item of a call: decodes it, runs its algorithm in its time, returns an outcome."""
 
 import asyncio
 import logging
@@ -25,14 +25,14 @@ from backends.serving.core import AdmittedCall, ServingCore
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
-# No item takes this long; a timer cannot be set for ever.
+# No item takes this long; a timer needs a finite time.
 _LONGEST = 3600.0
-# With so few seconds left, a caller who leaves does so because its time is over.
+# A caller that leaves so few seconds before its deadline leaves because of it.
 _GIVEN_UP_LATE = 0.05
 
 
 class Decoders:
-    """The decoders of parameters and items, made once."""
+    """Holds the decoders of parameters and items, made once."""
 
     def __init__(self) -> None:
         self.call = msgspec.msgpack.Decoder(Call)
@@ -109,10 +109,10 @@ class ItemAnswerer:
         return outcome
 
     def _end(self, index: int, caller: Caller, outcome: Done | Failed | None) -> None:
-        """Count how an item ended, and learn from it; without an outcome it was given up."""
+        """Count how an item ended, and learn from it; without an outcome it was cancelled."""
         self._core.count_item(self._call, _kind(outcome))
         if outcome is None:
-            # Whoever waits gives up at the very moment that the time is over here.
+            # The caller gives up at the moment that the deadline passes here.
             is_late = caller.deadline - self._clock() < _GIVEN_UP_LATE
         else:
             is_late = isinstance(outcome, Failed) and outcome.code == DeadlineExceeded.code
@@ -131,7 +131,7 @@ class ItemAnswerer:
 
     async def _run(self, item: CallItem, caller: Caller) -> bytes:
         left = caller.deadline - self._clock()
-        # Said this way round so that a time that is no number is over, too.
+        # Negated, so that NaN counts as over, too.
         if not left > 0:
             raise DeadlineExceeded(
                 "the time of the item was over before it began",
@@ -152,7 +152,7 @@ class ItemAnswerer:
 
 
 def _kind(outcome: Done | Failed | None) -> str:
-    """Return how an item ended, as it is counted."""
+    """Return the label under which an item's end is counted."""
     if outcome is None:
         return "cancelled"
     if isinstance(outcome, Done):

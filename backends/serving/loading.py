@@ -1,4 +1,4 @@
-"""From a repository's catalogue to an engine that serves it."""
+"""Loads the models of a repository's catalogue into a serving core."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,14 +39,14 @@ from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
 _ROWS_PER_BATCH = 16
-# What runs as many batches at a time as it is given threads.
+# Providers that run as many batches at a time as they have threads.
 _HOST = ("cpu", "paced")
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """What every model of a process shares."""
+    """Holds what loading needs and every model of a process shares."""
 
     settings: BackendSettings
     tracing: Tracing
@@ -57,7 +57,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What models share and a reload keeps: the device, known rows, what is mirrored."""
+    """Holds what models share and a reload keeps: device, row cache, mirror."""
 
     device: Device
     cache: RowCache
@@ -65,7 +65,7 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine and the batchers whose threads it needs started."""
+    """Holds a serving core and the batchers whose threads are to be started."""
 
     core: ServingCore
     batchers: list[Batcher]
@@ -73,7 +73,7 @@ class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_core(catalogue: Catalogue, tools: Tools) -> LoadedCore:
-    """Load every model of a catalogue; one that cannot be loaded is a problem, no error."""
+    """Load every model of a catalogue; one that cannot be loaded becomes a problem."""
     shared = make_shared(tools)
     model_set = load_models(catalogue, tools, shared)
     settings = tools.settings
@@ -88,7 +88,7 @@ def load_core(catalogue: Catalogue, tools: Tools) -> LoadedCore:
 
 
 def make_shared(tools: Tools) -> SharedResources:
-    """Return what the models of a process share, before any is loaded."""
+    """Make what the models of a process share."""
     device = Device(slots=_slots(tools.settings), clock=tools.clock)
     return SharedResources(
         device=device,
@@ -107,7 +107,7 @@ def load_models(
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
-    # Last, so that what builds on a model asks the model alone.
+    # Last, so that models above ask the model without its shadow.
     for model in catalogue.models.values():
         loader.mirror(model)
     return ModelSet(
@@ -166,7 +166,7 @@ class _Loader:
         self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
 
     def mirror(self, model: Model) -> None:
-        """Let the shadow of a model see its items; one that is broken is named, and sees none."""
+        """Mirror a model's items to its shadow; a broken shadow is a problem and gets none."""
         served_model = self.served_models.get(model.name)
         if model.shadow is None or served_model is None:
             return
@@ -244,7 +244,7 @@ class _Loader:
         )
 
     def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:
-        """Hold another server to the graph that it should run, which is opened for this alone."""
+        """Compare an upstream with the graph that it should run, which is opened for this alone."""
         here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
         check_agreement(candidate, executor, here)
 

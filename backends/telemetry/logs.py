@@ -1,4 +1,4 @@
-"""JSON lines on standard output: a constant message and fields, never input."""
+"""Writes logs as JSON lines to standard output: a constant message and fields, never input."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ _ErrorInfo = (
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what was passed as `extra` becomes fields.
+    """Formats a record as one JSON object a line; what was passed as `extra` becomes fields.
 
     Exceptions are named, with the place they came from, no more.
     """
@@ -56,7 +56,7 @@ def _named(error: BaseException) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; one that cannot be written, as on a full disk, is lost without a word.
+    """Writes lines; one that cannot be written, as on a full disk, is silently lost.
 
     Else the library would print a trace of it, in the same place, for every line.
     """

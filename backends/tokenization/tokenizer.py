@@ -1,4 +1,4 @@
-"""Texts to token ids: what is asked in one tick is one batch, off the loop unless it is tiny."""
+"""Tokenizes texts: one batch per event-loop iteration, in threads unless it is tiny."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ _KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 
 
 class _Question:
-    """One asker's texts and where the answer goes."""
+    """Holds one caller's texts and the future of their encodings."""
 
     __slots__ = ("characters", "future", "kind", "texts")
 
@@ -41,7 +41,7 @@ class _Question:
 
 
 class Tokenizer:
-    """A tokenizer file, one copy of it per thread (a shared one is not safe to configure).
+    """Encodes with one copy of a tokenizer file per thread (a shared copy is unsafe).
 
     Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
     refuses what is too long, unless `truncate_to` says how many tokens to keep.

@@ -1,4 +1,4 @@
-"""Tells which revisions in a repository the demo build made, so that it replaces no others.
+"""Records which revisions the demo build made, so that it replaces no others.
 
 Each revision that it writes holds a hidden file with the digests of its files.
 """

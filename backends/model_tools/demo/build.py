@@ -1,4 +1,4 @@
-"""Builds the repository of demo models: once, whole, and again only when something changed.
+"""Builds the repository of demo models, and again only when something changed.
 
 A version of a model appears in the target by one rename, complete. The manifest is written last,
 so an interrupted build is seen and done again. Models of others in the target stay as they are,

@@ -1,4 +1,4 @@
-"""`models import`: a Hugging Face folder becomes a model of the repository."""
+"""Implements `models import`: turns a Hugging Face folder into a model of the repository."""
 
 import sys
 from pathlib import Path

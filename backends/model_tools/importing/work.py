@@ -1,4 +1,4 @@
-"""Converts a folder, tries what came of it, and gives it its place in the repository."""
+"""Converts a folder, tries the result, and publishes it in the repository."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ _STAGING = ".importing-"
 
 
 class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make of a folder: a model `name`, and maybe a `variant` in another precision."""
+    """Holds the model's `name`, and a `variant` to make in another precision, if any."""
 
     name: str
     truncate: bool = False

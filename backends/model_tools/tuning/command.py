@@ -1,4 +1,4 @@
-"""`models tune`: measures a model on this machine, or makes a faster variant of it."""
+"""Implements `models tune`: measures a model on this machine, or makes a faster variant."""
 
 import sys
 from pathlib import Path

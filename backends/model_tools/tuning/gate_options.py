@@ -1,4 +1,4 @@
-"""The options of commands that make a variant in another precision, and what they ask for."""
+"""Declares the options of commands that make a variant in another precision."""
 
 import functools
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant, what it is made and judged with, and what it must keep to."""
+    """Holds a variant's options: its texts, and the bounds it must keep."""
 
     precision: Profile
     calibrate: Path | None

@@ -1,4 +1,4 @@
-"""Makes a variant of a classifier's graph in int8 or fp16, and judges it."""
+"""Makes a variant of a classifier's graph in int8 or fp16, and evaluates it."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class PrecisionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate and its numbers; `reasons` is empty when it may be served.
+    """Reports a candidate's numbers; `reasons` is empty when it may be served.
 
     `expected` is what it answers to a few texts: it must do so wherever it is served.
     """
@@ -59,7 +59,7 @@ class PrecisionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Precision:
-    """The work on one classifier; texts that calibrate are never those that judge."""
+    """Makes and evaluates variants of one classifier, on different texts."""
 
     def __init__(
         self, subject: TunedModel, *, bounds: Bounds, least_speedup: float, say: Say

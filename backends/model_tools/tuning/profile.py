@@ -1,4 +1,4 @@
-"""The precisions that a variant may have, and how commands report on it."""
+"""Lists the precisions that a variant may have, and types the commands' reports."""
 
 from collections.abc import Callable
 from typing import Literal

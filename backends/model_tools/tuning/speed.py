@@ -1,4 +1,4 @@
-"""Tunes how an encoder's rows are batched on this machine, and tells of it."""
+"""Tunes the batching of an encoder's rows on this machine, and reports it."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ _DEADLINE = 60.0
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was measured, and the best of it."""
+    """Holds all measurements, and the best of them."""
 
     encoder: str
     shares_batches: bool
@@ -82,7 +82,7 @@ def keep(settings: BackendSettings, sweep: Sweep) -> bool:
 
 
 class _TuningSession:
-    """One encoder, its graph opened once, served in different settings."""
+    """Serves one encoder, its graph opened once, with different settings."""
 
     def __init__(self, settings: BackendSettings, model: Model, pool: ThreadPoolExecutor) -> None:
         self._settings = settings

@@ -24,7 +24,7 @@ _NEARLY = 0.97
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting and what it did; `p95` is of a batch's run, or of a client's answer."""
+    """Holds one setting and its results; `p95` is of a batch's run, or a client's answer."""
 
     batch_size: int
     threads: int
@@ -130,7 +130,7 @@ def _measure(
     done = 0
     started = time.perf_counter()
 
-    def lane() -> None:
+    def worker() -> None:
         nonlocal done
         ended = started
         while ended - started < seconds:
@@ -143,7 +143,7 @@ def _measure(
                 took.append(ended - begun)
                 done += len(batch.places)
 
-    worker_threads = [threading.Thread(target=lane) for _ in range(threads)]
+    worker_threads = [threading.Thread(target=worker) for _ in range(threads)]
     for each in worker_threads:
         each.start()
     for each in worker_threads:
