@@ -28,9 +28,9 @@ from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.heartbeat import heartbeat
 from backends.listening import empty_queue
-from backends.qualification.admit import Admit, admit
+from backends.qualification.qualify import Qualify, qualify
 from backends.serving.core import ServingCore
-from backends.serving.loading import OpenExecutor, Tools
+from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, quiet_libraries
 from backends.stop_signals import StopSignals
@@ -44,7 +44,7 @@ _BACKLOG = 2048
 _KEEP_ALIVE = 120
 # uvicorn's ticks, ten a second, between two checks for timed-out connections.
 _TICKS = 5
-_LOOK = 0.05
+_POLL_INTERVAL = 0.05
 _FIRST_CALL = 1.0
 
 
@@ -54,7 +54,7 @@ async def open_backend(
     *,
     tracing: Tracing,
     open_executor: OpenExecutor,
-    admit: Admit = admit,
+    qualify: Qualify = qualify,
 ) -> AsyncIterator[Repository]:
     """Load the repository and run the threads of its encoders.
 
@@ -66,13 +66,13 @@ async def open_backend(
         pool = stack.enter_context(
             ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         )
-        tools = Tools(
+        tools = LoadingTools(
             settings=settings,
             tracing=tracing,
             clock=time.monotonic,
             tokenizer_pool=pool,
             open_executor=open_executor,
-            admit=admit,
+            qualify=qualify,
         )
         repository = Repository(
             root=settings.models,
@@ -203,7 +203,7 @@ async def run_until_stopped(
         serving = group.create_task(server.serve(sockets=[listener]))
         waits: list[asyncio.Task[object]] = [group.create_task(stop.requested.wait())]
         if settings.exit_with_parent:
-            waits.append(group.create_task(_parent_gone(parent)))
+            waits.append(group.create_task(_wait_for_parent_end(parent)))
         await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -247,7 +247,7 @@ async def drain(core: ServingCore, bound: float) -> None:
         )
 
 
-async def _parent_gone(parent: int) -> None:
+async def _wait_for_parent_end(parent: int) -> None:
     # No event reports that the parent ended; it has to be polled.
     while os.getppid() == parent:  # noqa: ASYNC110
         await asyncio.sleep(_PARENT_CHECK)
@@ -308,13 +308,13 @@ class BackendServer(uvicorn.Server):
 
         A connection that was just accepted gets that time for its first request.
         """
-        for _ in range(round(_FIRST_CALL / _LOOK)):
+        for _ in range(round(_FIRST_CALL / _POLL_INTERVAL)):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, WriteCoalescingProtocol):
                     connection.end_if_idle()
             if not self.server_state.connections:
                 return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
     @contextmanager
     @override

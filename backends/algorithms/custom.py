@@ -56,7 +56,9 @@ class Custom(Algorithm):
     @property
     @override
     def version(self) -> int:
-        return 1 + sum(known.version for tasks in self._below.values() for known in tasks.values())
+        return 1 + sum(
+            algorithm.version for tasks in self._below.values() for algorithm in tasks.values()
+        )
 
     @override
     async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:

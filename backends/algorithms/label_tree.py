@@ -81,10 +81,10 @@ class LabelTree(Labeller):
         reached: dict[str, float] = {}
         beam: list[tuple[float, Sequence[Node]]] = [(1.0, self._tree)]
         while beam:
-            judged = await all_of(self._judge_children(text, nodes, ask) for _, nodes in beam)
+            scored = await all_of(self._score_children(text, nodes, ask) for _, nodes in beam)
             found = [
                 (above * probability, node)
-                for (above, _), children in zip(beam, judged, strict=True)
+                for (above, _), children in zip(beam, scored, strict=True)
                 for probability, node in children
             ]
             best = sorted(found, key=lambda entry: -entry[0])[: self._beam]
@@ -92,7 +92,7 @@ class LabelTree(Labeller):
             beam = [(score, node.children) for score, node in best if node.children]
         return reached
 
-    async def _judge_children(
+    async def _score_children(
         self, text: str, nodes: Sequence[Node], ask: AlgorithmContext
     ) -> list[tuple[float, Node]]:
         if len(nodes) == 1:

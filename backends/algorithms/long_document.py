@@ -84,6 +84,6 @@ class LongEmbed(Algorithm):
 
     @override
     async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
-        kept = self._below.kept(parameters)
+        dimensions = self._below.check_dimensions(parameters)
         vector = await self._windows.ask(item, ask, "none")
-        return {"embedding": shorten(vector[None, :], kept, parameters)[0]}
+        return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}

@@ -62,8 +62,8 @@ class Mirror:
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
             self._count(shadow, "skipped")
             return
-        aside = ask.aside(deadline=self._clock() + self._timeout)
-        task = asyncio.create_task(self._run(shadow, item, parameters, answer, aside))
+        in_background = ask.in_background(deadline=self._clock() + self._timeout)
+        task = asyncio.create_task(self._run(shadow, item, parameters, answer, in_background))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -96,8 +96,8 @@ class Mirror:
             _log.exception("a shadow failed unexpectedly", extra={"model": shadow.names[1]})
             self._count(shadow, "failed")
         else:
-            near = not found.changed and found.largest <= shadow.tolerance
-            self._count(shadow, "changed" if found.changed else "same" if near else "moved")
+            is_close = not found.changed and found.largest <= shadow.tolerance
+            self._count(shadow, "changed" if found.changed else "same" if is_close else "moved")
             largest = self._largest.get(shadow.names, 0.0)
             self._largest[shadow.names] = max(largest, found.largest)
 

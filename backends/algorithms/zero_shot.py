@@ -37,7 +37,7 @@ class ZeroShot(ZeroShotTask):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-        self._kept = KeptLabels(most_bytes=_MOST_LABEL_BYTES)
+        self._label_cache = KeptLabels(most_bytes=_MOST_LABEL_BYTES)
 
     @property
     @override
@@ -57,8 +57,8 @@ class ZeroShot(ZeroShotTask):
         check_labels(labels)
         filled = fill_template(template, labels)
         null = [text for text in fill_template(template, [""]) if text.strip()]
-        wanted = (ask.scope, template, tuple(labels))
-        directions = self._kept.get(wanted)
+        label_set = (ask.scope, template, tuple(labels))
+        directions = self._label_cache.get(label_set)
         if directions is None:
             rows = await ask(self._model, [text, *filled, *null])
             vectors = normalize(rows[1:])
@@ -67,7 +67,7 @@ class ZeroShot(ZeroShotTask):
                 directions = _without(directions, vectors[-1])
             if not ask.is_truncated:
                 # Labels that were cut are to be seen as such again.
-                self._kept.put(wanted, directions)
+                self._label_cache.put(label_set, directions)
         else:
             ask.count_cached(len(filled) + len(null))
             rows = await ask(self._model, [text])

@@ -28,7 +28,7 @@ class Client:
 
     def __init__(self, *, is_certified: bool = False) -> None:
         self.is_certified = is_certified
-        self.gone = False
+        self.is_disconnected = False
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -42,7 +42,7 @@ class Client:
 
     def leave(self) -> None:
         """Note that it disconnected."""
-        self.gone = True
+        self.is_disconnected = True
         if self._task is not None:
             self._task.cancel()
 

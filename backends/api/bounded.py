@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
 # Received bytes are parsed in chunks of this size, so that bounds are checked often enough.
-_PIECE = 4 * 1024
-_PIECE_OF_BODY = 64 * 1024
+_CHUNK = 4 * 1024
+_BODY_CHUNK = 64 * 1024
 
 
 class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,18 +55,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left and not self.transport.is_closing():
+        rest = memoryview(data)
+        while rest and not self.transport.is_closing():
             events = self._events
-            size = _PIECE_OF_BODY if self._is_in_body else _PIECE
-            super().data_received(left[:size])  # type: ignore[arg-type]  # the parser takes it
+            size = _BODY_CHUNK if self._is_in_body else _CHUNK
+            super().data_received(rest[:size])  # type: ignore[arg-type]  # the parser takes it
             if self._events != events:
                 self._head_bytes = 0
             else:
-                self._head_bytes += len(left[:size])
+                self._head_bytes += len(rest[:size])
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self._refuse(431, "headers_too_large", "a head or a trailer has no end")
-            left = left[size:]
+            rest = rest[size:]
 
     @override
     def on_message_begin(self) -> None:

@@ -148,7 +148,7 @@ class CallHandler:
             with client.waiting():
                 outcome = await answerer.answer(0, item)
         except asyncio.CancelledError:
-            if not client.gone:
+            if not client.is_disconnected:
                 raise
             return
         finally:
@@ -200,7 +200,7 @@ class _Reply:
         self._has_begun = False
         self._is_sending = False
         self._reporting: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(interval, self._look)
+        self._timer = asyncio.get_running_loop().call_later(interval, self._on_timer)
 
     def close(self) -> None:
         """Stop reporting."""
@@ -227,8 +227,8 @@ class _Reply:
             await self._send(_START)
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
-    def _look(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
+    def _on_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
         batches, self._batches = self._batches, self._work.batches
         if batches == self._batches or self._is_sending:
             return
@@ -245,7 +245,7 @@ class _OutcomeStream:
         self._items = items
         self._ready: list[Frame] = []
         self._changed = asyncio.Event()
-        self._gone = False
+        self._is_disconnected = False
 
     async def run(self, receive: Receive, reply: _Reply) -> None:
         """Send every outcome, unless the client leaves."""
@@ -269,21 +269,21 @@ class _OutcomeStream:
     async def _watch(self, receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
+        self._is_disconnected = True
         for task in tasks:
             task.cancel()
         self._changed.set()
 
     async def _send_all(self, reply: _Reply) -> None:
-        left = len(self._items)
-        while left:
+        remaining = len(self._items)
+        while remaining:
             await self._changed.wait()
             self._changed.clear()
-            if self._gone:
+            if self._is_disconnected:
                 return
             frames, self._ready = self._ready, []
-            left -= len(frames)
-            await reply.send(frames, is_last=not left)
+            remaining -= len(frames)
+            await reply.send(frames, is_last=not remaining)
 
 
 async def send_refusal(send: Send, error: BackendError) -> None:

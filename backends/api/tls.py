@@ -143,14 +143,14 @@ class _RefusalLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._said: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
 
-    def tell(self, error: ssl.SSLError) -> None:
+    def log(self, error: ssl.SSLError) -> None:
         """Log one line on a failed handshake."""
         reason, now = explain(error), self._clock()
         # The reasons are those that OpenSSL knows: a closed set.
-        if now - self._said.get(reason, float("-inf")) >= _LOG_INTERVAL:
-            self._said[reason] = now
+        if now - self._logged.get(reason, float("-inf")) >= _LOG_INTERVAL:
+            self._logged[reason] = now
             _log.warning("a TLS handshake failed", extra={"reason": reason})
 
 
@@ -169,7 +169,7 @@ class _ReportingHandshake(ssl.SSLObject):
             raise
         except ssl.SSLError as error:
             if isinstance(self.context, _ReportingContext):
-                self.context.refusals.tell(error)
+                self.context.refusals.log(error)
             raise
 
 

@@ -157,7 +157,7 @@ class RowQueue:
         """Close the queue, wake waiting threads and return the rows, which will not run."""
         with self._changed:
             self.is_closed = True
-            left = list(self._flows.rows())
+            rows = list(self._flows.rows())
             self._flows.clear()
             self._by_length.clear()
             self._counts.clear()
@@ -165,7 +165,7 @@ class RowQueue:
             self.rows = self.tokens = 0
             self.seconds = 0.0
             self._changed.notify_all()
-            return left
+            return rows
 
     def partition_runnable(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
         """Split rows of a failed batch into those that are run again and those that expired."""

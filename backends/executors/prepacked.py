@@ -48,7 +48,7 @@ def prepacked_graph(
         return _aligned(folder / _GRAPH)
     try:
         folder.parent.mkdir(exist_ok=True)
-        with _turn(folder.parent):
+        with _exclusive(folder.parent):
             if not (folder / _GRAPH).is_file():
                 _build(folder, save)
                 _delete_stale(folder, machine)
@@ -58,7 +58,7 @@ def prepacked_graph(
 
 
 @contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     """Hold the folder's lock: of processes that start together, one packs and the others wait.
 
     Not for ever: two that pack at once write the same files.

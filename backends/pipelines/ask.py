@@ -47,7 +47,7 @@ class AlgorithmContext:
         """Allow no more than `most` rows from here on, unless less was left already."""
         self._caller.rows_left = min(self._caller.rows_left, most)
 
-    def aside(self, *, deadline: float) -> "AlgorithmContext":
+    def in_background(self, *, deadline: float) -> "AlgorithmContext":
         """Return one of the same scope that counts nothing to the item and waits behind others."""
         caller = Caller(scope=self._caller.scope, deadline=deadline, lane=BULK)
         return AlgorithmContext(self._pipelines, caller)

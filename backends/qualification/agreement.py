@@ -4,8 +4,8 @@ import numpy as np
 
 from backends.errors import BackendError, ModelProblem
 from backends.executors.base import ModelExecutor
-from backends.qualification.admit import TOLERANCES, Candidate
 from backends.qualification.invariance import ORDINARY, OUTLIERS
+from backends.qualification.qualify import TOLERANCES, Candidate
 
 _MOST_TOKENS = 48
 

@@ -68,8 +68,8 @@ def measure_invariance(
         for subject, others in ((ordinary[0], ordinary[1:]), (ordinary[1], ordinary[2:])):
             probe = _InvarianceProbe(executor, output, subject, (*others, *outliers))
             base = probe.among(others[:mates_at_most])
-            for company in (others[-mates_at_most:], outliers[:mates_at_most]):
-                mates = max(mates, _moved(base, probe.among(company)))
+            for neighbours in (others[-mates_at_most:], outliers[:mates_at_most]):
+                mates = max(mates, _moved(base, probe.among(neighbours)))
             shapes = max(shapes, _moved(base, probe.alone()))
     return Invariance(mates=mates, shapes=shapes)
 

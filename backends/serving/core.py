@@ -183,8 +183,8 @@ class ServingCore:
 
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Answer calls that name these no longer, unless they came back meanwhile."""
-        for variant, gone in retired.items():
-            if self._retired.get(variant) is gone:
+        for variant, entry in retired.items():
+            if self._retired.get(variant) is entry:
                 del self._retired[variant]
 
     def running(self) -> list[RunningEncoder]:
@@ -213,13 +213,13 @@ class ServingCore:
         return AdmittedCall(served_model=served_model, pipelines=model_set.pipelines, work=work)
 
     def _find(self, call: Call) -> tuple[ServedModel, ModelSet]:
-        asked = (call.model, call.revision, call.profile)
+        variant = (call.model, call.revision, call.profile)
         served_model, model_set = self._model_set.served_models.get(call.model), self._model_set
         if served_model is None and (kept := self._model_set.kept.get(call.model)) is not None:
             served_model, model_set = kept.served_model, kept.model_set
-        if served_model is not None and _variant(served_model.info) == asked:
+        if served_model is not None and _variant(served_model.info) == variant:
             return served_model, model_set
-        if (retired := self._retired.get(asked)) is not None:
+        if (retired := self._retired.get(variant)) is not None:
             return retired.served_model, retired.model_set
         if served_model is None:
             raise ModelNotFound(f"model `{call.model}` is not served here")

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 # No item takes this long; a timer needs a finite time.
 _LONGEST = 3600.0
 # A caller that leaves so few seconds before its deadline leaves because of it.
-_GIVEN_UP_LATE = 0.05
+_LATE_CANCELLATION = 0.05
 
 
 class Decoders:
@@ -84,8 +84,8 @@ class ItemAnswerer:
         )
         outcome: Done | Failed | None = None
         try:
-            left = caller.deadline - self._clock()
-            caller.reservation = self._work.reservation(index, item, time_left=left)
+            remaining = caller.deadline - self._clock()
+            caller.reservation = self._work.reservation(index, item, time_left=remaining)
             result = await self._run(item, caller)
             outcome = Done(
                 index=index,
@@ -113,7 +113,7 @@ class ItemAnswerer:
         self._core.count_item(self._call, _kind(outcome))
         if outcome is None:
             # The caller gives up at the moment that the deadline passes here.
-            is_late = caller.deadline - self._clock() < _GIVEN_UP_LATE
+            is_late = caller.deadline - self._clock() < _LATE_CANCELLATION
         else:
             is_late = isinstance(outcome, Failed) and outcome.code == DeadlineExceeded.code
         self._work.end(
@@ -130,9 +130,9 @@ class ItemAnswerer:
         return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
     async def _run(self, item: CallItem, caller: Caller) -> bytes:
-        left = caller.deadline - self._clock()
+        remaining = caller.deadline - self._clock()
         # Negated, so that NaN counts as over, too.
-        if not left > 0:
+        if not remaining > 0:
             raise DeadlineExceeded(
                 "the time of the item was over before it began",
                 retry_after=self._core.backlog(self._call),
@@ -143,7 +143,7 @@ class ItemAnswerer:
             raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
         ask = AlgorithmContext(self._pipelines, caller)
         try:
-            async with asyncio.timeout(min(left, _LONGEST)):
+            async with asyncio.timeout(min(remaining, _LONGEST)):
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
             raise DeadlineExceeded(

@@ -21,8 +21,8 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
-from backends.qualification.admit import Admit, Candidate
 from backends.qualification.agreement import check_agreement
+from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, Model, base_name
 from backends.repository.manifest import (
@@ -45,7 +45,7 @@ _HOST = ("cpu", "paced")
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
+class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what loading needs and every model of a process shares."""
 
     settings: BackendSettings
@@ -53,7 +53,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float]
     tokenizer_pool: ThreadPoolExecutor
     open_executor: OpenExecutor
-    admit: Admit
+    qualify: Qualify
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
     problems: Mapping[str, str]
 
 
-def load_core(catalogue: Catalogue, tools: Tools) -> LoadedCore:
+def load_core(catalogue: Catalogue, tools: LoadingTools) -> LoadedCore:
     """Load every model of a catalogue; one that cannot be loaded becomes a problem."""
     shared = make_shared(tools)
     model_set = load_models(catalogue, tools, shared)
@@ -87,7 +87,7 @@ def load_core(catalogue: Catalogue, tools: Tools) -> LoadedCore:
     return LoadedCore(core=core, batchers=batchers, problems=model_set.problems)
 
 
-def make_shared(tools: Tools) -> SharedResources:
+def make_shared(tools: LoadingTools) -> SharedResources:
     """Make what the models of a process share."""
     device = Device(slots=_slots(tools.settings), clock=tools.clock)
     return SharedResources(
@@ -99,7 +99,7 @@ def make_shared(tools: Tools) -> SharedResources:
 
 def load_models(
     catalogue: Catalogue,
-    tools: Tools,
+    tools: LoadingTools,
     shared: SharedResources,
     running: Sequence[RunningEncoder] = (),
 ) -> ModelSet:
@@ -124,7 +124,7 @@ class _Loader:
     def __init__(
         self,
         catalogue: Catalogue,
-        tools: Tools,
+        tools: LoadingTools,
         shared: SharedResources,
         running: Sequence[RunningEncoder],
     ) -> None:
@@ -203,7 +203,7 @@ class _Loader:
             self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
-        shares_batches = executor.most_rows != 1 and tools.admit(
+        shares_batches = executor.most_rows != 1 and tools.qualify(
             _candidate(model, manifest, executor, tokenizer)
         )
         found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)

@@ -59,7 +59,7 @@ class _Search:
 
     def __init__(self, before: ModelSet | None) -> None:
         self._before = before
-        self._left: dict[str, Iterator[Shares]] = {}
+        self._candidates_by_name: dict[str, Iterator[Shares]] = {}
         self.pinned: dict[str, Shares] = {}
         self.reasons: dict[str, str] = {}
 
@@ -85,8 +85,10 @@ class _Search:
         for name in names:
             self.reasons.setdefault(name, _reason(name, catalogue, model_set))
             revisions = catalogue.revisions[name]
-            left = self._left.setdefault(name, self._candidates(name, revisions))
-            shares = next(left, None)
+            candidates = self._candidates_by_name.setdefault(
+                name, self._candidates(name, revisions)
+            )
+            shares = next(candidates, None)
             if shares is not None:
                 self.pinned[name] = shares
                 advanced = True

@@ -19,13 +19,13 @@ from backends.serving.core import (
     ServingCore,
     Variant,
 )
-from backends.serving.loading import Tools, load_models, make_shared
+from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.serving.recovery import Pinned, RecoveredModels, load_repository
 
 _log = logging.getLogger(__name__)
 # Seconds between two readiness checks of the upstream servers.
 _WATCH = 0.5
-_TRY_AGAIN = 30.0
+_RETRY_INTERVAL = 30.0
 
 
 class Repository:
@@ -38,7 +38,7 @@ class Repository:
     """
 
     def __init__(
-        self, *, root: Path, tools: Tools, retire_after: float, more: Path | None = None
+        self, *, root: Path, tools: LoadingTools, retire_after: float, more: Path | None = None
     ) -> None:
         """Read the directory and load its models.
 
@@ -56,7 +56,7 @@ class Repository:
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
         # Seconds after which a server that is ready is tried again whose model could not be loaded.
-        self.try_again_after = _TRY_AGAIN
+        self.retry_interval = _RETRY_INTERVAL
         self.core = ServingCore(
             identity=Identity(backend_id=settings.backend_id, region=settings.region),
             model_set=model_set,
@@ -135,11 +135,11 @@ class Repository:
         while True:
             await asyncio.sleep(_WATCH)
             try:
-                await self.look()
+                await self.check_upstreams()
             except Exception:  # noqa: BLE001 - one look that fails must not be the last
                 _log.exception("a check of the upstream servers failed")
 
-    async def look(self) -> None:
+    async def check_upstreams(self) -> None:
         """Check the upstream servers, and reload where one has changed.
 
         Raises:
@@ -153,7 +153,7 @@ class Repository:
             self.core.unready = frozenset(ill.union(e for e in known if not found[e]))
             used = {encoder.upstream for encoder in self.model_set.all_encoders()}
             # A ready one whose model could not be loaded is tried again later.
-            late = self._tools.clock() - self._tried >= self.try_again_after
+            late = self._tools.clock() - self._tried >= self.retry_interval
             broken = any(found[each] and each not in used for each in known) and late
             if self._changed(found) or broken:
                 await self._reload()

@@ -45,12 +45,12 @@ class WorkEstimates:
         """Learn from the work of an item; of one that was not done it is a lower bound."""
         if guessed <= 0.0:
             return
-        seen = min(_MOST, max(_LEAST, brought / guessed))
+        measured = min(_MOST, max(_LEAST, brought / guessed))
         for kind in _kinds(call):
-            known = self._ratios.get(kind)
-            if not is_done and seen <= (1.0 if known is None else known):
+            ratio = self._ratios.get(kind)
+            if not is_done and measured <= (1.0 if ratio is None else ratio):
                 continue
-            self._ratios[kind] = seen if known is None else known + _STEP * (seen - known)
+            self._ratios[kind] = measured if ratio is None else ratio + _STEP * (measured - ratio)
             self._ratios.move_to_end(kind)
         while len(self._ratios) > _MOST_KINDS:
             self._ratios.popitem(last=False)

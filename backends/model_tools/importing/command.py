@@ -54,5 +54,5 @@ def import_command(
     folder = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()
     options = ImportOptions(name=chosen, truncate=truncate, dry_run=dry_run, variant=wanted)
-    if not import_model(folder, settings, options, say=click.echo):
+    if not import_model(folder, settings, options, echo=click.echo):
         sys.exit(1)

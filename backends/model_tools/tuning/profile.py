@@ -4,4 +4,4 @@ from collections.abc import Callable
 from typing import Literal
 
 Profile = Literal["int8", "fp16"]
-Say = Callable[[str], None]
+Echo = Callable[[str], None]

@@ -18,7 +18,7 @@ from backends.types import IntArray
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _TEXTS = 512
-_TURNS = 3
+_ROUNDS = 3
 # A smaller batch that does nearly as much answers sooner.
 _NEARLY = 0.97
 
@@ -69,15 +69,15 @@ def sweep_batches(
 
     Every setting has several turns, so that a machine that is busy for a while is so for all.
     """
-    turns = [
+    rounds = [
         [
-            _measure(executor, rows, size=size, threads=count, seconds=seconds / _TURNS)
+            _measure(executor, rows, size=size, threads=count, seconds=seconds / _ROUNDS)
             for count in threads
             for size in sizes
         ]
-        for _ in range(_TURNS)
+        for _ in range(_ROUNDS)
     ]
-    return [_median(points) for points in zip(*turns, strict=True)]
+    return [_median(points) for points in zip(*rounds, strict=True)]
 
 
 def choose(points: Sequence[Point]) -> Point:
@@ -97,16 +97,16 @@ async def sweep_clients(
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Point]:
     """Let every number of clients ask one text after the other, `seconds` each, in turns."""
-    turns = [
+    rounds = [
         [
             await _ask_all(
-                ask, texts, count=count, best=best, seconds=seconds / _TURNS, clock=clock
+                ask, texts, count=count, best=best, seconds=seconds / _ROUNDS, clock=clock
             )
             for count in clients
         ]
-        for _ in range(_TURNS)
+        for _ in range(_ROUNDS)
     ]
-    return [_median(points) for points in zip(*turns, strict=True)]
+    return [_median(points) for points in zip(*rounds, strict=True)]
 
 
 def _median(points: Sequence[Point]) -> Point:

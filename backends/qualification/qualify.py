@@ -36,15 +36,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     is_remote: bool = False
 
 
-Admit = Callable[[Candidate], bool]
+Qualify = Callable[[Candidate], bool]
 
 
-def admit_unmeasured(_: Candidate) -> bool:
+def qualify_unmeasured(_: Candidate) -> bool:
     """Let every row share batches; for executors that are known to keep rows apart."""
     return True
 
 
-def admit(candidate: Candidate) -> bool:
+def qualify(candidate: Candidate) -> bool:
     """Return whether rows may share batches; measured once per digest and kind of machine.
 
     What another server runs is measured each time: of its machine nothing is known.
