@@ -174,7 +174,7 @@ def _print(
 
 @contextmanager
 def _one_line(command: str) -> Iterator[None]:
-    """Turn what keeps the process from starting into one line and exit code 2."""
+    """Print a problem that prevents the start as one line, and exit with 2."""
     try:
         yield
     except StartProblem as error:

@@ -55,7 +55,7 @@ async def empty_queue(listener: socket.socket, *, within: float = _EMPTY_WITHIN)
 
 
 def _has_handshake(port: int) -> bool:
-    """Return whether a handshake with `port` has begun, as far as the kernel tells."""
+    """Return whether the kernel reports a handshake with `port` in progress."""
     for path in _CONNECTIONS:
         with contextlib.suppress(OSError), Path(path).open("rb") as table:
             for line in table:

@@ -177,8 +177,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """Holds an item's answer: JSON `result`, rows and tokens computed (0 when all were cached).
 
-    `known` rows were asked for it too and cost nothing: seen before, or joined to one in flight.
-    `truncated_from` is how many tokens the longest of its texts has that were cut; 0: none was.
+    `known` rows cost nothing: they were cached, or joined to one in flight. `truncated_from` is
+    the number of tokens of the longest truncated text; 0: none was.
     """
 
     index: int
@@ -204,7 +204,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Reports the load of the backend, in every reply and in its state.
 
     `queued_seconds` is what the longest queue will take, `device_busy_share` of the last seconds;
-    `releases` counts batches by the reason why they left as they were, since the start.
+    `releases` counts batches since the start, by the reason for which no row more joined.
     """
 
     queued_rows: int = 0
@@ -255,9 +255,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's identity, readiness, models and load.
 
-    `missing` says what is not as it should be; a ready backend may still miss a model whose
-    repository entry is broken. `problems` says of such models, by name, what is wrong with the
-    revision that should be served, be another served in its place or none.
+    `missing` lists what is wrong; a ready backend may still miss a model whose repository entry is
+    broken. `problems` says for such models, by name, what is wrong with the revision that should
+    be served, whether or not another is served in its place.
     """
 
     backend_id: str

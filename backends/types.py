@@ -33,7 +33,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     truncated_from: int = 0
 
 
-class TokenSpan(msgspec.Struct, frozen=True, kw_only=True):
+class TokenOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """Holds one token's place in the text: `start` and `end` count its characters."""
 
     start: int
@@ -46,7 +46,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds the tokens of a text without special tokens, and their places."""
 
     ids: IntArray
-    pieces: list[TokenSpan]
+    pieces: list[TokenOffsets]
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,37 +1,33 @@
-"""An owner for tasks that outlive what started them: bounded in time, never lost, never silent."""
+"""Owns tasks that outlive what started them: none is lost, silent, or left running at the end."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class TaskStarter(Protocol):
-    """Owns tasks that outlive the request which started them."""
+    """Starts tasks that outlive the request which started them."""
 
     def start(self, work: Coroutine[object, object, None]) -> None:
         """Run `work` to its end."""
         ...
 
 
-class TaskOwner:
-    """Holds tasks until they end; at its exit gives them `drain` seconds, then cancels them."""
+class TaskScope:
+    """An async context manager: at its exit, tasks have `drain` seconds and are then cancelled.
 
-    def __init__(self, *, drain: float) -> None:
+    Those that are cancelled are awaited, also if they are started by others that clean up.
+    """
+
+    def __init__(self, *, drain: float = 0.0) -> None:
         self._drain = drain
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` to its end; what it raises is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,7 +45,86 @@ class TaskOwner:
                 task.cancel()
             await asyncio.wait(tuple(self._tasks))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background task failed", exc_info=error)
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run `work` to its end; an exception of it is logged."""
+        self.create_task(work).add_done_callback(_log_failure)
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in a task whose outcome is the caller's to look at."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`.
+
+        When the caller is cancelled, so is the work, but the caller does not wait and no second
+        cancellation can reach the work while it cleans up.
+        """
+        task = self.create_task(work)
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            task.add_done_callback(_ignore_outcome)
+            task.cancel()
+            raise
+        return task.result()
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a background task failed", exc_info=error)
+
+
+def _ignore_outcome(task: asyncio.Task[Any]) -> None:
+    # Nobody waits for it any more; an exception that is not retrieved would be logged by asyncio.
+    if not task.cancelled():
+        task.exception()
+
+
+class PeriodicTask:
+    """Awaits `step` each `interval` seconds, and soon after each `wake`, while it is entered.
+
+    The first step is one interval away. What a step raises is logged as `failure`, and the next one
+    runs all the same. Leaving waits for the step in progress: redis-py may swallow a cancellation.
+    """
+
+    def __init__(
+        self, step: Callable[[], Awaitable[object]], *, interval: float, failure: str
+    ) -> None:
+        self._step = step
+        self._interval = interval
+        self._failure = failure
+        self._woken = asyncio.Event()
+        self._is_stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Run the next step now."""
+        self._woken.set()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._is_stopping = True
+        self.wake()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._interval)
+            self._woken.clear()
+            if self._is_stopping:
+                return
+            try:
+                await self._step()
+            except Exception:  # noqa: BLE001 - one failed step must not end the following of later ones
+                _log.exception(self._failure)

@@ -1,4 +1,4 @@
-"""How many answers a worker gives from the cache, beside rivals and a server that does nothing.
+"""Measures a worker's cache hits per second, beside rivals and a server without logic.
 
 One server at a time is asked, in turns; it has a core, and everything else the other one.
 """
@@ -19,11 +19,13 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
+from loadtests.harness.ports import free_port
+from loadtests.harness.system import System
+from loadtests.harness.waiting import wait_until
 from loadtests.machine import busy_seconds, pin, resident_mib, this_machine
 from loadtests.report import Row, show
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
-from tests.support.system import System, free_port, until
 
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
@@ -34,12 +36,12 @@ _MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
 
 
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure hits by tier and door in turns with their rivals, and print the table."""
+    """Measure hits by tier and entry point in turns with their rivals, and print the table."""
     if not wrk.is_installed():
         sys.exit("`wrk` is needed; `make install-system` installs it")
     texts = sentences(_TEXTS, seed=1)
     bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
-    measured: dict[str, list[wrk.Sent]] = {}
+    measured: dict[str, list[wrk.WrkResult]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = start_systems(stack, root, bodies)
@@ -105,7 +107,7 @@ def settle(systems: Iterable[System]) -> None:
         return rests
 
     time.sleep(0.5)
-    until(is_quiet, within=60, what="events are billed")
+    wait_until(is_quiet, within=60, what="events are billed")
 
 
 def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Target]:
@@ -123,7 +125,7 @@ def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> d
     return targets
 
 
-def _rows(measured: dict[str, list[wrk.Sent]]) -> list[Row]:
+def _rows(measured: dict[str, list[wrk.WrkResult]]) -> list[Row]:
     """Return the median run of each; ratios are to the first."""
     medians = {
         what: sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
@@ -182,7 +184,7 @@ def _bare(length: int) -> Iterator[int]:
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
-        until(lambda: _answers(port), within=10, what="the bare server answers")
+        wait_until(lambda: _answers(port), within=10, what="the bare server answers")
         pin([child.pid], SERVER)
         yield port
     finally:

@@ -1,4 +1,4 @@
-"""How many distinct sentences run through the model, beside the bare session on the same ones."""
+"""Measures distinct sentences per second through the model, beside the bare session."""
 
 import asyncio
 import itertools
@@ -25,11 +25,11 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.harness.system import System
 from loadtests.machine import pin, resident_mib, this_machine
 from loadtests.padded import write_padded
 from loadtests.report import rows, show
 from loadtests.workload import sentences
-from tests.support.system import System
 
 _BATCH = 8
 _BARE = tuple(f"bare session, {form}, sorted, batches of {_BATCH}" for form in ("served", "padded"))

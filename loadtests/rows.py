@@ -1,4 +1,4 @@
-"""Zero-shot requests of many rows beside requests of one row each: rows a second on both sides."""
+"""Measures rows per second of zero-shot requests of many rows beside one-row requests."""
 
 import asyncio
 import random
@@ -14,10 +14,10 @@ from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Call, CallItem, ClassifyParameters, Task, ZeroShotParameters
 from loadtests.backend import RunningBackend, backend, run_closed
 from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.harness.system import System
 from loadtests.machine import this_machine
 from loadtests.report import Row, rows, show
 from loadtests.workload import sentences
-from tests.support.system import System
 
 _LABELS = ["music", "work", "family", "picture", "world", "life", "time", "people", "story", "fast"]
 _TEMPLATE = "this text is about {}"

@@ -35,7 +35,7 @@ class Cascade(Labeller):
         if self._small.confidence(scores) < self._threshold:
             return await self._large.scores(text, ask, function)
         if function is not None:
-            # The row is known by now.
+            # The row is cached by now.
             scores = await self._small.scores(text, ask, function)
         return reorder(scores, self._small.labels, self.labels)
 

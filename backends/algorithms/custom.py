@@ -71,7 +71,7 @@ class Custom(Algorithm):
             async with asyncio.timeout(self._budget.time):
                 outcome = await asyncio.wrap_future(work)
         except asyncio.CancelledError:
-            # The caller has gone, or its own time is over.
+            # The caller disconnected, or its deadline passed.
             self._side.free(_TIMEOUT)
             raise
         except (TimeoutError, EventLoopBlocked):
@@ -160,7 +160,7 @@ def _convert(value: Any, kind: Any, code: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what numpy made as msgspec knows it."""
+    """Return a numpy value as plain Python."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise NotImplementedError(f"a `{type(value).__name__}` is no JSON")

@@ -31,7 +31,7 @@ class Embed(Algorithm):
         return {"embedding": shorten(vectors, dimensions, parameters)[0]}
 
     def check_dimensions(self, parameters: EmbedParameters) -> int:
-        """Return how many values of a vector are asked for, or refuse."""
+        """Return the requested number of a vector's values, or refuse."""
         dimensions = self.dimensions if parameters.dimensions is None else parameters.dimensions
         if not 1 <= dimensions <= self.dimensions:
             raise ItemRefused(

@@ -203,7 +203,7 @@ def _serve_algorithm(
     info = ModelInfo(
         name=model.name,
         revision=model.revision,
-        # Models of different precision below one algorithm are told of together.
+        # Models of different precision below one algorithm: all profiles are listed.
         profile="+".join(sorted({served_model.info.profile for served_model in below})),
         tasks=list(algorithms),
         algorithm=manifest.algorithm,

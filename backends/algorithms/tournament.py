@@ -101,17 +101,17 @@ class _Knockout:
         return ranking
 
     async def _best(self, players: Sequence[int]) -> int:
-        """Play the whole tree; what is known from the last time costs nothing."""
+        """Play the whole tree; earlier comparisons are reused."""
         while len(players) > 1:
             pairs = [players[at : at + 2] for at in range(0, len(players), 2)]
-            # Most pairs of a replay are known: they need no task.
+            # Most pairs of a replay were compared before: they need no task.
             unknown = [pair for pair in pairs if self._winner(pair) is None]
             await all_of(self._play(*pair) for pair in unknown)
             players = [winner for pair in pairs if (winner := self._winner(pair)) is not None]
         return players[0]
 
     def _winner(self, pair: Sequence[int]) -> int | None:
-        """Return who goes on, -1 for nobody; `None` where the two were never compared."""
+        """Return the winner, -1 if there is none; `None` where the two were never compared."""
         present = [player for player in pair if player >= 0]
         if len(present) < 2:  # noqa: PLR2004 - a pair
             return present[0] if present else -1

@@ -99,7 +99,7 @@ class Choose(Algorithm):
 
 
 def _without(vectors: FloatArray, null: FloatArray) -> FloatArray:
-    """Return unit vectors at right angles to `null`; one that says nothing else becomes zero."""
+    """Return unit vectors at right angles to `null`; one parallel to it becomes zero."""
     rest = vectors - (vectors @ null)[:, None] * null
     rest[np.linalg.norm(rest, axis=-1) < 1e-6] = 0.0  # noqa: PLR2004 - nothing but rounding
     return normalize(rest)

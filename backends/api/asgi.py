@@ -67,7 +67,7 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
     """Return the whole body.
 
     Raises:
-        CallTooLarge: it is, or says it is, over the limit.
+        CallTooLarge: it, or its `Content-Length`, is over the limit.
         BadCall: its length is no number.
         ClientGone: the client disconnected.
     """

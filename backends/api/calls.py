@@ -46,7 +46,7 @@ from backends.telemetry.spans import Tracing
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
 _MAX_ITEMS = 65_536
-# A call alone must not fill the queue and be refused for it; nor is every item worth a task.
+# Items of one call in progress: one call must not fill the queue, and tasks are not free.
 _ITEMS_AT_ONCE = 256
 _OK = 200
 # After so many seconds without an outcome a report says that batches run: a gateway treats longer
@@ -171,7 +171,7 @@ class CallHandler:
 
 
 def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
-    """Return the client as the server knows it, else one and the task that watches it."""
+    """Return the server's client object, or else a new one and the task that watches it."""
     client = client_of(scope)
     if client is not None:
         return client, None

@@ -148,7 +148,7 @@ class _RefusalLog:
     def log(self, error: ssl.SSLError) -> None:
         """Log one line on a failed handshake."""
         reason, now = explain(error), self._clock()
-        # The reasons are those that OpenSSL knows: a closed set.
+        # The reasons are OpenSSL's: a closed set.
         if now - self._logged.get(reason, float("-inf")) >= _LOG_INTERVAL:
             self._logged[reason] = now
             _log.warning("a TLS handshake failed", extra={"reason": reason})

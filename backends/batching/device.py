@@ -87,7 +87,7 @@ class Device:
         return len(self._shares)
 
     def close(self, share: DeviceShare) -> None:
-        """Close the account of a model that has gone."""
+        """Close the account of a model that was removed."""
         with self._changed:
             if share in self._shares:
                 self._shares.remove(share)

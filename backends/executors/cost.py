@@ -7,7 +7,7 @@ import numpy as np
 
 from backends.types import IntArray
 
-# Row lengths of the trial batches: alone and in company, of one length and of several.
+# Row lengths of the trial batches: single and several, of one length and of different ones.
 _TRIALS: tuple[tuple[int, ...], ...] = (
     (4,),
     (12,),
@@ -27,7 +27,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """Predicts a batch's seconds: fixed, per token, per padded token, per length^2.
 
     `tokens` are real ones: a graph that leaves padding out pays for those, another for the padded
-    ones. The defaults say what a token of padding is worth where nothing was measured.
+    ones. The defaults apply where nothing was measured.
     """
 
     base: float = 1e-3

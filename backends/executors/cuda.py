@@ -295,7 +295,7 @@ def run_entries(options: DeviceOptions, *, graph: int, shrink: bool) -> dict[str
     """Return the entries of a run's configuration."""
     entries = {}
     if options.graphs:
-        # -1 captures nothing; 0 is what ONNX Runtime takes when it is told nothing.
+        # -1 captures nothing; 0 is ONNX Runtime's default.
         entries["gpu_graph_id"] = str(graph or -1)
     if shrink:
         entries["memory.enable_memory_arena_shrinkage"] = options.arena_name

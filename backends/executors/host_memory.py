@@ -51,7 +51,7 @@ class PinnedMemory(HostMemory):
         self._runtime = runtime
         self._pinned: dict[int, Array] = {}
         self.refused = 0
-        # Not at the interpreter's end: the library has let go of everything by then.
+        # Not at the interpreter's end: the library has released everything by then.
         weakref.finalize(self, _unpin_all, runtime, self._pinned).atexit = False
 
     @property

@@ -33,7 +33,7 @@ class DeclaredExecutor(PacedExecutor):
 def paced_executor(
     source: GraphSource, *, worker_threads: int, base: float, token: float
 ) -> DeclaredExecutor:
-    """Return what stands in for the graph of `source`, whose file is not read."""
+    """Return the simulation of the graph of `source`, whose file is not read."""
     return DeclaredExecutor(
         dimensions=source.dimensions, worker_threads=worker_threads, base=base, token=token
     )

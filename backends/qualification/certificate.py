@@ -1,7 +1,7 @@
 """Verifies that an accepted variant still gives the answers that it was accepted with.
 
-An int8 graph may overflow on a CPU without the instructions of the one it was judged on, in
-silence. So its certificate holds what it answered there, and another answer is noticed here.
+An int8 graph may silently overflow on a CPU without the instructions of the one that accepted it.
+Its certificate holds its answers there, which are compared with those of this machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer(executor: ModelExecutor, encode: Encode) -> list[list[float]]:
-    """Return what a variant answers to a few texts, each alone."""
+    """Return the answers of a variant to a few texts, each alone."""
     return [_pooled(executor, row).round(_DECIMALS).tolist() for row in encode(ORDINARY)]
 
 

@@ -42,7 +42,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     upstream: RemoteModelServer | None = None
 
     def file(self, name: str) -> Path:
-        """Return where a file of the model lies: in its folder, or beside that."""
+        """Return the path of a file of the model: in its folder, or the shared one."""
         return find_file(self.folder, self.shared_folder, name)
 
     @property
@@ -54,7 +54,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds all revisions of a model, and the `shares` of those that answer.
 
-    Without `shares` nothing that can be read says which.
+    Without `shares` no readable file selects any.
     """
 
     folder: Path
@@ -270,7 +270,7 @@ def _read_revision(folder: Path, triton: TritonConfig | None) -> _ModelSource:
 
 
 def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
-    """Return where a file lies, in `folder` unless only `shared_folder` has it."""
+    """Return the path of a file: in `folder` unless only `shared_folder` has it."""
     if (
         shared_folder is not None
         and not (folder / name).exists()
@@ -312,7 +312,7 @@ def _resolve(name: str, findings: _Findings, path: tuple[str, ...]) -> Model | N
 
 
 def _note_missing(name: str, needed: str, findings: _Findings) -> None:
-    """Say that `name` cannot be served because of what it builds on."""
+    """Record that `name` cannot be served because of what it builds on."""
     is_broken = needed in findings.problems
     state = "is broken" if is_broken else "is not in the repository"
     findings.problems.setdefault(name, f"it builds on `{needed}`, which {state}")

@@ -170,8 +170,8 @@ def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None
     `declared` is what a configuration of another server says; what is written wins over it.
 
     Raises:
-        ModelProblem: it is missing or no YAML, says what it may not, or leaves out what nothing
-            else tells; the message names the file and the field.
+        ModelProblem: it is missing or no YAML, has wrong fields, or lacks one that cannot be
+            inferred; the message names the file and the field.
     """
     path = files(FILE)
     declared = declared or {}
@@ -195,7 +195,7 @@ def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None
 
 
 def _read_yaml(path: Path) -> Any:
-    """Return what the file says, `None` where there is none."""
+    """Return the file's content, `None` where there is none."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -207,7 +207,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    """Refuse what only looks right."""
+    """Refuse values that are valid one by one but not together."""
     if isinstance(manifest, GraphManifest) and bool(manifest.graph) == bool(manifest.upstream):
         wrong: str | None = "name a `graph` or an `upstream`, and not both"
     elif isinstance(manifest, EncoderManifest):

@@ -37,10 +37,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_serving(folder: Path) -> Serving | None:
-    """Return what a model's folder says; `None` where it says nothing.
+    """Read the `serving.yaml` of a model's folder; `None` where there is none.
 
     Raises:
-        ModelProblem: the file cannot be read, or says what it may not.
+        ModelProblem: the file cannot be read, or has wrong fields.
     """
     path = folder / FILE
     try:

@@ -182,7 +182,7 @@ class ServingCore:
         return retired
 
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Answer calls that name these no longer, unless they came back meanwhile."""
+        """Stop answering calls that name these, unless they are served again."""
         for variant, entry in retired.items():
             if self._retired.get(variant) is entry:
                 del self._retired[variant]

@@ -145,7 +145,7 @@ class _Loader:
         self.needs: dict[str, frozenset[str]] = {}
 
     def load(self, model: Model) -> None:
-        """Load one model; those it builds on came before it."""
+        """Load one model, after those it builds on."""
         below = builds_on(model.manifest)
         if any(name in self.problems and base_name(name) != model.name for name in below):
             self.blocked.add(model.name)
@@ -293,13 +293,13 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
 def _rows_per_batch(
     settings: BackendSettings, found: TunedBatching | None, executor: ModelExecutor
 ) -> int:
-    """Return what the settings say, or else what was found best here; never more than it takes."""
+    """Return the setting, or else the tuned value; never more than the executor takes."""
     rows = settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
     return min(rows, executor.most_rows or rows)
 
 
 def _worker_threads(settings: BackendSettings, found: TunedBatching | None) -> int | None:
-    """Return what the settings say, or else what was found best here; `None` for all there are."""
+    """Return the setting, or else the tuned value; `None` for all the executor has."""
     if settings.provider in _HOST and settings.threads:
         return settings.threads
     return found.threads if found is not None else None

@@ -136,7 +136,7 @@ class Repository:
             await asyncio.sleep(_WATCH)
             try:
                 await self.check_upstreams()
-            except Exception:  # noqa: BLE001 - one look that fails must not be the last
+            except Exception:  # noqa: BLE001 - one failed check must not be the last
                 _log.exception("a check of the upstream servers failed")
 
     async def check_upstreams(self) -> None:

@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def formatException(self, ei: _ErrorInfo) -> str:
-        """Return what was raised and where; not what it says, which may quote a caller's text."""
+        """Return an exception's type and place; not its message, which may quote a text."""
         return _named(ei[1]) if ei[1] is not None else ""
 
 
@@ -74,5 +74,5 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # Its start and stop are told by our own lines.
+    # Our own lines log its start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -14,7 +14,7 @@ import tokenizers
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, Overloaded
 from backends.tokenization.layout import learn_layout
-from backends.types import Encoding, IntArray, Segment, Text, TokenSpan
+from backends.types import Encoding, IntArray, Segment, Text, TokenOffsets
 
 # One batch is one job for one thread; more texts than this are shared between threads.
 _BATCH_TEXTS = 64
@@ -23,7 +23,7 @@ _SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
 # So much text may wait for the threads: what they read in some seconds.
 _MOST_CHARACTERS = 16 * 1024 * 1024
 _RETRY_AFTER = 1.0
-# What may be asked of a text: its row; or its tokens alone, without and with their places.
+# The kinds of results: rows; or tokens alone, without and with their places.
 _Kind = Literal["rows", "ids", "segments"]
 _KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 
@@ -77,7 +77,7 @@ class Tokenizer:
         return await self._ask(texts, "rows")  # type: ignore[no-any-return]
 
     def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Return the encodings of `texts`, in the calling thread, while nobody is served yet."""
+        """Return the encodings of `texts`, in the calling thread, before calls are served."""
         return self._encode(texts)
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
@@ -126,7 +126,7 @@ class Tokenizer:
         characters = sum(request.characters for request in batch)
 
         def finished(job: "Future[list[Any]]") -> None:
-            # After the loop's end nobody waits.
+            # After the loop's end no caller waits.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._finish, batch, job, characters)
 
@@ -162,7 +162,7 @@ class Tokenizer:
         return [answers.get(id(request)) for request in batch]
 
     def _answer(self, batch: list[_EncodingRequest]) -> list[Any]:
-        """Return one list per question, or the error that stands for it."""
+        """Return one list per request, or its error."""
         texts = [text for request in batch for text in request.texts]
         try:
             answers = self._encode_as(batch[0].kind, texts)
@@ -186,7 +186,8 @@ class Tokenizer:
             return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
         return [
             Segment(
-                ids=np.array(encoding.ids, dtype=np.int32), pieces=self._token_spans(encoding, text)
+                ids=np.array(encoding.ids, dtype=np.int32),
+                pieces=self._token_offsets(encoding, text),
             )
             for encoding, text in zip(
                 copy.encode_batch(texts, add_special_tokens=False), texts, strict=True
@@ -212,8 +213,8 @@ class Tokenizer:
         whole = len(self._whole_copy().encode(*text).ids)
         return whole if whole > len(encoding.ids) else 0
 
-    def _token_spans(self, encoding: tokenizers.Encoding, text: Text) -> list[TokenSpan]:
-        return _token_spans(encoding, text, unknown=self._unknown, prefix=self._prefix)
+    def _token_offsets(self, encoding: tokenizers.Encoding, text: Text) -> list[TokenOffsets]:
+        return _token_offsets(encoding, text, unknown=self._unknown, prefix=self._prefix)
 
     def _copy(self) -> tokenizers.Tokenizer:
         copy: tokenizers.Tokenizer | None = getattr(self._copies, "tokenizer", None)
@@ -274,10 +275,10 @@ def _encoding(encoding: tokenizers.Encoding, text: Text, *, truncated_from: int)
     return Encoding(ids=ids, type_ids=type_ids, key=key, truncated_from=truncated_from)
 
 
-def _token_spans(
+def _token_offsets(
     encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, prefix: str
-) -> list[TokenSpan]:
-    """Say where each token lies, and whether it continues a word.
+) -> list[TokenOffsets]:
+    """Return the place of each token, and whether it continues a word.
 
     As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
     takes a word for the rest of the one before it where an accent is left out.
@@ -294,6 +295,6 @@ def _token_spans(
         else:
             continues = start > 0 and " " not in source[start - 1 : start + 1]
         pieces.append(
-            TokenSpan(start=start, end=end, special=bool(special), continues_word=continues)
+            TokenOffsets(start=start, end=end, special=bool(special), continues_word=continues)
         )
     return pieces

@@ -1,15 +1,14 @@
 """Keeps the key ring as the SQL store has it; with the store down, what was known stays known."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import DependencyUnavailable
+from gateway.tasks import PeriodicTask
 from gateway.types import Principal
 
 _log = logging.getLogger(__name__)
@@ -42,13 +41,13 @@ class PrincipalsFollower:
         self._ring = ring
         self._wall = wall
         self._accounts = accounts
-        self._poll = poll
         self._seen = _NEVER
         self._loaded = False
         self._reached = True
         self._lock = asyncio.Lock()
-        self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._polling = PeriodicTask(
+            self.refresh, interval=poll, failure="keys were not read; the known ones stay in force"
+        )
 
     @property
     def is_loaded(self) -> bool:
@@ -57,18 +56,11 @@ class PrincipalsFollower:
 
     async def __aenter__(self) -> Self:
         await self.refresh()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
+        await self._polling.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stopping.set()
-        if self._task is not None:
-            await self._task
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._polling.__aexit__(*exc_info)
 
     async def refresh(self) -> None:
         """Bring the ring up to date; while the store is down, known keys stay until they expire."""
@@ -99,14 +91,3 @@ class PrincipalsFollower:
         self._ring.replace(await asyncio.to_thread(accounts.load_principals))
         self._seen = version
         self._loaded = True
-
-    async def _follow(self) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), self._poll)
-            if self._stopping.is_set():
-                return
-            try:
-                await self.refresh()
-            except Exception:  # noqa: BLE001 - one bad read must not end the following of later ones
-                _log.exception("keys were not taken; known ones stay")

@@ -1,13 +1,12 @@
 """What a worker's parts say of themselves: once a second to the metrics, and to the admin."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from gateway.tasks import PeriodicTask
 from gateway.telemetry.metrics import GatewayMetrics
 
 Source = Callable[[], msgspec.Struct]
@@ -41,23 +40,17 @@ class StatsReporter:
         self._metrics = metrics
         self._sources = sources
         self._details = details
-        self._interval = interval
-        self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._reporting = PeriodicTask(
+            self._update_metrics, interval=interval, failure="the metrics were not updated"
+        )
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        await self._update_metrics()
+        await self._reporting.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stopping.set()
-        if self._task is not None:
-            await self._task
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._reporting.__aexit__(*exc_info)
         self._metrics.flush()
 
     def report(self) -> bytes:
@@ -66,13 +59,10 @@ class StatsReporter:
         parts |= {name: source() for name, source in self._details.items()}
         return msgspec.json.encode(parts)
 
-    async def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._metrics.flush()
-            for part, source in self._sources.items():
-                self._metrics.statistics(part, numbers(source()))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), self._interval)
+    async def _update_metrics(self) -> None:
+        self._metrics.flush()
+        for part, source in self._sources.items():
+            self._metrics.statistics(part, numbers(source()))
 
 
 def numbers(statistics: msgspec.Struct, prefix: str = "") -> dict[str, float]:

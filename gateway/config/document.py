@@ -132,6 +132,8 @@ class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overflow_after: float = 0.2
     """What would wait so long in every region goes to an overflow pool."""
     max_calls_per_backend: int = 256
+    client: Literal["native", "httpx"] = "native"
+    """What sends calls: `httpx` goes through the proxies that the environment names."""
 
 
 class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.config.document import RoutingEntry
+from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
-from gateway.upstream.tasks import OwnedTasks
 
 _log = logging.getLogger(__name__)
 # A name that leads to more is a mistake, or wants a balancer of its own.
@@ -74,7 +74,7 @@ class Discovery:
         self._resolver = resolver
         self._random = random
         self._changed = changed
-        self._tasks = OwnedTasks()
+        self._tasks = TaskScope()
         self._names: dict[str, _Name] = {}
         # Names of a configuration that is not in force yet.
         self._prepared: dict[str, _Name] = {}
@@ -84,7 +84,7 @@ class Discovery:
         self._routing = RoutingEntry()
 
     async def __aenter__(self) -> Self:
-        await self._ask_all(self._names.values())
+        await self._ask_all(self._names.values(), self._routing.dns_timeout)
         self._has_begun = True
         self._follow()
         await self._changed()
@@ -101,13 +101,16 @@ class Discovery:
 
     async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Look names up that are new, so that `expand` knows them; failures are no obstacle."""
-        self._routing = routing
         new = {host: _Name(host) for host in _hosts(endpoints) if host not in self._names}
-        await self._ask_all(new.values())
+        await self._ask_all(new.values(), routing.dns_timeout)
         self._prepared = new
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
         """Follow the names of these `endpoints` from now on, and no others."""
+        if routing.dns_interval != self._routing.dns_interval:
+            # Each would wait for the end of the interval before.
+            while self._following:
+                self._following.popitem()[1].cancel()
         self._routing = routing
         self._names = {host: self._known(host) or _Name(host) for host in _hosts(endpoints)}
         self._follow()
@@ -143,7 +146,7 @@ class Discovery:
                 self._following.pop(host).cancel()
         for host, name in self._names.items():
             if host not in self._following:
-                self._following[host] = self._tasks.start(self._watch(name))
+                self._following[host] = self._tasks.create_task(self._watch(name))
 
     async def _watch(self, name: _Name) -> None:
         while True:
@@ -151,19 +154,19 @@ class Discovery:
             if not name.addresses:
                 interval = min(interval, SOON)
             await asyncio.sleep(interval * self._random.uniform(1 - JITTER, 1 + JITTER))
-            if await self._ask(name):
+            if await self._ask(name, self._routing.dns_timeout):
                 await self._changed()
 
-    async def _ask_all(self, names: Iterable[_Name]) -> None:
-        await asyncio.gather(*map(self._ask, names))
+    async def _ask_all(self, names: Iterable[_Name], within: float) -> None:
+        await asyncio.gather(*(self._ask(name, within) for name in names))
 
-    async def _ask(self, name: _Name) -> bool:
+    async def _ask(self, name: _Name, within: float) -> bool:
         """Look `name` up; return whether it leads elsewhere."""
         try:
-            async with asyncio.timeout(self._routing.dns_timeout):
+            async with asyncio.timeout(within):
                 found = await self._resolver.addresses(name.host)
         except TimeoutError:
-            reason = f"no answer within {self._routing.dns_timeout:g} s"
+            reason = f"no answer within {within:g} s"
         except ResolutionFailed as error:
             reason = str(error)
         else:

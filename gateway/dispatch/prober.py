@@ -10,9 +10,9 @@ from typing import Self
 from backends.protocol import BackendState
 from gateway.routing.fleet import Fleet, ProbeFailure
 from gateway.routing.member import Health
+from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
-from gateway.upstream.tasks import OwnedTasks
 
 _log = logging.getLogger(__name__)
 # Probes of one backend are so many seconds apart, however often one is asked for.
@@ -75,8 +75,9 @@ class Prober:
         self._fleet = fleet
         self._client = client
         self._random = random
-        self._tasks = OwnedTasks()
+        self._tasks = TaskScope()
         self._watches: dict[Endpoint, _Watch] = {}
+        self._interval = fleet.routing.probe_interval
         self._met: dict[Endpoint, BackendState] = {}
 
     async def __aenter__(self) -> Self:
@@ -94,8 +95,15 @@ class Prober:
         await self._tasks.__aexit__(kind, error, trace)
 
     def refresh(self) -> None:
-        """Follow the fleet's endpoints as now configured: new ones are probed at once."""
+        """Follow the fleet's endpoints as now configured: new ones are probed at once.
+
+        With another interval all are, rather than at the end of the interval before.
+        """
         endpoints = set(self._fleet.endpoints)
+        if self._fleet.routing.probe_interval != self._interval:
+            self._interval = self._fleet.routing.probe_interval
+            for watch in self._watches.values():
+                watch.wake.set()
         for endpoint in [*self._watches]:
             if endpoint not in endpoints:
                 self._leave(endpoint)
@@ -103,7 +111,7 @@ class Prober:
             watch = self._watches[endpoint] = _Watch(endpoint)
             if (met := self._met.get(endpoint)) is not None:
                 self._fleet.observe(endpoint, met)
-            watch.task = self._tasks.start(self._follow(watch))
+            watch.task = self._tasks.create_task(self._follow(watch))
         self._met = {}
 
     def _leave(self, endpoint: Endpoint) -> None:
@@ -112,7 +120,7 @@ class Prober:
         if watch.task is not None:
             watch.task.cancel()
 
-    async def meet(self, endpoints: Iterable[Endpoint]) -> None:
+    async def probe_new(self, endpoints: Iterable[Endpoint]) -> None:
         """Ask those of `endpoints` that are new, which the next `refresh` then knows at once."""
         new = [endpoint for endpoint in endpoints if endpoint not in self._watches]
         found = await asyncio.gather(*map(self._ask, new))
@@ -143,7 +151,7 @@ class Prober:
         for watch in tuple(self._watches.values()):
             await watch.probed.wait()
 
-    async def settle_in(
+    async def wait_until_ready(
         self, *, first: float = FIRST_PATIENCE, rest: float = REST_PATIENCE
     ) -> None:
         """Return when every backend is ready, or when those that are not had their time.

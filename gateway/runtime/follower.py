@@ -8,7 +8,6 @@ import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -21,6 +20,7 @@ from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime, folder_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
+from gateway.tasks import PeriodicTask
 
 _log = logging.getLogger(__name__)
 _NEVER = Versions(config=-1, epochs=-1, accounts=-1, drains=-1)
@@ -110,30 +110,31 @@ class RuntimeFollower:
         self._poll = poll
         self._chance = chance
         self._seen = _NEVER
-        self._news = asyncio.Event()
         self._stopping = asyncio.Event()
         self._reached = True
-        self._tasks: list[asyncio.Task[None]] = []
+        self._polling = PeriodicTask(
+            self._step, interval=poll, failure="a step of following the configuration failed"
+        )
+        self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._step()
+        try:
+            await self._step()
+        except Exception:  # noqa: BLE001 - what was read at first is served, and later steps follow
+            _log.exception("the first step of following the configuration failed")
         if not self._reached:
             with contextlib.suppress(DependencyUnavailable):
                 self._drains_changed(await self._recovery.drained())
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._listen())]
+        self._listening = asyncio.get_running_loop().create_task(self._listen())
+        await self._polling.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self._stopping.set()
-        self._news.set()
+        await self._polling.__aexit__(*exc_info)
         # No cancelling: redis-py swallows it now and then.
-        await asyncio.wait(self._tasks)
+        if self._listening is not None:
+            await asyncio.wait([self._listening])
         with contextlib.suppress(DependencyUnavailable):
             await self._control.leave(self._worker)
 
@@ -142,21 +143,13 @@ class RuntimeFollower:
         """Whether the state Redis answered when it was asked last."""
         return self._reached
 
-    async def _follow(self) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), self._poll)
-            self._news.clear()
-            if not self._stopping.is_set():
-                await self._step()
-
     async def _listen(self) -> None:
         while not self._stopping.is_set():
             try:
                 async with self._control.changes() as heard:
                     while not self._stopping.is_set():
                         if await heard():
-                            self._news.set()
+                            self._polling.wake()
             except DependencyUnavailable:
                 pause = self._poll * (1.5 - self._chance())
                 with contextlib.suppress(TimeoutError):  # meanwhile the poll finds out
@@ -180,8 +173,6 @@ class RuntimeFollower:
             self._connected(True)
         except DependencyUnavailable:
             self._connected(False)
-        except Exception:  # noqa: BLE001 - a bug in one step must not end the following of later ones
-            _log.exception("a step of following the configuration failed")
 
     async def _versions(self) -> Versions:
         """Return the versions; what was purged stays purged where Redis has lost that."""

@@ -11,6 +11,7 @@ import msgspec
 from gateway.errors import DependencyUnavailable, GatewayError
 from gateway.ledger.published import RecordedState
 from gateway.runtime.control import Control, Published
+from gateway.tasks import PeriodicTask
 
 _log = logging.getLogger(__name__)
 _INTERVAL = 1.0
@@ -132,16 +133,19 @@ class LedgerRecovery:
         return (await asyncio.to_thread(self._record.newest, self._region)).drained
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Reconcile until `stop`, whatever fails meanwhile."""
-        while not stop.is_set():
-            try:
-                await self.reconcile()
-            except GatewayError:
-                pass  # readiness names what is away
-            except Exception:  # noqa: BLE001 - one bad answer must not end the following of later ones
-                _log.exception("what is published was not compared with the ledger")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _INTERVAL)
+        """Reconcile at once and each second until `stop`, whatever fails meanwhile."""
+        polling = PeriodicTask(
+            self._try_to_reconcile,
+            interval=_INTERVAL,
+            failure="the published documents were not compared with the ledger",
+        )
+        polling.wake()
+        async with polling:
+            await stop.wait()
+
+    async def _try_to_reconcile(self) -> None:
+        with contextlib.suppress(GatewayError):  # readiness names what is away
+            await self.reconcile()
 
     async def _restore(self, recorded: RecordedState) -> None:
         history = await self._documents()

@@ -1,4 +1,4 @@
-"""nginx with Lua as a rival: the same job as a hit, with its own memory or with Redis.
+"""Runs nginx with Lua as a rival for hits, with its own memory or with Redis.
 
 Needs nginx, its Lua module and the Lua libraries for JSON and Redis (`make install-system`).
 """
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from redis import Redis
 
-from tests.support.system import free_port, until
-from tests.support.valkey import Valkey
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 
 KEY = "sk-test-1234567890abcdef"
 _FOLDER = Path(__file__).parent
@@ -43,7 +44,7 @@ def nginx(
     command = ["nginx", "-c", str(folder / "nginx.conf"), "-p", str(folder), "-e", "stderr"]
     child = subprocess.Popen([*command, "-g", "master_process off; user root;"])
     try:
-        until((folder / "nginx.pid").exists, within=10, what="nginx runs")
+        wait_until((folder / "nginx.pid").exists, within=10, what="nginx runs")
         yield port, child.pid
     finally:
         child.terminate()

@@ -1,4 +1,4 @@
-"""A real Triton server over an encoder of ours, started, killed and started again."""
+"""Runs a real Triton server over an encoder and kills and restarts it."""
 
 import contextlib
 import os
@@ -10,7 +10,8 @@ from typing import Self
 
 import httpx
 
-from tests.support.system import free_port, until
+from loadtests.harness.ports import free_port
+from loadtests.harness.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
 _HOME = _ROOT / ".venv-peers" / "triton"
@@ -96,7 +97,7 @@ class Triton:
                 # With its models' processes it is a group of its own.
                 start_new_session=True,
             )
-        until(self._answers, within=60, what=f"Triton is ready; it said: {self._said()}")
+        wait_until(self._answers, within=60, what=f"Triton is ready; it said: {self._said()}")
 
     def runs(self) -> int:
         """Return how many batches it has run since it started."""

@@ -18,7 +18,7 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
 from backends.settings import Provider
 from backends.types import FloatArray, IntArray, OutputKind
-from tests.support.backend_repository import DIMENSIONS, toy_graph
+from loadtests.harness.model_repository import DIMENSIONS, toy_graph
 from tests.support.inference_server import inference_server
 
 GPU = Path("/dev/nvidia0").exists()

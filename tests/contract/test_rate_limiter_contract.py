@@ -13,8 +13,8 @@ from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.types import Rule
+from loadtests.harness.waiting import until
 from tests.support.limits import charge, rule
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""A running system, shared by the tests of a module that leave it as they found it."""
+"""Provides a running system, shared by the tests of a module that leave it unchanged."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.system import System
+from loadtests.harness.system import System
 
 _CONFIG = Path(__file__).parents[2] / "config"
 

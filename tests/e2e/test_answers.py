@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.system import System, pretty
+from loadtests.harness.system import System, pretty
 
 pytestmark = pytest.mark.e2e
 

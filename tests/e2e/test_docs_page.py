@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.harness.system import System
 from tests.support.browser import CHROMIUM, Page, open_page
-from tests.support.system import System
 
 pytestmark = [
     pytest.mark.anyio,

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from gateway.events.hit_run import ids_from
-from tests.support.system import System, until
+from loadtests.harness.system import System
+from loadtests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
@@ -78,11 +79,13 @@ async def test_a_killed_backend_of_the_preferred_region_is_not_noticed(system: S
 
     await load.run(then=lambda: killed.append(system.kill("backend", region="eu")), after=200)
 
-    until(
+    wait_until(
         lambda: system.replaced("backend", killed[0], region="eu"), within=60, what="it is replaced"
     )
     answered = set(load.answered)
-    until(lambda: answered <= set(events(system)), within=60, what="every answer is in the ledger")
+    wait_until(
+        lambda: answered <= set(events(system)), within=60, what="every answer is in the ledger"
+    )
     assert load.statuses == {200: 1000}
     assert load.broken == 0
     assert load.wrong == []
@@ -98,13 +101,15 @@ async def test_every_answer_is_billed_once_though_workers_are_killed(system: Sys
         killed.append(system.kill("billing"))
 
     await load.run(then=kill, after=300)
-    until(
+    wait_until(
         lambda: system.replaced("gateway", killed[0]) and system.replaced("billing", killed[1]),
         within=60,
         what="the killed workers are replaced",
     )
     answered = set(load.answered)
-    until(lambda: answered <= set(events(system)), within=60, what="every answer is in the ledger")
+    wait_until(
+        lambda: answered <= set(events(system)), within=60, what="every answer is in the ledger"
+    )
 
     counted = Counter(events(system))
     assert load.statuses[200] == len(load.answered)
@@ -133,7 +138,7 @@ async def test_answers_go_on_without_either_valkey(system: System) -> None:
     assert load.statuses[200] > 100
     assert load.broken == 0
     answered = set(load.answered)
-    until(lambda: answered <= set(events(system)), within=60, what="answers are in the ledger")
+    wait_until(lambda: answered <= set(events(system)), within=60, what="answers are in the ledger")
 
 
 def events(system: System) -> list[str]:

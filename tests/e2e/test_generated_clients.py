@@ -14,8 +14,8 @@ from typing import Any  # Any: modules that exist only while this test runs
 import httpx
 import pytest
 
+from loadtests.harness.system import ADMIN_KEY, System
 from tests.support.documents import conforms, operations, resolved
-from tests.support.system import ADMIN_KEY, System
 
 pytestmark = pytest.mark.e2e
 

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.system import ADMIN_KEY, System, pretty, until
+from loadtests.harness.system import ADMIN_KEY, System, pretty
+from loadtests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 MODEL = "sentiment"
@@ -179,7 +180,7 @@ async def test_a_broken_revision_takes_nothing_away_under_load(
         command = await asyncio.to_thread(reload_by_command, system)
         pid = system.kill("backend", region="eu")
         await asyncio.to_thread(
-            until,
+            wait_until,
             lambda: system.replaced("backend", pid, region="eu") and is_ready(system, "eu"),
             within=60,
             what="the backend is back",

@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.system import System, free_port, pretty, until
+from loadtests.harness.ports import free_port
+from loadtests.harness.system import System, pretty
+from loadtests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 _CONFIG = Path(__file__).parents[2] / "config"
@@ -109,7 +111,7 @@ def test_usage_survives_a_restart(system: System) -> None:
 
     system.start()
 
-    until(lambda: _requests(system) == 1, within=60, what="the request is in the usage")
+    wait_until(lambda: _requests(system) == 1, within=60, what="the request is in the usage")
 
 
 def _requests(system: System) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.system import System
+from loadtests.harness.system import System
 
 pytestmark = pytest.mark.e2e
 

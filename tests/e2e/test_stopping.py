@@ -8,10 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtests.harness.raw_http import post
+from loadtests.harness.system import System
+from loadtests.harness.waiting import until
 from tests.support.steady_load import SteadyLoad
-from tests.support.system import System
-from tests.support.waiting import until
-from tests.support.worker import classify, post
+from tests.support.worker import classify
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 _DELAY = 2.0

@@ -10,7 +10,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from typing_extensions import override
 
-from tests.support.system import System, until
+from loadtests.harness.system import System
+from loadtests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -90,7 +91,7 @@ def test_one_trace_joins_all_steps_of_a_request(system: System, sink: Sink) -> N
             "/v1/classify", json={"model": "sentiment", "input": text}, headers=headers
         )
     assert response.status_code == 200
-    until(
+    wait_until(
         lambda: steps <= {span.name for span in joined()},
         within=60,
         what=f"all steps in one trace; there are {sorted({span.name for span in joined()})}",

@@ -12,14 +12,14 @@ from backends.algorithms.registry import describe
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import EmbedParameters, RerankParameters, Task, ZeroShotParameters
 from backends.repository.catalogue import read_catalogue
-from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import (
+from loadtests.harness.model_repository import (
     DIMENSIONS,
     write_encoder,
     write_head,
     write_model,
     write_repository,
 )
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 TREE = {"film": ["good", "bad"], "money": ["card", {"paris": ["text"]}]}

@@ -8,10 +8,11 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.runtime.control import Control, Topic
-from tests.support.stub_backend import StubBackend, refuse, stub_model
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually
-from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import StubBackend, refuse, stub_model
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _OLD, _NEW = "aaaaaaaaaaaa", "bbbbbbbbbbbb"

@@ -19,8 +19,8 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
+from loadtests.harness.model_repository import DIMENSIONS, id_of, write_repository
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS, id_of, write_repository
 from tests.support.quantized import make_dynamic
 
 pytestmark = pytest.mark.anyio

@@ -13,10 +13,10 @@ from typing_extensions import override
 from backends.executors.cost import CostModel
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Refusal, Task
-from tests.support.backend_calls import Backend, Exchange, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_repository
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.waiting import eventually, until
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
-from tests.support.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 WORDS = ["bad", "film", "money", "card", "is", "the", "about", "this"]
@@ -32,7 +32,7 @@ def gate() -> Gate:
     return Gate()
 
 
-def refusal(exchange: Exchange) -> Refusal:
+def refusal(exchange: AsgiExchange) -> Refusal:
     return msgspec.msgpack.decode(exchange.body, type=Refusal)
 
 

@@ -26,9 +26,9 @@ from backends.protocol import (
     Task,
 )
 from gateway.settings import process_environment
-from tests.support.backend_repository import write_head, write_repository
+from loadtests.harness.model_repository import write_head, write_repository
+from loadtests.harness.waiting import until, wait_until
 from tests.support.steady_load import SteadyLoad
-from tests.support.waiting import until, wait_until
 
 pytestmark = pytest.mark.anyio
 SERVE = (sys.executable, "-m", "backends", "serve")

@@ -15,14 +15,14 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import (
+from loadtests.harness.model_repository import (
     DIMENSIONS,
     write_encoder,
     write_head,
     write_model,
     write_repository,
 )
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 LIMIT = 12

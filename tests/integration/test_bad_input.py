@@ -18,8 +18,8 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
+from loadtests.harness.model_repository import write_head, write_model, write_repository
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import write_head, write_model, write_repository
 
 pytestmark = pytest.mark.anyio
 PAIRWISE = ("zero-shot-entailment", "multiple-choice", "cross-encoder")

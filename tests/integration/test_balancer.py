@@ -11,14 +11,15 @@ from signal import SIGTERM
 import httpx
 import pytest
 
+from loadtests.harness.ports import free_port
+from loadtests.harness.raw_http import KEY, post
+from loadtests.harness.stub_process import StubProcess, stub_process
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually, until
 from tests.support.gateway_process import GatewayProcess
 from tests.support.name_server import NameServer
 from tests.support.steady_load import SteadyLoad
-from tests.support.stub_process import StubProcess, stub_process
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually, until
-from tests.support.worker import KEY, classify, post
+from tests.support.worker import classify
 
 pytestmark = [
     pytest.mark.anyio,

@@ -22,11 +22,11 @@ from gateway.ledger.ledger import Ledger
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
 from tests.support.events import make_event
 from tests.support.ledgers import ledger_url
 from tests.support.pipeline import Pipeline, open_pipeline, running
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

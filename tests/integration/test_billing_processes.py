@@ -13,9 +13,9 @@ from gateway.workers.billing import run_billing
 from gateway.workers.file_lock import FileLock
 from gateway.workers.request_log import run_request_log
 from gateway.workers.shipper import LOCK_NAME, run_shipper
+from loadtests.harness.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import Work, running
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

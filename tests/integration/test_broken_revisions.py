@@ -13,9 +13,14 @@ import yaml
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import BackendState, Done, Task
 from backends.repository.last_good import FILE as LAST_SERVED
+from loadtests.harness.model_repository import (
+    DIMENSIONS,
+    write_encoder,
+    write_head,
+    write_repository,
+)
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_encoder, write_head, write_repository
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 Break = Callable[[Path], None]

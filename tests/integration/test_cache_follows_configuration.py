@@ -14,11 +14,12 @@ from gateway.config.document import CacheEntry
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
+from loadtests.harness.raw_http import post
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.waiting import eventually, until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
-from tests.support.stub_backend import StubBackend
-from tests.support.waiting import eventually, until
-from tests.support.worker import classify, post, running_worker
+from tests.support.worker import classify, running_worker
 
 pytestmark = pytest.mark.anyio
 ENTRIES = 5_000

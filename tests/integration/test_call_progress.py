@@ -10,10 +10,10 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import CALL_PATH, Done, Report, Task
 from backends.telemetry.spans import NoTracing
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
-from tests.support.backend_repository import DIMENSIONS, write_repository
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ import pytest
 from backends.app import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import CALL_PATH, Task
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_repository
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -25,8 +25,8 @@ from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import DependencyUnavailable
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from tests.support.valkey import Valkey
+from loadtests.harness.valkey import Valkey
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,9 @@ from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Done, Failed, InferParameters, Task
 from backends.repository.catalogue import read_catalogue
+from loadtests.harness.model_repository import DIMENSIONS, write_model, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_model, write_repository
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 CODE = """

@@ -16,8 +16,7 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health
 from gateway.types import Endpoint, ServedModel
 from gateway.upstream.http import HttpBackendClient
-from tests.support.dispatching import Outcomes, endpoint, endpoint_of, work
-from tests.support.stub_backend import (
+from loadtests.harness.stub_backend import (
     StubBackend,
     answer_when,
     cut_after,
@@ -26,8 +25,9 @@ from tests.support.stub_backend import (
     refuse,
     stub_model,
 )
-from tests.support.stub_process import StubProcess, stub_process
-from tests.support.waiting import until
+from loadtests.harness.stub_process import StubProcess, stub_process
+from loadtests.harness.waiting import until
+from tests.support.dispatching import Outcomes, endpoint, endpoint_of, work
 
 pytestmark = pytest.mark.anyio
 

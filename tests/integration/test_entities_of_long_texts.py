@@ -10,8 +10,8 @@ import pytest
 
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import EntitiesParameters, Failed, Task
+from loadtests.harness.model_repository import DIMENSIONS, write_encoder, write_head
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_encoder, write_head
 
 pytestmark = pytest.mark.anyio
 AGGREGATIONS = ["none", "simple", "first", "average", "max"]

@@ -15,8 +15,7 @@ from backends.open_inference.address import RemoteModelServer
 from backends.protocol import Done, Failed, Task
 from backends.repository.catalogue import read_catalogue
 from backends.types import FloatArray, OutputKind
-from tests.support.backend_calls import running_backend
-from tests.support.backend_repository import (
+from loadtests.harness.model_repository import (
     DIMENSIONS,
     make_tokenizer,
     toy_graph,
@@ -24,6 +23,7 @@ from tests.support.backend_repository import (
     write_head,
     write_model,
 )
+from tests.support.backend_calls import running_backend
 from tests.support.inference_server import InferenceServer, Outputs, inference_server
 
 pytestmark = pytest.mark.anyio

@@ -18,13 +18,14 @@ from gateway.settings import Settings, environment
 from gateway.types import RequestEvent
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
+from loadtests.harness.ports import free_port
+from loadtests.harness.raw_http import KEY, Response, post
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.waiting import eventually, until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
 from tests.support.small_disk import SmallDisk, mounted
-from tests.support.stub_backend import StubBackend
-from tests.support.system import free_port
-from tests.support.waiting import eventually, until
-from tests.support.worker import KEY, Response, RunningWorker, classify, post, running_worker
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 ASK = post("/v1/classify", classify("a"))

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 
 from gateway.settings import Settings, environment, process_environment
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
-from tests.support.waiting import wait_until
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 
 _NAMES = {"supervisor", "worker-0", "admin", "shipper"}
 

@@ -17,11 +17,11 @@ from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.workers.billing import run_billing
 from gateway.workers.shipper import run_shipper
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually
 from loadtests.regions import run
 from tests.support.events import make_event
 from tests.support.pipeline import running
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually
 
 
 def test_both_together_keep_limits_and_a_lost_one_leaves_its_share() -> None:

@@ -12,12 +12,13 @@ import uvloop
 from gateway.admin.serve import serve_admin
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.settings import Settings
+from loadtests.harness.ports import free_port
+from loadtests.harness.raw_http import KEY, Connection, post
+from loadtests.harness.stub_backend import StubBackend, answer, hang
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually, until
 from tests.support.admin import KEY as ADMIN_KEY
-from tests.support.stub_backend import StubBackend, answer, hang
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually, until
-from tests.support.worker import KEY, Connection, RunningWorker, classify, post, running_worker
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _ENDLESS = b"POST /v1/classify HTTP/1.1\r\nhost: h\r\nx: "
@@ -48,9 +49,9 @@ async def worker(
 ) -> AsyncIterator[RunningWorker]:
     valkey_server.flush()  # tests before may have published a document
     folder = tmp_path_factory.mktemp("worker")
-    patience = ConnectionTimeouts(connections=12)
+    timeouts = ConnectionTimeouts(connections=12)
     running = running_worker(
-        folder, valkey_server.url, [stub], patience=patience, fast_lane=request.param
+        folder, valkey_server.url, [stub], timeouts=timeouts, fast_lane=request.param
     )
     async with running as found:
         yield found

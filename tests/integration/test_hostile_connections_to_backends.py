@@ -11,10 +11,10 @@ from backends.api.bounded import ConnectionTimeouts
 from backends.app import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import STATE_PATH
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.raw_http import Connection
 from tests.support.backend_calls import running_backend
-from tests.support.backend_repository import DIMENSIONS, write_repository
 from tests.support.gate import Gate
-from tests.support.worker import Connection
 
 pytestmark = pytest.mark.anyio
 _STATE = f"GET {STATE_PATH} HTTP/1.1\r\nhost: b\r\n\r\n".encode()

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stub_backend import StubBackend
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually
-from tests.support.worker import Connection, classify, post, running_worker
+from loadtests.harness.raw_http import Connection, post
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually
+from tests.support.worker import classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _LONGEST = 600_000

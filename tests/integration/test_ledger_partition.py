@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.postgresql import PostgreSQL
+from loadtests.harness.postgresql import PostgreSQL
 
 pytestmark = pytest.mark.system
 
@@ -19,7 +19,7 @@ import asyncio, subprocess, sys, time
 import msgspec
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
-from tests.support.delaying_proxy import DelayingProxy
+from loadtests.harness.delaying_proxy import DelayingProxy
 
 SHORT = "connect_timeout=2&keepalives_idle=1&keepalives_interval=1&keepalives_count=1"
 

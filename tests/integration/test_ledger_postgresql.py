@@ -16,12 +16,13 @@ from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.postgresql import lift_limits, make_engine
 from gateway.settings import Settings, environment
-from tests.support.delaying_proxy import DelayingProxy
-from tests.support.postgresql import PostgreSQL
-from tests.support.stub_backend import StubBackend
-from tests.support.system import free_port
-from tests.support.waiting import eventually, until
-from tests.support.worker import KEY, Response, RunningWorker, classify, post, running_worker
+from loadtests.harness.delaying_proxy import DelayingProxy
+from loadtests.harness.ports import free_port
+from loadtests.harness.postgresql import PostgreSQL
+from loadtests.harness.raw_http import KEY, Response, post
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.waiting import eventually, until
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 _NEVER = 3600.0
@@ -217,7 +218,7 @@ async def test_a_worker_that_starts_without_its_ledger_says_so_and_recovers(
             refused = [await ask(worker, each) for each in (request, usage)]
             without = await ask(worker, nobody)
 
-            proxy.lead_to(postgresql.socket())
+            proxy.redirect_to(postgresql.socket())
 
             async def answered() -> bool:
                 return (await ask(worker, request)).status == 200

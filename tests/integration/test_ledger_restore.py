@@ -19,11 +19,11 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.workers.retention import Disk, SegmentRetention
 from gateway.workers.stream import BILLING
+from loadtests.harness.postgresql import PostgreSQL, programs
+from loadtests.harness.waiting import until
 from tests.support.backups import back_up
 from tests.support.events import make_event
 from tests.support.pipeline import Pipeline, running
-from tests.support.postgresql import PostgreSQL, programs
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 DAY = 86_400.0

@@ -8,9 +8,9 @@ import pytest
 
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
-from tests.support.delaying_proxy import DelayingProxy
+from loadtests.harness.delaying_proxy import DelayingProxy
+from loadtests.harness.valkey import Valkey
 from tests.support.limits import charge, rule
-from tests.support.valkey import Valkey
 
 pytestmark = pytest.mark.anyio
 _CHARGE = charge(of=rule(1_000, window=1_000_000.0))

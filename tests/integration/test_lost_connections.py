@@ -32,10 +32,10 @@ from gateway.upstream.transport import BackendTransport, locate
 from gateway.workers.group import GroupReader
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import AppendOutcome, EventStream, StreamReply
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
 from tests.support.events import make_event
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

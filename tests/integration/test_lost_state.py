@@ -13,15 +13,15 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.published import RecordedState
 from gateway.redis.client import connect
 from gateway.redis.connect import open_pipe
-from gateway.redis.health import RedisWatch
+from gateway.redis.health import RedisHealthMonitor
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.recovery import LedgerRecovery, Record
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE, eventually, until
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import WAIT_LIMIT, eventually, until
 
 pytestmark = pytest.mark.anyio
 
@@ -229,7 +229,7 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
         await replace(redis, older)
         await until(lambda: len(taken) == 2, what="what was lost is noticed")
         purged = await control.raise_epoch("tenant:a")
-        settled = await control.settled(Topic.EPOCHS, purged, within=PATIENCE)
+        settled = await control.settled(Topic.EPOCHS, purged, within=WAIT_LIMIT)
     restarted = await start(redis, ledger.published, settings)
 
     before, after = taken[0][0], {lineage for lineage, _ in taken[1:]}
@@ -369,9 +369,9 @@ async def test_the_last_fifty_documents_are_kept(ledger: Ledger) -> None:
 
 async def test_a_watch_tells_when_a_redis_is_away_and_back() -> None:
     with Valkey() as own:
-        watch = RedisWatch(open_pipe(own.url, timeout=0.2, slow=0.2), interval=0.02)
+        watch = RedisHealthMonitor(open_pipe(own.url, timeout=0.2, slow=0.2), interval=0.02)
         async with watch:
             own.pause()
-            await until(lambda: not watch.is_reached, what="it is away")
+            await until(lambda: not watch.is_reachable, what="it is away")
             own.resume()
-            await until(lambda: watch.is_reached, what="it is back")
+            await until(lambda: watch.is_reachable, what="it is back")

@@ -8,9 +8,14 @@ import pytest
 
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Done, Task
+from loadtests.harness.model_repository import (
+    DIMENSIONS,
+    write_encoder,
+    write_head,
+    write_repository,
+)
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
-from tests.support.backend_repository import DIMENSIONS, write_encoder, write_head, write_repository
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ from backends.cli import main
 from backends.protocol import Done, Task
 from backends.qualification.tuned import RECORD, TunedBatching, write_tuned
 from backends.repository.catalogue import read_catalogue
+from loadtests.harness.model_repository import WORDS, write_repository
 from tests.support.backend_calls import running_backend
-from tests.support.backend_repository import WORDS, write_repository
 
 LABELS = ("negative", "positive")
 

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from backends.protocol import Call, Refusal
-from tests.support.stub_backend import Reply, StubBackend
-from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import Reply, StubBackend
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _RETRY_AFTER = 7.0

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from gateway.types import Rule
-from tests.support.redis_faults import (
+from loadtests.harness.raw_http import Connection, post
+from loadtests.harness.redis_faults import (
     FAULTS,
     OPENING,
     STATE_FAULTS,
     STATE_OPENING,
     FaultyRedis,
-    redis_that_is,
+    failing_redis,
 )
-from tests.support.stub_backend import StubBackend
-from tests.support.waiting import eventually, until
-from tests.support.worker import Connection, RunningWorker, classify, post, running_worker
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.waiting import eventually, until
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"
@@ -93,7 +94,7 @@ async def test_a_fault_of_redis_costs_misses_little_and_hits_nothing(
     fault: str, tmp_path: Path, valkey: str, stub: StubBackend
 ) -> None:
     async with (
-        redis_that_is(fault) as redis,
+        failing_redis(fault) as redis,
         running_worker(tmp_path, redis.url, [stub], state_url=valkey) as worker,
         worker.connect() as connection,
     ):
@@ -123,7 +124,7 @@ async def test_a_fault_of_the_state_redis_costs_misses_little_and_hits_nothing(
 ) -> None:
     rules, limits = (_FAR_AWAY,), {"key": [_ROWS]}
     async with (
-        redis_that_is(fault, "--appendonly", "yes") as redis,
+        failing_redis(fault, "--appendonly", "yes") as redis,
         running_worker(
             tmp_path, valkey, [stub], rules=rules, state_url=redis.url, limits=limits
         ) as worker,

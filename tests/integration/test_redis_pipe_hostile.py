@@ -7,7 +7,7 @@ import hiredis
 import pytest
 
 from gateway.redis.pipeline import RedisPipe
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ import pytest
 from gateway.events.block import STREAM
 from gateway.events.log import EventLog
 from gateway.workers.request_log import GROUP
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import Pipeline, open_pipeline, running
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -16,14 +16,14 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import (
+from loadtests.harness.model_repository import (
     DIMENSIONS,
     WORDS,
     write_head,
     write_model,
     write_repository,
 )
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 TWENTY = [f"{one} {two}" for one in WORDS[:5] for two in WORDS[:4]]

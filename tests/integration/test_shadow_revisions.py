@@ -19,9 +19,9 @@ from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
 from backends.repository.serving import Shadow
+from loadtests.harness.model_repository import DIMENSIONS, write_head, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.backend_repository import DIMENSIONS, write_head, write_repository
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(40)]

@@ -9,9 +9,9 @@ import pytest
 from gateway.events.log import EventLog
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import EventStream
+from loadtests.harness.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

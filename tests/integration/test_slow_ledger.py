@@ -12,9 +12,9 @@ from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader, StreamEntry
 from gateway.workers.intake import Intake, Taken
 from gateway.workers.stream import BILLING
+from loadtests.harness.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

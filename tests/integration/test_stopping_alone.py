@@ -11,11 +11,12 @@ import pytest
 
 from gateway.http.draining import Draining
 from gateway.settings import process_environment
-from tests.support.stub_backend import StubBackend
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
-from tests.support.waiting import wait_until
-from tests.support.worker import classify, post, running_worker
+from loadtests.harness.ports import free_port
+from loadtests.harness.raw_http import post
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
+from tests.support.worker import classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _HIT = post("/v1/classify", classify("a text"))

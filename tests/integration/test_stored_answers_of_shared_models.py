@@ -19,11 +19,12 @@ from gateway.inference.outcomes import LOST
 from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
 from gateway.types import ItemOutcome, RegionName, ServedModel, Source
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import StubBackend, answer_when
+from loadtests.harness.waiting import WAIT_LIMIT, eventually, until
 from tests.support.caching import cache_key
 from tests.support.inference_scene import INFO
-from tests.support.stub_backend import StubBackend, answer_when
-from tests.support.waiting import PATIENCE, eventually, until
-from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _CLAIM = b"\x03"
@@ -120,7 +121,7 @@ async def purge(redis: Redis, name: str) -> None:
     """Raise an epoch, and return when the worker goes by it."""
     control = Control(redis)
     version = await control.raise_epoch(name)
-    workers = await control.settled(Topic.EPOCHS, version, within=PATIENCE)
+    workers = await control.settled(Topic.EPOCHS, version, within=WAIT_LIMIT)
     assert set(workers.values()) == {"ok"}
 
 
@@ -233,7 +234,7 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
 ) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
     shared = ClaimingRunner(runner, cache=cache, lease=0.001)
-    deadline = asyncio.get_running_loop().time() + PATIENCE
+    deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
 
     running = asyncio.create_task(
         shared.run(work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
@@ -264,7 +265,7 @@ async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend
 
     running = asyncio.create_task(
         shared.run(
-            work_on("a"), deadline=loop.time() + PATIENCE, settle=lambda _index, _outcome: None
+            work_on("a"), deadline=loop.time() + WAIT_LIMIT, settle=lambda _index, _outcome: None
         )
     )
     began = loop.time()
@@ -280,7 +281,7 @@ async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) 
     cache, runner = ClaimedByNobody(), SlowRunner()
     shared = ClaimingRunner(runner, cache=cache, lease=0.001)
     work = work_on("a")
-    deadline = asyncio.get_running_loop().time() + PATIENCE
+    deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
     settled: list[tuple[int, ItemOutcome]] = []
 
     def settle(index: int, outcome: ItemOutcome) -> None:

@@ -19,7 +19,7 @@ from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import Probe, ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import find_program, state_spec
-from tests.support.waiting import until, wait_until
+from loadtests.harness.waiting import until, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -285,7 +285,7 @@ DRIVER = """
 import asyncio, sys
 from pathlib import Path
 from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.probes import Spawned
+from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor, supervise
@@ -300,7 +300,8 @@ with open_directory(Path(sys.argv[1]), say) as directory:
         say=say,
     )
     spec = ProcessSpec(
-        name="backend", role=Role.BACKEND, probe=Spawned(), argv=(sys.executable, "-c", sys.argv[2])
+        name="backend", role=Role.BACKEND, probe=ProcessStarted(),
+        argv=(sys.executable, "-c", sys.argv[2])
     )
 
     async def start():

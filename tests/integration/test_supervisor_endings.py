@@ -16,7 +16,7 @@ from gateway.supervisor.process_table import read_table
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import Probe, ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ import pytest
 
 from backends.protocol import STATE_PATH
 from gateway.settings import process_environment
-from tests.support.backend_repository import write_repository
-from tests.support.certificates import Authority
-from tests.support.waiting import wait_until
+from loadtests.harness.certificates import Authority
+from loadtests.harness.model_repository import write_repository
+from loadtests.harness.waiting import wait_until
 
 SERVE = (sys.executable, "-m", "backends", "serve", "--provider", "paced")
 PREFIX = "SLUICEGATE_BACKEND_"

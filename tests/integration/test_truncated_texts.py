@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from backends.protocol import Call, Done, Failed
-from tests.support.stub_backend import Reply, StubBackend, echo
-from tests.support.waiting import until
-from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import Reply, StubBackend, echo
+from loadtests.harness.waiting import until
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"

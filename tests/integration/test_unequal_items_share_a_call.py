@@ -10,8 +10,8 @@ from gateway.config.document import RoutingEntry
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.upstream.http import HttpBackendClient
+from loadtests.harness.stub_backend import Reply, StubBackend, echo
 from tests.support.dispatching import Outcomes, endpoint_of, work
-from tests.support.stub_backend import Reply, StubBackend, echo
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import find_program, state_spec
 from gateway.telemetry.restarts import read_restarts
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

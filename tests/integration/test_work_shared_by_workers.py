@@ -13,10 +13,11 @@ import pytest
 from backends.protocol import Call, Failed
 from gateway.cache.entry import CachedResult
 from gateway.redis.client import connect
-from tests.support.stub_backend import Reply, StubBackend, answer, answer_when, hang
-from tests.support.valkey import Valkey
-from tests.support.waiting import eventually, until
-from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import Reply, StubBackend, answer, answer_when, hang
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually, until
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"

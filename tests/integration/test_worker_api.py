@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.support.stub_backend import StubBackend, answer, answer_when, fail_items, hang
-from tests.support.valkey import Valkey
-from tests.support.waiting import until
-from tests.support.worker import KEY, Response, RunningWorker, classify, post, running_worker
+from loadtests.harness.raw_http import KEY, Response, post
+from loadtests.harness.stub_backend import StubBackend, answer, answer_when, fail_items, hang
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import until
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"

@@ -11,10 +11,11 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.types import Rule
-from tests.support.stub_backend import StubBackend, answer_when
-from tests.support.valkey import Valkey
-from tests.support.waiting import PATIENCE
-from tests.support.worker import Response, RunningWorker, classify, post, running_worker
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import StubBackend, answer_when
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import WAIT_LIMIT
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 _REQUESTS = Rule(name="hour", unit="requests", capacity=3, window=3600.0)
@@ -185,7 +186,7 @@ async def test_a_changed_local_share_holds_in_workers_that_run(
                     ledger=ledger,
                     settings=worker.settings,
                     clock=lambda: 0.0,
-                    patience=PATIENCE,
+                    patience=WAIT_LIMIT,
                 ).reload(author="test")
             await redis.aclose()
             own.kill()

@@ -1,4 +1,4 @@
-"""Backups of a ledger, made and restored as the documentation tells operators to."""
+"""Backs up and restores a ledger as the documentation tells operators to."""
 
 import sqlite3
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, make_url
 
-from tests.support.postgresql import programs
+from loadtests.harness.postgresql import programs
 
 
 def back_up(url: str, directory: Path) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""A real browser without a window, steered by its debugging protocol; it reaches loopback only."""
+"""Drives a headless browser by its debugging protocol; it reaches loopback only."""
 
 import asyncio
 import base64
@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 CHROMIUM = Path("/usr/bin/chromium")
 _FLAGS = (

@@ -1,11 +1,11 @@
-"""Values and a collector that tests of routing and dispatch share."""
+"""Provides values and a collector for tests of routing and dispatch."""
 
 import msgspec
 
 from backends.protocol import BackendState, ModelInfo, Report, Task
 from gateway.dispatch.work import Work, WorkItem
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
-from tests.support.stub_backend import StubBackend, stub_model
+from loadtests.harness.stub_backend import StubBackend, stub_model
 
 
 def endpoint(

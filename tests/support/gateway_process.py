@@ -1,4 +1,4 @@
-"""`sluicegate gateway` as a process: one machine of several that share Redis and ledger."""
+"""Runs `sluicegate gateway` as a process: one of several machines on one Redis and ledger."""
 
 import asyncio
 import os
@@ -12,10 +12,11 @@ from typing import Self
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.settings import process_environment
-from tests.support.stub_process import StubProcess
-from tests.support.system import free_port
-from tests.support.waiting import until
-from tests.support.worker import KEY, write_document
+from loadtests.harness.ports import free_port
+from loadtests.harness.raw_http import KEY
+from loadtests.harness.stub_process import StubProcess
+from loadtests.harness.waiting import until
+from tests.support.worker import write_document
 
 
 class GatewayProcess:

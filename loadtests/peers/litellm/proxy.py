@@ -1,4 +1,4 @@
-"""LiteLLM's proxy with its Redis cache, before a model server that does nothing.
+"""Runs LiteLLM's proxy with its Redis cache before a model server without a model.
 
 The proxy has packages of its own (`make .venv-peers/litellm/.installed`). What it is asked for
 are embeddings, since it has no classification; they are short, and found in Redis.
@@ -17,9 +17,10 @@ from redis import Redis
 
 from gateway.settings import process_environment
 from loadtests.generator import Target
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
 from loadtests.machine import pin
-from tests.support.system import free_port, until
-from tests.support.valkey import Valkey
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = _ROOT / ".venv-peers" / "litellm" / "bin" / "litellm"
@@ -64,7 +65,7 @@ def proxy(folder: Path, requests: Sequence[bytes], *, core: int, others: int) ->
         stack.enter_context(_running([*command, "--telemetry", "False"], log=folder / "log"))
         headers = (("authorization", f"Bearer {_KEY}"),)
         target = Target(host="127.0.0.1", port=port, path=_PATH, headers=headers)
-        until(lambda: _answers(target), within=90, what="LiteLLM answers")
+        wait_until(lambda: _answers(target), within=90, what="LiteLLM answers")
         _fill(target, requests, redis)
         pin([redis.pid], others)
         yield target

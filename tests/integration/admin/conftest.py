@@ -13,9 +13,9 @@ from gateway.redis.client import connect
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
 from tests.support.admin import KEY, client_of
-from tests.support.system import free_port
-from tests.support.valkey import Valkey
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from gateway.cli import main
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings
+from loadtests.harness.waiting import wait_until
 from tests.support.admin import KEY
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture

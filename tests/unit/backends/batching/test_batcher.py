@@ -19,8 +19,8 @@ from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.onnx import explain
 from backends.telemetry.spans import NoTracing
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from loadtests.harness.waiting import until
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 POISON = 666

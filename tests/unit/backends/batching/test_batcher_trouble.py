@@ -18,9 +18,9 @@ from backends.executors.cost import CostModel
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.telemetry.spans import NoTracing
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from loadtests.harness.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 POISON = 666

@@ -3,8 +3,8 @@
 import threading
 
 from backends.batching.device import Device, DeviceShare
+from loadtests.harness.waiting import wait_until
 from tests.support.clock import Clock
-from tests.support.system import until
 
 
 class Models:
@@ -85,7 +85,7 @@ def test_a_slot_given_back_goes_to_the_model_that_is_behind() -> None:
         threads = [threading.Thread(target=use, args=(share,)) for share in (ahead, behind)]
         for thread in threads:
             thread.start()
-        until(lambda: ahead.waiting == behind.waiting == 1, within=60, what="both wait")
+        wait_until(lambda: ahead.waiting == behind.waiting == 1, within=60, what="both wait")
     for thread in threads:
         thread.join()
 

@@ -14,9 +14,9 @@ from backends.errors import DeadlineExceeded
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NoTracing
 from backends.types import Encoding, OutputKind
+from loadtests.harness.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.provider import DeviceOptions
 from backends.types import FloatArray, OutputKind
-from tests.support.backend_repository import DIMENSIONS, toy_graph
+from loadtests.harness.model_repository import DIMENSIONS, toy_graph
 
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 

@@ -12,8 +12,8 @@ from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.resident import ResidentExecutor, SessionMemory
 from backends.types import FloatArray, OutputKind
+from loadtests.harness.waiting import wait_until
 from tests.support.gate import Gate
-from tests.support.waiting import wait_until
 
 
 class Shelf:

@@ -17,7 +17,7 @@ from backends.pipelines.encoder import Encoder
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, Text
-from tests.support.backend_repository import make_tokenizer
+from loadtests.harness.model_repository import make_tokenizer
 
 pytestmark = pytest.mark.anyio
 MAX_TOKENS = 8

@@ -17,7 +17,7 @@ from backends.executors.onnx import OnnxExecutor
 from backends.qualification.certificate import FILE, answer
 from backends.qualification.qualify import RECORD, Candidate, qualify
 from backends.types import FloatArray, IntArray, OutputKind
-from tests.support.backend_repository import DIMENSIONS, make_tokenizer, toy_graph
+from loadtests.harness.model_repository import DIMENSIONS, make_tokenizer, toy_graph
 from tests.support.quantized import make_dynamic
 
 Load = Callable[[bytes], OnnxExecutor]

@@ -9,7 +9,7 @@ import pytest
 
 from backends.errors import StartProblem
 from backends.repository.catalogue import read_catalogue
-from tests.support.backend_repository import (
+from loadtests.harness.model_repository import (
     write_encoder,
     write_head,
     write_model,

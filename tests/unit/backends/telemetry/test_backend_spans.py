@@ -19,10 +19,10 @@ from typing_extensions import override
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Task
 from backends.telemetry.spans import NO_SPAN, NoTracing, OtelTracing
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
-from tests.support.backend_repository import DIMENSIONS, write_repository
 from tests.support.gate import Gate
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
 
 from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
-from tests.support.backend_repository import make_tokenizer
+from loadtests.harness.model_repository import make_tokenizer
 
 pytestmark = pytest.mark.anyio
 PAIRS = [

@@ -21,9 +21,9 @@ from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, Text
+from loadtests.harness.model_repository import DIMENSIONS, make_tokenizer, write_repository
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend
-from tests.support.backend_repository import DIMENSIONS, make_tokenizer, write_repository
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 P = ParamSpec("P")

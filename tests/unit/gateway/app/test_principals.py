@@ -10,7 +10,7 @@ from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.errors import DependencyUnavailable
 from gateway.types import KeyId, Principal, TenantId
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 _KEY = "sk-the-key-of-a-caller"

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.app.stats_reporter import StatsReporter, numbers
 from gateway.telemetry.metrics import GatewayMetrics
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):

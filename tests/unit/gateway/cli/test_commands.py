@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from gateway.admin.operator_access import access_to, hold_access
 from gateway.cli import main
-from tests.support.certificates import Authority
+from loadtests.harness.certificates import Authority
 
 KEY = "kept-by-up-0123456789"
 _FOREIGN = "ein-schlüssel-ключ"

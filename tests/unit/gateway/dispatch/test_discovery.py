@@ -8,9 +8,9 @@ import pytest
 from gateway.config.document import RoutingEntry
 from gateway.dispatch.discovery import MAX_ADDRESSES, Discovery
 from gateway.types import BackendId, Endpoint, RegionName
+from loadtests.harness.waiting import until
 from tests.support.dispatching import endpoint
 from tests.support.table_resolver import TableResolver
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

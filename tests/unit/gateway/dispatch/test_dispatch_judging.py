@@ -10,9 +10,9 @@ from gateway.config.document import RoutingEntry
 from gateway.routing.fleet import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
+from loadtests.harness.stub_backend import echo
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.scripted_client import Hang, Step
-from tests.support.stub_backend import echo
 
 pytestmark = pytest.mark.anyio
 

@@ -9,11 +9,11 @@ from backends.protocol import Call, Done, Report
 from gateway.config.document import RoutingEntry
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
+from loadtests.harness.stub_backend import echo
+from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
-from tests.support.stub_backend import echo
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ from gateway.dispatch.hedging import Hedging, Latencies
 from gateway.routing.fleet import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
+from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure
 from tests.support.dispatching import Outcomes, endpoint, work
 from tests.support.scripted_client import Pause, Step, echo_all
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -54,7 +54,7 @@ async def test_a_start_waits_for_backends_that_start_as_well() -> None:
     client = StartingClient(eu=3, us=5)
 
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await asyncio.wait_for(prober.settle_in(), 60.0)
+        await asyncio.wait_for(prober.wait_until_ready(), 60.0)
 
     assert regions(fleet) == ("eu", "us")
 
@@ -72,7 +72,7 @@ async def test_a_backend_that_is_away_keeps_a_start_for_a_bounded_time(
     started = clock()
 
     async with Prober(fleet=fleet_of(EU, US), client=client, random=Random(1)) as prober:
-        await asyncio.wait_for(prober.settle_in(first=first, rest=rest), 60.0)
+        await asyncio.wait_for(prober.wait_until_ready(first=first, rest=rest), 60.0)
 
     assert least <= clock() - started < most
 
@@ -82,8 +82,8 @@ async def test_backends_that_replace_all_others_are_known_the_moment_they_do() -
     client = StartingClient(eu=1, us=1)
 
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await prober.settle_in()
-        await prober.meet((US,))
+        await prober.wait_until_ready()
+        await prober.probe_new((US,))
         before = regions(fleet)
         fleet.configure((US,), RARELY)
         prober.refresh()
@@ -98,8 +98,8 @@ async def test_a_new_backend_that_does_not_answer_is_no_reason_to_refuse_a_chang
     client = StartingClient(eu=1)
 
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await prober.settle_in()
-        await prober.meet((EU, US))
+        await prober.wait_until_ready()
+        await prober.probe_new((EU, US))
         fleet.configure((EU, US), RARELY)
         prober.refresh()
 

@@ -12,9 +12,9 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
+from loadtests.harness.stub_backend import echo
 from tests.support.dispatching import Outcomes, endpoint, state, work
 from tests.support.scripted_client import Hang, Pause, Script, ScriptedClient, Step
-from tests.support.stub_backend import echo
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from backends.protocol import Call
 from gateway.routing.fleet import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import Cause
+from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing
 from tests.support.scripted_client import Step, echo_all
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 LATE = ProbeFailure(detail="late", silence=1.0)

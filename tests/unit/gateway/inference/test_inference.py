@@ -8,8 +8,8 @@ import pytest
 from backends.protocol import Task
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.types import CacheDirectives, Criticality, ItemFailure, Source
+from loadtests.harness.waiting import until
 from tests.support.inference_scene import INFO, Scene, sources
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 _HIT, _COMPUTED, _COLLAPSED = Source.HIT, Source.COMPUTED, Source.COLLAPSED

@@ -9,8 +9,8 @@ import pytest
 from gateway.config.document import CacheEntry
 from gateway.errors import NotCached
 from gateway.types import Answer, CacheDirectives, Criticality, ItemFailure, Source, Stale
+from loadtests.harness.waiting import until
 from tests.support.inference_scene import INFO, Scene, sources
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 _HIT, _COMPUTED, _FAILED = Source.HIT, Source.COMPUTED, Source.FAILED

@@ -10,8 +10,8 @@ from gateway.api.answers import first_failure
 from gateway.dispatch.work import Work
 from gateway.errors import Overloaded
 from gateway.types import ItemFailure, ItemOutcome, Source
+from loadtests.harness.waiting import until
 from tests.support.inference_scene import FailingRunner, GatedRunner, Scene
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 BUSY = ItemFailure(status=503, code="overloaded", detail="Busy.", retryable=True, retry_after=2.5)

@@ -18,11 +18,11 @@ from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Batch, GroupBy, UsageRow
 from gateway.types import RequestEvent
+from loadtests.harness.postgresql import PostgreSQL
+from loadtests.harness.waiting import wait_until
 from tests.support.events import make_event, make_usage
 from tests.support.ledger_schema_2 import ProgramOfSchema2
 from tests.support.ledgers import Clock
-from tests.support.postgresql import PostgreSQL
-from tests.support.waiting import wait_until
 
 BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
 END = BEGIN + timedelta(hours=8)

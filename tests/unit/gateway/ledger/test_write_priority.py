@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from gateway.ledger.write_priority import FileWritePriority
+from loadtests.harness.waiting import wait_until
 from tests.support.events import START
 from tests.support.ledgers import open_ledger
-from tests.support.waiting import wait_until
 
 
 def test_who_writes_in_bulk_waits_while_somebody_is_ahead(tmp_path: Path) -> None:

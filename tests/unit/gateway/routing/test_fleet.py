@@ -10,9 +10,9 @@ from gateway.routing.fleet import Fleet, ProbeFailure, ProbeVerdict
 from gateway.routing.limit import LEAST
 from gateway.routing.member import LEAST_SHARE, Health
 from gateway.types import Criticality, Endpoint, ServedModel
+from loadtests.harness.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
-from tests.support.stub_backend import stub_model
 
 EU = [endpoint("eu-0"), endpoint("eu-1")]
 US = [endpoint("us-0", region="us")]

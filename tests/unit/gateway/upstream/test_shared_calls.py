@@ -11,8 +11,8 @@ from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.shared_call import MAX_ITEMS, SharedCall
+from loadtests.harness.stub_backend import Reply, StubBackend, answer, echo
 from tests.support.dispatching import endpoint_of
-from tests.support.stub_backend import Reply, StubBackend, answer, echo
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.errors import ConfigurationError
 from gateway.upstream.tls import ClientTls, TlsFiles, follow_files
-from tests.support.certificates import Authority
-from tests.support.waiting import until
+from loadtests.harness.certificates import Authority
+from loadtests.harness.waiting import until
 
 
 @pytest.mark.parametrize("which", ["certificate", "key"])

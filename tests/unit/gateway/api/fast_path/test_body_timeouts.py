@@ -6,7 +6,7 @@ import pytest
 
 from gateway.api.fast_path.body_timeouts import BodyTimeouts
 from gateway.errors import RequestTimeout
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

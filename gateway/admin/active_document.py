@@ -1,0 +1,39 @@
+"""The active document as the admin process knows it: parsed once a generation."""
+
+import asyncio
+
+from gateway.config.document import Document
+from gateway.config.load import load_folder, load_sources
+from gateway.errors import DependencyUnavailable
+from gateway.runtime.control import Control
+from gateway.settings import Settings
+
+
+class ActiveDocumentReader:
+    """Gives the active document; without Redis the last known one, or the folder's."""
+
+    def __init__(self, *, control: Control, settings: Settings) -> None:
+        self._control = control
+        self._settings = settings
+        self._generation = -1
+        self._document: Document | None = None
+
+    async def document(self) -> Document:
+        """Return it.
+
+        Raises:
+            ConfigurationError: Redis was never reached, and the folder is not valid.
+        """
+        try:
+            active = await self._control.active()
+        except DependencyUnavailable:
+            active = None
+        placement = self._settings.placement
+        if active is not None and active.generation != self._generation:
+            self._document = await asyncio.to_thread(
+                load_sources, active.sources, placement=placement
+            )
+            self._generation = active.generation
+        if self._document is None:
+            return await asyncio.to_thread(load_folder, self._settings.config, placement=placement)
+        return self._document

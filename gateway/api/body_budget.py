@@ -1,0 +1,37 @@
+"""Bounds what the large bodies of requests take together, while they arrive and are answered."""
+
+from gateway.api.request_state import RequestState
+from gateway.errors import Overloaded
+
+LARGE = 256 * 1024
+"""Bytes above which a body is large."""
+# Of the largest size that the document allows.
+_MAX_LARGE_BODIES = 16
+
+
+class BodyMemoryBudget:
+    """What large bodies may take together. One per worker."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+    def reserve(self, exchange: RequestState, size: int) -> None:
+        """Count that `size` bytes of a request's body have arrived.
+
+        Raises:
+            Overloaded: there is no room for them.
+        """
+        if size <= LARGE:
+            return
+        self.used_bytes += size - exchange.body_bytes
+        exchange.body_bytes = size
+        if self.used_bytes > _MAX_LARGE_BODIES * exchange.runtime.document.request.max_body_bytes:
+            raise Overloaded(
+                "Too many large bodies arrive at once; try again, or send fewer items in each.",
+                retry_after=1.0,
+            )
+
+    def release(self, exchange: RequestState) -> None:
+        """Count no more what the body of a request took, which has ended."""
+        self.used_bytes -= exchange.body_bytes
+        exchange.body_bytes = 0

@@ -1,0 +1,130 @@
+"""What the bodies of requests say: decoded, checked, and known again when the same comes anew."""
+
+import asyncio
+from collections.abc import Sized
+
+import msgspec
+
+from backends.protocol import Task
+from gateway.api.answers import failed_usage
+from gateway.api.decode_errors import explain_decode_error
+from gateway.api.json_bounds import check_json
+from gateway.api.request_state import ParsedBody, RequestState
+from gateway.api.schemas import TASK_BODIES, Body, InferBody, RerankBody, TaskBody
+from gateway.errors import InvalidRequest, PayloadTooLarge
+from gateway.rate_limit.base import Charge
+from gateway.rate_limit.charges import charges_for
+from gateway.runtime.runtime import Runtime
+from gateway.types import InferenceRequest, Principal
+
+_MAX_CACHED_BYTES = 1024
+_MAX_CACHED = 4096
+_GZIP = b"\x1f\x8b"
+
+
+class BodyReader:
+    """Reads bodies; what it remembers of them holds under one runtime."""
+
+    def __init__(self) -> None:
+        self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
+        self._infer_decoder = msgspec.json.Decoder(InferBody)
+        self._large_lock = asyncio.Lock()
+        self._runtime: Runtime | None = None
+        self._cache: dict[tuple[Principal | None, Task, str, bytes], ParsedBody] = {}
+
+    def read(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
+        """Return what a body says; the same bytes of the same caller are read once.
+
+        Raises:
+            InvalidRequest: it is no JSON, or not what the route takes.
+            PayloadTooLarge: it has more items, or values, than the document allows.
+        """
+        if exchange.runtime is not self._runtime:
+            self._runtime = exchange.runtime
+            self._cache.clear()
+        name = (exchange.principal, exchange.task, model, raw)
+        parsed = self._cache.get(name)
+        if parsed is None:
+            parsed = self._decode(exchange, model, raw)
+            if len(raw) <= _MAX_CACHED_BYTES:
+                if len(self._cache) >= _MAX_CACHED:
+                    self._cache.clear()
+                self._cache[name] = parsed
+        return parsed
+
+    async def read_large(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
+        """Return what a large body says, read in a thread: one at a time.
+
+        Each step of it holds the interpreter's lock, so that others wait for a step and not for
+        all of them.
+
+        Raises:
+            InvalidRequest: as `read`.
+            PayloadTooLarge: as `read`.
+        """
+        async with self._large_lock:
+            return await asyncio.to_thread(self._decode, exchange, model, raw)
+
+    def _decode(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
+        bounds = exchange.runtime.document.request
+        check_json(raw, max_values=bounds.max_values)
+        body: Body
+        try:
+            if exchange.task is Task.INFER:
+                body = infer = self._infer_decoder.decode(raw)
+                _check_items(infer.inputs, bounds.max_items)
+                request = infer.request_for(model)
+            else:
+                body = routed = self._decoders[exchange.task].decode(raw)
+                _check_items(_items(routed), bounds.max_items)
+                request = routed.request()
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
+            raise _decode_failure(raw, error) from error
+        return ParsedBody(
+            body=body,
+            request=request,
+            charges=self._charges(exchange, request),
+            failed=failed_usage(len(request.items)),
+        )
+
+    def _charges(self, exchange: RequestState, request: InferenceRequest) -> tuple[Charge, ...]:
+        if exchange.principal is None:
+            return ()
+        limits = exchange.runtime.document.limits
+        return charges_for(
+            exchange.principal,
+            requests=1,
+            items=len(request.items),
+            model=request.model,
+            default_tenant_rules=limits.tenant,
+            default_key_rules=limits.key,
+        )
+
+
+def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
+    """Return what a caller is told of a body that the decoder, or the wire's encoder, refused."""
+    if raw.startswith(_GZIP):
+        return InvalidRequest("The body is compressed; send it without a `Content-Encoding`.")
+    is_misfit = isinstance(error, msgspec.ValidationError)
+    # Of these the decoder names a byte at most.
+    is_unnamed = not is_misfit or "out of range" in str(error)
+    if is_unnamed and (clause := explain_decode_error(raw)) is not None:
+        return InvalidRequest(f"The body cannot be read: {clause}.")
+    if is_misfit:
+        return InvalidRequest(f"The body does not fit the route: {error}.")
+    return InvalidRequest(f"The body is not valid JSON: {error}.")
+
+
+def _items(body: TaskBody) -> Sized:
+    """Return what is counted as items: a single input is a list of one."""
+    given = body.documents if isinstance(body, RerankBody) else body.input
+    return given if isinstance(given, list) else (given,)
+
+
+def _check_items(items: Sized, maximum: int) -> None:
+    if not items:
+        raise InvalidRequest("The input is empty; send at least one item.")
+    if len(items) > maximum:
+        raise PayloadTooLarge(
+            f"{len(items)} items are more than {maximum}; send them in several requests."
+        )

@@ -1,0 +1,89 @@
+"""Finds, probes and calls the backends of the runtime in force."""
+
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from gateway.app.call_spans import CallSpans
+from gateway.dispatch.discovery import Discovery
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.prober import Prober
+from gateway.dispatch.reloading import ModelReloader
+from gateway.routing.fleet import Fleet
+from gateway.runtime.runtime import Runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.tracing import Tracer
+from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.resolving import Resolver
+
+
+class BackendAccess:
+    """Keeps the fleet, its prober, DNS discovery and the dispatcher on the current runtime.
+
+    A new runtime is prepared by probing backends that are new; until then the old ones serve.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtimes: RuntimeStore,
+        client: HttpBackendClient,
+        resolver: Resolver,
+        clock: Callable[[], float],
+        tracer: Tracer,
+    ) -> None:
+        chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
+        self._runtimes = runtimes
+        self.client = client
+        self.fleet = Fleet(clock=clock, random=chooser)
+        self.discovery = Discovery(
+            resolver=resolver, random=chooser, changed=self._take_resolved_names
+        )
+        self.prober = Prober(fleet=self.fleet, client=client, random=chooser)
+        self.reloader = ModelReloader(fleet=self.fleet, client=client, prober=self.prober)
+        self.dispatcher = Dispatcher(
+            fleet=self.fleet,
+            client=client,
+            reprobe=self.prober.probe_soon,
+            clock=clock,
+            tracer=CallSpans(tracer),
+        )
+        self._stack = AsyncExitStack()
+        self._configure(runtimes.current)
+        runtimes.on_prepare(self._prepare)
+        runtimes.on_swap(self._apply)
+
+    async def __aenter__(self) -> Self:
+        for part in (self.client, self.prober, self.discovery, self.dispatcher):
+            await self._stack.enter_async_context(part)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def _prepare(self, runtime: Runtime) -> None:
+        await self.discovery.prepare(runtime.endpoints, runtime.document.routing)
+        await self.prober.probe_new(self.discovery.expand(runtime.endpoints))
+
+    def _apply(self, runtime: Runtime) -> None:
+        self._configure(runtime)
+        self.prober.refresh()
+
+    def _configure(self, runtime: Runtime) -> None:
+        routing = runtime.document.routing
+        self.discovery.configure(runtime.endpoints, routing)
+        endpoints = self.discovery.expand(runtime.endpoints)
+        self.fleet.configure(endpoints, routing)
+        self.client.configure(endpoints, routing)
+
+    async def _take_resolved_names(self) -> None:
+        """Use the addresses that names lead to now, once the new backends were probed."""
+        await self.prober.probe_new(self.discovery.expand(self._runtimes.current.endpoints))
+        self._apply(self._runtimes.current)

@@ -1,0 +1,120 @@
+"""Builds the entry points of a worker: its application, and the fast path before it."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import NamedTuple
+
+from litestar.types import ASGIApp
+
+from gateway.api.fast_path.head_cache import RequestHeadCache
+from gateway.api.fast_path.hit_events import HitEventBatch
+from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
+from gateway.api.health import ReadinessSource
+from gateway.api.inference_handler import InferenceHandler
+from gateway.api.inference_router import InferenceRouter
+from gateway.api.request_state import RequestIds
+from gateway.api.routes import build_api
+from gateway.api.rules import InferenceRules
+from gateway.app.stores import Stores
+from gateway.app.views import CurrentDocument, LedgerUsage
+from gateway.auth.key_ring import KeyRing
+from gateway.events.log import EventLog
+from gateway.http.draining import Draining
+from gateway.http.write_coalescing import WriteCoalescingProtocol
+from gateway.inference.inference import Inference
+from gateway.middleware.admission import AdmissionMiddleware
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.routing.fleet import Fleet
+from gateway.settings import Settings
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.tracing import NullTracer, Tracer
+
+
+class Listeners(NamedTuple):
+    """The application of a worker, and the protocol that reads requests before it."""
+
+    app: ASGIApp
+    protocol: Callable[..., asyncio.Protocol]
+
+
+class EntryPointParts(NamedTuple):
+    """The parts of a worker that answering a request uses."""
+
+    stores: Stores
+    keys: KeyRing
+    limiter: RedisRateLimiter
+    fleet: Fleet
+    inference: Inference
+    events: EventLog
+    metrics: GatewayMetrics
+    tracer: Tracer
+    clock: Callable[[], float]
+
+
+def build_listeners(
+    settings: Settings,
+    parts: EntryPointParts,
+    *,
+    readiness: ReadinessSource,
+    draining: Draining,
+) -> Listeners:
+    """Return the entry points; the fast path is closed once `draining` closes connections."""
+    ids = RequestIds()
+    rules = InferenceRules(
+        runtimes=parts.stores.runtimes,
+        keys=parts.keys,
+        limiter=parts.limiter,
+        inference=parts.inference,
+        events=parts.events,
+        metrics=parts.metrics,
+        ids=ids,
+        loop_time=parts.clock,
+        region=settings.region,
+    )
+    app = _build_application(parts, rules, ids, readiness)
+    if not settings.fast_lane or not isinstance(parts.tracer, NullTracer):
+        # Only the application records spans.
+        return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
+    fast_path = _build_fast_path(parts, rules, ids, draining)
+    return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
+
+
+def _build_application(
+    parts: EntryPointParts, rules: InferenceRules, ids: RequestIds, readiness: ReadinessSource
+) -> InferenceRouter:
+    runtimes = parts.stores.runtimes
+    handler = InferenceHandler(rules=rules, tracer=parts.tracer)
+    api = build_api(
+        version=version("sluicegate"),
+        door=handler,
+        admission=AdmissionMiddleware(
+            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, ids=ids
+        ),
+        ids=ids,
+        models=parts.fleet,
+        documents=CurrentDocument(runtimes),
+        usage=LedgerUsage(parts.stores.ledger, runtimes),
+        health=readiness,
+    )
+    return InferenceRouter(api, handler)
+
+
+def _build_fast_path(
+    parts: EntryPointParts, rules: InferenceRules, ids: RequestIds, draining: Draining
+) -> FastPath:
+    runtimes = parts.stores.runtimes
+    heads = RequestHeadCache(rules=rules, keys=parts.keys, runtimes=runtimes)
+    draining.on_close(heads.close)
+    return FastPath(
+        rules=rules,
+        heads=heads,
+        limiter=parts.limiter,
+        inference=parts.inference,
+        runtimes=runtimes,
+        ids=ids,
+        hit_events=HitEventBatch(
+            ids=ids, events=parts.events, metrics=parts.metrics, loop_time=parts.clock
+        ),
+    )

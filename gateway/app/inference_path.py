@@ -1,0 +1,77 @@
+"""Assembles the path of an item: result cache, coalescing, claims, limits and dispatch."""
+
+import random
+import time
+from collections.abc import Callable
+
+from gateway.app.secret import secret_of
+from gateway.cache.build import build_cache
+from gateway.cache.key import KeyMaker
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.limited import LimitedRunner
+from gateway.inference.claiming import ClaimingRunner
+from gateway.inference.coalescing import Flights
+from gateway.inference.inference import Inference
+from gateway.inference.last_answers import StaleAnswers
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.routing.fleet import Fleet
+from gateway.runtime.runtime import Runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+from gateway.tasks import TaskScope
+from gateway.telemetry.tracing import Tracer
+
+# Work that no request waits for any more: those had their time while the server drained.
+_BACKGROUND_DRAIN = 0.5
+
+
+class InferencePath:
+    """Owns what an item passes between the entry points and the dispatcher.
+
+    `cache` and `tasks` are entered by the worker.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        runtimes: RuntimeStore,
+        limiter: RedisRateLimiter,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        clock: Callable[[], float],
+        tracer: Tracer,
+    ) -> None:
+        self.cache = build_cache(
+            runtimes.current.document.cache,
+            url=settings.cache_url,
+            clock=time.time,  # noqa: TID251 - entries travel between machines
+            monotonic=clock,
+            random=random.random,
+            keepalive=settings.tcp_keepalive,
+        )
+        self.tasks = TaskScope(drain=_BACKGROUND_DRAIN)
+        self.flights = Flights()
+        self._runner = ClaimingRunner(
+            LimitedRunner(runner=dispatcher, limiter=limiter, runtimes=runtimes),
+            cache=self.cache,
+            lease=runtimes.current.document.cache.lease,
+        )
+        self.stale = StaleAnswers(
+            cache=self.cache, flights=self.flights, runner=self._runner, tasks=self.tasks
+        )
+        self.inference = Inference(
+            models=fleet,
+            keys=KeyMaker(secret=secret_of(settings)),
+            cache=self.cache,
+            stale=self.stale,
+            flights=self.flights,
+            runner=self._runner,
+            tasks=self.tasks,
+            tracer=tracer,
+        )
+        runtimes.on_swap(self._apply)
+
+    def _apply(self, runtime: Runtime) -> None:
+        self.cache.configure(runtime.document.cache)
+        self._runner.lease = runtime.document.cache.lease

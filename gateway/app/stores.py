@@ -1,0 +1,41 @@
+"""Opens the stores that a worker shares with other processes."""
+
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from gateway.ledger.ledger import Ledger
+from gateway.redis.client import connect
+from gateway.runtime.control import Control
+from gateway.runtime.follower import first_runtime
+from gateway.runtime.recovery import LedgerRecovery, Recovery
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+
+
+class Stores(NamedTuple):
+    """The state Redis, the ledger, and the runtime that was read from them."""
+
+    state: Redis
+    ledger: Ledger
+    recovery: Recovery
+    runtimes: RuntimeStore
+
+
+async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
+    """Open the stores, to be closed with `stack`, and read the first runtime.
+
+    Raises:
+        ConfigurationError: the document cannot be used.
+    """
+    state = connect(
+        settings.state_url, timeout=settings.state_timeout, keepalive=settings.tcp_keepalive
+    )
+    stack.push_async_callback(state.aclose)
+    ledger = stack.enter_context(Ledger(settings.ledger))
+    recovery = LedgerRecovery(
+        control=Control(state), record=ledger.published, region=settings.region
+    )
+    runtimes = RuntimeStore(await first_runtime(state, settings, recovery))
+    return Stores(state, ledger, recovery, runtimes)

@@ -1,0 +1,93 @@
+"""Encodes errors as RFC 9457 problem documents, for the HTTP protocol and both listeners."""
+
+import math
+from typing import Final
+
+import msgspec
+
+from gateway.errors import (
+    MAX_RETRY_AFTER,
+    AuthenticationFailed,
+    ConfigurationError,
+    GatewayError,
+    InvalidItem,
+    MethodNotAllowed,
+    RequestTimeout,
+)
+
+MEDIA_TYPE: Final = b"application/problem+json"
+Headers = list[tuple[bytes, bytes]]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A problem's body; fields beyond RFC 9457's are only sent where they say something."""
+
+    type: str
+    """A URN that ends in the code."""
+    title: str
+    """The code in words."""
+    status: int
+    """The status of the answer."""
+    code: str
+    """What programs should look at; it is stable."""
+    detail: str
+    """What was wrong, and what to do."""
+    request_id: str = ""
+    """Names the request in logs; the same as `X-Request-Id`."""
+    index: int | None = None
+    """The item that is to blame."""
+    item_code: str = ""
+    """Why that item cannot be answered."""
+    file: str | None = None
+    """The file of a configuration that is refused."""
+    line: int | None = None
+    """The line of that file."""
+    field: str = ""
+    """The field that is refused."""
+
+
+def problem(error: GatewayError, request_id: str) -> Problem:
+    """Return the problem document of `error`."""
+    item = error if isinstance(error, InvalidItem) else None
+    document = error if isinstance(error, ConfigurationError) else None
+    return Problem(
+        type=f"urn:sluicegate:error:{error.code}",
+        title=error.title,
+        status=error.status,
+        code=error.code,
+        detail=error.detail,
+        request_id=request_id,
+        index=item.index if item else None,
+        item_code=item.item_code if item else "",
+        file=document.file if document else None,
+        line=document.line if document else None,
+        field=document.field if document else "",
+    )
+
+
+def problem_headers(error: GatewayError) -> Headers:
+    """Return the headers that go with `error`: `Retry-After` and `WWW-Authenticate`."""
+    headers: Headers = []
+    if error.retry_after is not None:
+        seconds = min(max(0.0, error.retry_after), MAX_RETRY_AFTER)
+        headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
+        headers.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
+    if isinstance(error, AuthenticationFailed):
+        headers.append((b"www-authenticate", b'Bearer realm="sluicegate"'))
+    return headers
+
+
+def problem_lines(error: GatewayError) -> bytes:
+    """Return the header lines of an inference route's response to a request that failed."""
+    headers = [(b"content-type", MEDIA_TYPE), *problem_headers(error)]
+    headers.append((b"cache-status", b"sluicegate; fwd=bypass"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", b"POST"))
+    if isinstance(error, RequestTimeout):
+        headers.append((b"connection", b"close"))  # the rest of the body is no request
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def encode_problem(error: GatewayError, request_id: str) -> bytes:
+    """Return the problem document of `error` as JSON."""
+    return msgspec.json.encode(problem(error, request_id))

@@ -1,0 +1,256 @@
+"""Stores the regions' shares of limits, their workers' leases and the grants of quotas.
+
+Every worker reports about once a second. Reports are serialized transactions. A region is live
+while one of its workers has a lease; afterwards its shares are free for the others. The decisions
+are `gateway.regional_limits.policy`'s.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+from sqlalchemy import Connection, delete, func, select, update
+
+from gateway.ledger import schema
+from gateway.ledger.store import Store
+from gateway.regional_limits.policy import (
+    LEASE,
+    REST,
+    OtherRegions,
+    PolicyRow,
+    decide,
+    first_rows,
+)
+from gateway.regional_limits.values import BucketShare, BucketShares, QuotaDemand, ShareReport
+
+_Rows: TypeAlias = dict[str, dict[str, PolicyRow]]
+_LOCK: Final = "shares"
+_SECOND: Final = 1_000_000_000
+_RECENT: Final = 600 * _SECOND
+"""Shares of buckets without demand for so long are not recomputed."""
+_OVERLAP: Final = 5 * _SECOND
+_GRANT: Final = 0.05
+_KEEP_GRANTS: Final = 40 * 86_400
+
+
+class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Shows a live gateway region: its workers, and the seconds until its last lease expires."""
+
+    name: str
+    workers: int
+    expires_in: float
+
+
+class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Shows operators a region's share of a bucket; `demand` is units a second."""
+
+    bucket: str
+    region: str
+    share: float
+    held: float
+    demand: float
+
+
+class RegionalShareStore:
+    """Implements `ShareStore` over SQL. All calls block, and raise `DependencyUnavailable`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
+        """Record a worker's demand, and return the shares of its region for `lease` seconds.
+
+        `longest` is how long work may run, in seconds.
+        """
+        with self._store.writing() as connection:
+            now = self._store.take_turns(connection, _LOCK)
+            since = report.seen - _OVERLAP if report.seen else 0
+            if not self._renew(connection, report, now, lease):
+                since = 0
+                self._join(connection, report.region, now)
+            others = self._others(connection, report.region)
+            rows = self._rows(connection, report, now)
+            before = _own(rows, report.region)
+            _count(rows, report, now, longest)
+            rest = self._decide(connection, rows, before, report.region, others, now)
+            return BucketShares(
+                now=now,
+                lease=lease,
+                regions=len(others.regions),
+                rest=_share(rest),
+                changed=self._changed(connection, report.region, since),
+                are_all=not since,
+                granted=self._grant(connection, report, len(others.regions), now),
+            )
+
+    def leave(self, region: str, worker: str) -> None:
+        """Remove the lease of a worker that has stopped; a region's last worker keeps its lease."""
+        table = schema.region_workers
+        with self._store.writing() as connection:
+            self._store.take_turns(connection, _LOCK)
+            here = select(func.count()).where(table.c.region == region)
+            if (connection.scalar(here) or 0) > 1:
+                own = (table.c.region == region) & (table.c.worker == worker)
+                connection.execute(delete(table).where(own))
+
+    def regions(self) -> list[RegionLease]:
+        """Return the live regions, by name."""
+        table = schema.region_workers
+        query = select(table.c.region, func.count(), func.max(table.c.expires))
+        now = self._store.clock()
+        with self._store.reading() as connection:
+            found = connection.execute(query.group_by(table.c.region).order_by(table.c.region))
+            return [
+                RegionLease(
+                    name=name, workers=workers, expires_in=round((expires - now) / _SECOND, 1)
+                )
+                for name, workers, expires in found
+            ]
+
+    def shares(self, tenant: str | None = None) -> list[ShareRow]:
+        """Return the shares of all buckets, or those of one tenant."""
+        table = schema.region_shares
+        query = select(table).order_by(table.c.bucket, table.c.region)
+        if tenant is not None:
+            query = query.where(table.c.bucket.startswith(f"rl:{{{tenant}}}", autoescape=True))
+        now = self._store.clock()
+        with self._store.reading() as connection:
+            rows = [_row(found) for found in connection.execute(query)]
+        return [
+            ShareRow(
+                bucket=row.bucket,
+                region=row.region,
+                share=round(row.used, 4),
+                held=round(row.held, 4),
+                demand=round(row.demanded(now), 3),
+            )
+            for row in rows
+        ]
+
+    def _renew(self, connection: Connection, report: ShareReport, now: int, lease: float) -> bool:
+        """Renew the worker's lease, delete expired ones; return whether its region was live."""
+        workers, shares = schema.region_workers, schema.region_shares
+        over = now - int(LEASE * _SECOND)
+        connection.execute(delete(workers).where(workers.c.expires < over))
+        living = set(connection.scalars(select(workers.c.region).distinct()))
+        connection.execute(delete(shares).where(shares.c.region.not_in(living)))
+        values = {"seen": report.seen, "expires": now + int(lease * _SECOND)}
+        own = {"region": report.region, "worker": report.worker}
+        if not self._store.insert_new(connection, workers, [own | values]):
+            same = (workers.c.region == report.region) & (workers.c.worker == report.worker)
+            connection.execute(update(workers).where(same).values(**values))
+        return report.region in living
+
+    def _join(self, connection: Connection, region: str, now: int) -> None:
+        """Insert the rows of a new region: shares of 0, or of 1 if no other region has any."""
+        table = schema.region_shares
+        known = list(connection.scalars(select(table.c.bucket).distinct()))
+        had = 0.0 if known else 1.0
+        first = PolicyRow(bucket=REST, region=region, held=had, used=had, before=had, changed=now)
+        rows = [replace(first, bucket=bucket) for bucket in known or [REST]]
+        connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in rows])
+
+    def _others(self, connection: Connection, own: str) -> OtherRegions:
+        workers = schema.region_workers
+        seen = select(func.min(workers.c.seen)).where(workers.c.region == own)
+        return OtherRegions(
+            regions=frozenset(connection.scalars(select(workers.c.region).distinct())),
+            seen=int(connection.scalar(seen) or 0),
+        )
+
+    def _rows(self, connection: Connection, report: ShareReport, now: int) -> _Rows:
+        """Return the rows of buckets with recent demand; rows of new buckets are inserted."""
+        table = schema.region_shares
+        lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
+        wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.demand])
+        rows: _Rows = {}
+        for row in map(_row, connection.execute(select(table).where(wanted))):
+            rows.setdefault(row.bucket, {})[row.region] = row
+        for bucket in report.demand:
+            if bucket not in rows:
+                rows[bucket] = first_rows(rows[REST], bucket, now)
+                connection.execute(
+                    table.insert(), [msgspec.structs.asdict(r) for r in rows[bucket].values()]
+                )
+        return rows
+
+    def _decide(
+        self,
+        connection: Connection,
+        rows: _Rows,
+        before: Mapping[str, PolicyRow],
+        own: str,
+        others: OtherRegions,
+        now: int,
+    ) -> PolicyRow:
+        """Write the region's rows that differ from `before`; return its row of `REST`."""
+        table = schema.region_shares
+        decided = [
+            decide(of_bucket, bucket=bucket, own=own, others=others, now=now)
+            for bucket, of_bucket in rows.items()
+        ]
+        written = [row for row in decided if row != before.get(row.bucket)]
+        mine = (table.c.region == own) & table.c.bucket.in_([row.bucket for row in written])
+        connection.execute(delete(table).where(mine))
+        if written:
+            connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in written])
+        return next(row for row in decided if row.bucket == REST)
+
+    def _changed(self, connection: Connection, region: str, since: int) -> dict[str, BucketShare]:
+        table = schema.region_shares
+        query = select(table).where((table.c.region == region) & (table.c.changed >= since))
+        return {
+            row.bucket: _share(row)
+            for row in map(_row, connection.execute(query))
+            if row.bucket != REST
+        }
+
+    def _grant(
+        self, connection: Connection, report: ShareReport, regions: int, now: int
+    ) -> dict[str, int]:
+        """Grant units of quotas, in steps that shrink with what is left; return all grants."""
+        table = schema.quota_grants
+        granted: dict[str, int] = {}
+        for bucket, demand in report.quotas.items():
+            of_period = (table.c.bucket == bucket) & (table.c.period == demand.period)
+            query = select(table.c.region, table.c.granted).where(of_period)
+            known = {row.region: row.granted for row in connection.execute(query)}
+            own = known.get(report.region, 0)
+            if own <= demand.granted:  # else another worker of the region was granted more
+                own += _step(demand, left=demand.limit - sum(known.values()), regions=regions)
+                mine = {"bucket": bucket, "period": demand.period, "region": report.region}
+                if not self._store.insert_new(connection, table, [mine | {"granted": own}]):
+                    same = of_period & (table.c.region == report.region)
+                    connection.execute(update(table).where(same).values(granted=own))
+            granted[bucket] = own
+        if granted:
+            old = now // _SECOND - _KEEP_GRANTS
+            connection.execute(delete(table).where(table.c.period < old))
+        return granted
+
+
+def _own(rows: _Rows, region: str) -> dict[str, PolicyRow]:
+    """Return a region's rows by bucket."""
+    return {bucket: found[region] for bucket, found in rows.items() if region in found}
+
+
+def _count(rows: _Rows, report: ShareReport, now: int, longest: float) -> None:
+    """Add the reported demand to the region's rows."""
+    for bucket, demand in report.demand.items():
+        counted = rows[bucket][report.region].with_demand(demand.units, now)
+        linger = longest if demand.is_held else 0.0
+        rows[bucket][report.region] = replace(counted, linger=linger)
+
+
+def _step(demand: QuotaDemand, *, left: int, regions: int) -> int:
+    usual = min(int(demand.limit * _GRANT), left // (2 * regions))
+    return max(0, min(left, max(1, demand.minimum, usual)))
+
+
+def _share(row: PolicyRow) -> BucketShare:
+    return BucketShare(used=row.used, before=row.before, raised=row.raised / _SECOND)
+
+
+def _row(found: Any) -> PolicyRow:
+    return msgspec.convert(found._mapping, PolicyRow)  # noqa: SLF001 - public, in spite of its name

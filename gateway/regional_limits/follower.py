@@ -1,0 +1,147 @@
+"""Reports demand to the store of shares, and applies the shares that it answers."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+import msgspec
+
+from gateway.config.document import Document
+from gateway.errors import DependencyUnavailable
+from gateway.rate_limit.base import RegionalLimits, UndividedLimits
+from gateway.regional_limits.limits import DividedLimits
+from gateway.regional_limits.values import BucketShares, ShareReport
+
+
+class LimitsOfRegion(NamedTuple):
+    """Holds a worker's limits, the follower that updates them while entered, and statistics."""
+
+    shares: RegionalLimits
+    follower: AbstractAsyncContextManager[object]
+    figures: Mapping[str, Callable[[], msgspec.Struct]]
+
+
+_log = logging.getLogger(__name__)
+_SOON = 0.1
+
+
+class ShareStore(Protocol):
+    """Stores shares. Calls block; they raise `DependencyUnavailable` when the store is down."""
+
+    def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
+        """Record a worker's demand, and return the shares of its region."""
+        ...
+
+    def leave(self, region: str, worker: str) -> None:
+        """Remove a worker's lease."""
+        ...
+
+
+class SharesFollower:
+    """Reports demand and applies shares each `poll` seconds, and soon after a quota runs low.
+
+    While the store is down, the last shares are valid until their lease expires.
+    """
+
+    def __init__(
+        self,
+        *,
+        shares: DividedLimits,
+        store: ShareStore,
+        document: Callable[[], Document],
+        monotonic: Callable[[], float],
+        poll: float = 1.0,
+    ) -> None:
+        self._shares = shares
+        self._store = store
+        self._document = document
+        self._monotonic = monotonic
+        self._poll = poll
+        self._reached = True
+        self._quota_low = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._shares.on_quota_low = self._quota_low.set
+        await self._refresh()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stopping.set()
+        self._quota_low.set()
+        if self._task is not None:
+            await self._task
+        with contextlib.suppress(DependencyUnavailable):  # its lease ends by itself
+            await asyncio.to_thread(self._store.leave, self._shares.region, self._shares.worker)
+
+    async def refresh(self) -> None:
+        """Report demand, and apply the shares that are answered.
+
+        Raises:
+            DependencyUnavailable: the store is down; the last shares stay.
+        """
+        document = self._document()
+        sent_at = self._monotonic()
+        shares = await asyncio.to_thread(
+            self._store.report,
+            self._shares.report(),
+            lease=document.limits.share_lease,
+            longest=document.deadline.maximum,
+        )
+        self._shares.apply(shares, sent_at=sent_at)
+
+    async def _refresh(self) -> None:
+        try:
+            await self.refresh()
+        except DependencyUnavailable as error:
+            if self._reached:
+                _log.warning("shares of limits are not renewed", extra={"reason": error.detail})
+            self._reached = False
+        else:
+            self._reached = True
+
+    async def _follow(self) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quota_low.wait(), self._poll)
+            self._quota_low.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                await self._refresh()
+            except Exception:  # noqa: BLE001 - one bad answer must not stop the follower
+                _log.exception("shares of limits were not applied")
+            with contextlib.suppress(TimeoutError):  # bounds the rate of reports
+                await asyncio.wait_for(self._stopping.wait(), _SOON)
+
+
+def limits_of_region(
+    region: str,
+    *,
+    worker: str,
+    store: ShareStore,
+    document: Callable[[], Document],
+    monotonic: Callable[[], float],
+) -> LimitsOfRegion:
+    """Build the limits of `region` and their follower; without a region, limits are undivided."""
+    if not region:
+        return LimitsOfRegion(UndividedLimits(), nullcontext(), {})
+    shares = DividedLimits(
+        region=region,
+        worker=worker,
+        alone=lambda: document().limits.local_share,
+        monotonic=monotonic,
+    )
+    follower = SharesFollower(shares=shares, store=store, document=document, monotonic=monotonic)
+    return LimitsOfRegion(shares, follower, {"shares": shares.statistics})

@@ -1,0 +1,128 @@
+"""Divides a limit among regions: pure decisions about the rows of one bucket.
+
+A region writes only its own row, one region at a time. `used` is the share that the region applies;
+`held` is the share that the other regions must leave free, and never less than `used`. A region
+raises both at once, by at most what nobody holds. It lowers them in two steps: first `used`; then
+`held`, once all its workers have applied the lower share and their leases of units have expired.
+So the used shares add up to at most 1 at any time. A bucket has rows in all regions or in none:
+otherwise a share of `REST` could grow beside rows that do not count it.
+"""
+
+from collections.abc import Mapping
+from math import exp
+
+import msgspec
+from msgspec.structs import replace
+
+REST = ""
+"""The name of the row that applies to buckets without rows."""
+LEASE = 2.0
+"""Seconds that a worker may spend units it leased from its region's bucket."""
+DECAY = 10.0
+"""Time constant of demand, in seconds: after it a unit counts 1/e."""
+EVEN = 0.1
+"""The fraction of every limit that is divided evenly, whatever the demand."""
+_STEP = 0.02
+_LEAST = 0.001
+_QUIET = 0.001
+_SECOND = 1_000_000_000
+_DAY = 86_400 * _SECOND
+
+
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a region's share of a bucket. Times are nanoseconds of the store's clock.
+
+    Until `raised` the share was `before`. `lowered` is when `used` fell below `held`, and `lowers`
+    when `held` may follow; both are 0 otherwise. `demand` is in units a second, as of `counted`.
+    Admitted units stay held for up to `linger` seconds.
+    """
+
+    bucket: str
+    region: str
+    held: float = 0.0
+    used: float = 0.0
+    before: float = 0.0
+    raised: int = 0
+    lowered: int = 0
+    lowers: int = 0
+    linger: float = 0.0
+    demand: float = 0.0
+    counted: int = 0
+    changed: int = 0
+
+    def demanded(self, now: int) -> float:
+        """Return the demand in units a second, decayed to `now`."""
+        return self.demand * exp(-max(0, now - self.counted) / _SECOND / DECAY)
+
+    def with_demand(self, units: int, now: int) -> "PolicyRow":
+        """Return the row with `units` added to its demand."""
+        return replace(self, demand=self.demanded(now) + units / DECAY, counted=now)
+
+
+class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
+    """Names all live regions, and the oldest answer (`seen`) that a worker of this one applies."""
+
+    regions: frozenset[str]
+    seen: int
+
+
+def decide(
+    rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
+) -> PolicyRow:
+    """Return the next row of region `own` for a bucket whose present rows are `rows`, by region."""
+    row = _settled(rows.get(own) or PolicyRow(bucket=bucket, region=own), others.seen, now)
+    target = _target(rows, bucket=bucket, own=own, others=others, now=now)
+    elsewhere = sum(row.held for region, row in rows.items() if region != own)
+    room = max(row.held, min(target, 1.0 - elsewhere))
+    # A target that falls again and again must not postpone the second step for ever.
+    if not row.lowered and target < row.used - (_STEP if bucket else _LEAST):
+        return replace(
+            row, used=target, before=min(row.before, target), lowered=now, lowers=0, changed=now
+        )
+    if row.used < row.held and target > row.used + _LEAST:
+        return _raised(row, used=min(target, row.held), held=row.held, now=now)
+    if row.used == row.held and room > row.held + _LEAST:
+        return _raised(row, used=room, held=room, now=now)
+    return row
+
+
+def first_rows(rests: Mapping[str, PolicyRow], bucket: str, now: int) -> dict[str, PolicyRow]:
+    """Return the first rows of a bucket, by region: copies of those of `REST`."""
+    return {
+        region: replace(rest, bucket=bucket, demand=0.0, counted=0, changed=now)
+        for region, rest in rests.items()
+    }
+
+
+def _settled(row: PolicyRow, seen: int, now: int) -> PolicyRow:
+    """Return `row` with the second step of lowering done, if its time has come."""
+    if row.used == row.held or not row.lowered:
+        return row
+    if not row.lowers:
+        if seen < row.lowered:
+            return row
+        return replace(row, lowers=now + int((LEASE + row.linger) * _SECOND))
+    if now < row.lowers:
+        return row
+    return replace(row, held=row.used, lowered=0, lowers=0)
+
+
+def _target(
+    rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
+) -> float:
+    """Return the share that `own` should have: `EVEN` divided evenly, the rest by demand."""
+    even = 1.0 / len(others.regions)
+    demands = {
+        region: row.demanded(now) for region, row in rows.items() if region in others.regions
+    }
+    total = sum(demands.values())
+    if bucket == REST or total < _QUIET:
+        return even
+    return EVEN * even + (1.0 - EVEN) * demands.get(own, 0.0) / total
+
+
+def _raised(row: PolicyRow, *, used: float, held: float, now: int) -> PolicyRow:
+    # After several raises within a day, the share before the first: rather too little.
+    before = min(row.before, row.used) if row.raised > now - _DAY else row.used
+    lowering = {} if used < held else {"lowered": 0, "lowers": 0}
+    return replace(row, used=used, held=held, before=before, raised=now, changed=now, **lowering)

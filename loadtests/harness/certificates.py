@@ -1,0 +1,63 @@
+"""Issues certificates of private authorities and writes the files that processes read."""
+
+import datetime as dt
+import ssl
+from pathlib import Path
+
+import trustme
+
+from backends.api.tls import ServerTls, TlsFiles as ServerFiles
+from gateway.upstream.tls import ClientTls, TlsFiles
+
+LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+
+
+class Authority:
+    """A CA of its own; `ca` is the file that trusts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self._authority.cert_pem.write_to_path(self.ca)
+
+    def issue(self, name: str, *hosts: str, expired: bool = False) -> Path:
+        """Write a certificate for `hosts` with its key to one file, in place of what was there."""
+        until = LONG_AGO + dt.timedelta(days=1) if expired else None
+        start = LONG_AGO if expired else None
+        leaf = self._authority.issue_cert(*hosts, not_before=start, not_after=until)
+        path = self._folder / f"{name}.pem"
+        fresh = path.with_suffix(".new")
+        leaf.private_key_and_cert_chain_pem.write_to_path(fresh)
+        fresh.replace(path)
+        return path
+
+    def pair(self, name: str, host: str) -> tuple[Path, Path]:
+        """Write a certificate and its key to two files."""
+        leaf = self._authority.issue_cert(host)
+        chain, key = self._folder / f"{name}.crt", self._folder / f"{name}.key"
+        leaf.cert_chain_pems[0].write_to_path(chain)
+        leaf.private_key_pem.write_to_path(key)
+        return chain, key
+
+    def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1",), expired: bool = False) -> Path:
+        """Write a backend's certificate."""
+        return self.issue("server", *hosts, expired=expired)
+
+
+def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
+    """Return the TLS of a backend's listener."""
+    return ServerTls(ServerFiles(certificate=certificate, client_ca=client_ca))
+
+
+def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:
+    """Return the TLS of a gateway's calls."""
+    return ClientTls(TlsFiles(ca=ca, certificate=certificate))
+
+
+def server_context(certificate: Path) -> ssl.SSLContext:
+    """Return the TLS context of a plain server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context

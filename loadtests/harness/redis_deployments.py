@@ -1,0 +1,118 @@
+"""Runs Redis as several real servers: under Sentinel, or as a cluster."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from loadtests.harness.ports import free_port
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
+
+_SLOTS = 16_384
+
+
+class SentinelDeployment:
+    """A primary, its replica, and a Sentinel that promotes the replica when the primary ends."""
+
+    def __init__(self, primary: Valkey, replica: Valkey, sentinel: Valkey) -> None:
+        self.primary = primary
+        self.replica = replica
+        self.sentinel = sentinel
+
+    @property
+    def url(self) -> str:
+        """The URL by which the gateway finds the primary."""
+        return f"redis-sentinel://127.0.0.1:{self.sentinel.port}/0?primary=cache"
+
+    def has_failed_over(self) -> bool:
+        """Tell whether the replica is the primary now, for Sentinel as well."""
+        address = self.sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME cache")
+        return str(self.replica.port).encode() in address and (
+            b"role:master" in self.replica.ask("INFO replication")
+        )
+
+
+@contextmanager
+def sentinel_deployment() -> Iterator[SentinelDeployment]:
+    """Run the three; Sentinel declares a primary down after 0.3 s."""
+    with ExitStack() as stack:
+        primary = stack.enter_context(Valkey("--repl-diskless-sync-delay", "0", port=free_port()))
+        copied = ("--replicaof", f"127.0.0.1 {primary.port}")
+        replica = stack.enter_context(Valkey(*copied, port=free_port()))
+        wait_until(
+            lambda: b"master_link_status:up" in replica.ask("INFO replication"), what="a replica"
+        )
+        sentinel = Valkey("--sentinel", port=free_port())
+        sentinel.configuration = (
+            f"sentinel monitor cache 127.0.0.1 {primary.port} 1\n"
+            "sentinel down-after-milliseconds cache 300\n"
+            "sentinel failover-timeout cache 3000\n"
+        )
+        stack.enter_context(sentinel)
+        wait_until(
+            lambda: b"slaves=1" in sentinel.ask("INFO sentinel"), within=30, what="Sentinel's view"
+        )
+        yield SentinelDeployment(primary, replica, sentinel)
+
+
+@contextmanager
+def cluster_of(nodes: int, *, replicated: bool = False) -> Iterator[list[Valkey]]:
+    """Run a cluster whose nodes own equal shares of the slots.
+
+    Where it is `replicated`, as many replicas follow, in the order of their primaries; they take
+    over after half a second.
+    """
+    with ExitStack() as stack:
+        servers = [stack.enter_context(_node()) for _ in range(nodes * (1 + replicated))]
+        primaries, replicas = servers[:nodes], servers[nodes:]
+        for server in servers[1:]:
+            reply = server.ask(f"CLUSTER MEET 127.0.0.1 {servers[0].port} {_bus(servers[0])}")
+            assert reply == b"+OK\r\n", reply
+        for index, server in enumerate(primaries):
+            first, last = index * _SLOTS // nodes, (index + 1) * _SLOTS // nodes - 1
+            assert server.ask(f"CLUSTER ADDSLOTSRANGE {first} {last}") == b"+OK\r\n"
+        for server in servers:
+            wait_until(partial(_is_whole, server), within=60, what="a whole cluster")
+        for primary, replica in zip(primaries, replicas, strict=False):
+            name = node_id(primary)
+            wait_until(
+                partial(_obeys, replica, f"CLUSTER REPLICATE {name}"), within=30, what="a replica"
+            )
+            wait_until(partial(_is_copied, replica), within=60, what="a replica's copy")
+        yield servers
+
+
+def node_id(server: Valkey) -> str:
+    """Return a node's id in its cluster."""
+    return server.ask("CLUSTER MYID").split(b"\r\n")[1].decode()
+
+
+def is_primary(server: Valkey) -> bool:
+    """Whether a node is a primary."""
+    return b"role:master" in server.ask("INFO replication")
+
+
+def _node() -> Valkey:
+    clustered = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    hasty = ("--cluster-node-timeout", "500", "--cluster-replica-validity-factor", "0")
+    careful = ("--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0")
+    return Valkey(*clustered, *hasty, *careful, port=free_port())
+
+
+def _obeys(server: Valkey, command: str) -> bool:
+    return server.ask(command) == b"+OK\r\n"
+
+
+def _is_copied(server: Valkey) -> bool:
+    return b"master_link_status:up" in server.ask("INFO replication")
+
+
+def _bus(server: Valkey) -> int:
+    """Return the port of a node's bus, from its line about itself."""
+    line = server.ask("CLUSTER NODES").split(b"\r\n")[1]
+    return int(line.partition(b"@")[2].partition(b" ")[0].partition(b",")[0])
+
+
+def _is_whole(server: Valkey) -> bool:
+    info = server.ask("CLUSTER INFO")
+    return b"cluster_state:ok" in info and b"cluster_slots_assigned:16384" in info

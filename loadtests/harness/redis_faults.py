@@ -1,0 +1,60 @@
+"""Runs a Redis that fails on demand in each way that the cache's or state's Redis can fail."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from loadtests.harness.delaying_proxy import DelayingProxy
+from loadtests.harness.redis_deployments import sentinel_deployment
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import wait_until
+
+FAULTS = ("stopped", "slow by 200 ms", "full", "restarted", "failing over")
+OPENING = tuple(fault for fault in FAULTS if fault != "full")
+"""Those that open the cache's breaker: a full Redis refuses writes and answers reads."""
+STATE_FAULTS = tuple(fault for fault in FAULTS if fault != "failing over")
+"""Those of the state Redis, which is one server."""
+STATE_OPENING = tuple(fault for fault in STATE_FAULTS if fault != "slow by 200 ms")
+"""Those that open the limiter's breaker: what a late Redis says is the limit."""
+
+
+class FaultyRedis(msgspec.Struct, frozen=True):
+    """A Redis with its fault; `end` returns when it answers again."""
+
+    url: str
+    begin: Callable[[], None]
+    end: Callable[[], None]
+
+
+@asynccontextmanager
+async def failing_redis(fault: str, *arguments: str) -> AsyncIterator[FaultyRedis]:
+    """Run a healthy Redis whose fault `begin` injects, with `arguments` if it is one server."""
+    async with AsyncExitStack() as stack:
+        if fault == "failing over":
+            watched = stack.enter_context(sentinel_deployment())
+            yield FaultyRedis(
+                watched.url,
+                watched.primary.kill,
+                lambda: wait_until(watched.has_failed_over, within=60, what="a new primary"),
+            )
+            return
+        valkey = stack.enter_context(Valkey(*arguments))
+        if fault == "slow by 200 ms":
+            delay = [0.0]
+            proxy = DelayingProxy(str(valkey.socket), delay=lambda: delay[0])
+            await stack.enter_async_context(proxy)
+            yield FaultyRedis(
+                proxy.url, lambda: delay.__setitem__(0, 0.2), lambda: delay.__setitem__(0, 0.0)
+            )
+        elif fault == "stopped":
+            yield FaultyRedis(valkey.url, valkey.pause, valkey.resume)
+        elif fault == "full":
+            valkey.configure("maxmemory-policy", "noeviction")
+            yield FaultyRedis(
+                valkey.url,
+                lambda: valkey.configure("maxmemory", "1"),
+                lambda: valkey.configure("maxmemory", "0"),
+            )
+        else:
+            yield FaultyRedis(valkey.url, valkey.kill, valkey.start)

@@ -1,0 +1,398 @@
+"""Serves the wire of `backends.protocol` without a model and misbehaves on demand.
+
+In a test's own event loop::
+
+    async with StubBackend(backend_id="eu-1", region="eu") as stub:
+        stub.behaviour = cut_after(3)
+        ...  # calls to stub.url; stub.calls holds what arrived
+
+As a process that can be killed or stopped: `loadtests.harness.stub_process`.
+Every item is answered with `{"echo": <its body>, "backend": <the backend's id>}`.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import (
+    CALL_PATH,
+    STATE_PATH,
+    BackendState,
+    Call,
+    Done,
+    Failed,
+    Frame,
+    ModelInfo,
+    Refusal,
+    Report,
+    Task,
+    encode_frame,
+)
+
+_HEAD_END = b"\r\n\r\n"
+
+
+def stub_model(
+    name: str = "stub", *, revision: str = "aaaaaaaaaaaa", profile: str = "fp32"
+) -> ModelInfo:
+    """Return a model that takes every task."""
+    return ModelInfo(
+        name=name,
+        revision=revision,
+        profile=profile,
+        tasks=list(Task),
+        algorithm="echo",
+        algorithm_version=1,
+        labels=["a", "b"],
+        max_tokens=128,
+    )
+
+
+def echo(call: Call, index: int, backend_id: str) -> Done:
+    """Return the right answer to an item: its own body, and who answered."""
+    body = msgspec.msgpack.decode(call.items[index].body)
+    result = msgspec.json.encode({"echo": body, "backend": backend_id})
+    return Done(index=index, result=result, rows=1, tokens=4)
+
+
+class Reply:
+    """A response in progress, which a behaviour writes."""
+
+    def __init__(self, writer: asyncio.StreamWriter, closed: asyncio.Event) -> None:
+        self._writer = writer
+        self._closed = closed
+        self._has_begun = False
+        self.headers: dict[str, str] = {}
+        self.is_cut = False
+
+    async def send(self, *frames: Frame) -> None:
+        """Send frames, each in a chunk of its own."""
+        await self.send_raw(b"".join(_chunk(encode_frame(frame)) for frame in frames))
+
+    async def send_raw(self, content: bytes) -> None:
+        """Send bytes as they are, after the response's head if this is the beginning."""
+        if not self._has_begun:
+            self._has_begun = True
+            content = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + content
+        self._writer.write(content)
+        await self._writer.drain()
+
+    async def end(self, report: Report | None = None) -> None:
+        """Send the report and end the response."""
+        await self.send(report or Report())
+        await self.send_raw(b"0\r\n\r\n")
+
+    async def whole(self, status: int, body: bytes) -> None:
+        """Send a response that is not a stream."""
+        self._has_begun = True
+        head = f"HTTP/1.1 {status} Status\r\ncontent-length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        await self._writer.drain()
+
+    def cut(self) -> None:
+        """Reset the connection."""
+        self.is_cut = True
+        self._writer.transport.abort()
+
+    async def until_closed(self) -> None:
+        """Wait until the client or the stub closes the connection."""
+        await self._closed.wait()
+
+
+Behaviour = Callable[["StubBackend", Call, Reply], Awaitable[None]]
+
+
+async def answer(stub: "StubBackend", call: Call, reply: Reply) -> None:
+    """Answer every item at once."""
+    await reply.send(*(echo(call, index, stub.backend_id) for index in range(len(call.items))))
+    await reply.end(stub.report)
+
+
+async def hang(stub: "StubBackend", call: Call, reply: Reply) -> None:
+    """Accept the call and never answer."""
+    await reply.until_closed()
+
+
+def answer_when(gate: asyncio.Event, *, index: int | None = None) -> Behaviour:
+    """Answer only when `gate` opens: everything, or the item `index` (the others at once)."""
+
+    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
+        late = range(len(call.items)) if index is None else [index]
+        soon = [n for n in range(len(call.items)) if n not in late]
+        if soon:
+            await reply.send(*(echo(call, n, stub.backend_id) for n in soon))
+        await gate.wait()
+        await reply.send(*(echo(call, n, stub.backend_id) for n in late))
+        await reply.end(stub.report)
+
+    return behave
+
+
+def answer_after(service_time: float) -> Behaviour:
+    """Answer each item after `service_time` seconds, one after the other."""
+
+    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
+        loop = asyncio.get_running_loop()
+        for index in range(len(call.items)):
+            served = loop.create_future()
+            loop.call_later(service_time, served.set_result, None)
+            await served
+            await reply.send(echo(call, index, stub.backend_id))
+        await reply.end(stub.report)
+
+    return behave
+
+
+def cut_after(answers: int) -> Behaviour:
+    """Answer so many items, then reset the connection."""
+
+    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
+        if answers:
+            await reply.send(*(echo(call, index, stub.backend_id) for index in range(answers)))
+        reply.cut()
+
+    return behave
+
+
+def refuse(code: str, *, status: int = 503, retryable: bool = True) -> Behaviour:
+    """Refuse the call as a whole."""
+
+    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
+        refusal = Refusal(code=code, detail=f"refused: {code}", retryable=retryable)
+        await reply.whole(status, msgspec.msgpack.encode(refusal))
+
+    return behave
+
+
+def fail_items(
+    *indexes: int, code: str = "backend_error", status: int = 500, retryable: bool = True
+) -> Behaviour:
+    """Fail these items at once and answer the others."""
+
+    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
+        for index in range(len(call.items)):
+            if index in indexes:
+                failed = Failed(
+                    index=index, status=status, code=code, detail="it failed", retryable=retryable
+                )
+                await reply.send(failed)
+            else:
+                await reply.send(echo(call, index, stub.backend_id))
+        await reply.end(stub.report)
+
+    return behave
+
+
+def send_bytes(content: bytes) -> Behaviour:
+    """Answer with something that is no frame."""
+
+    async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
+        await reply.send_raw(_chunk(content) + b"0\r\n\r\n")
+
+    return behave
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
+
+
+class StubBackend:
+    """An HTTP server on loopback; all attributes may be changed while it runs."""
+
+    def __init__(
+        self,
+        *,
+        backend_id: str = "stub",
+        region: str = "eu",
+        models: list[ModelInfo] | None = None,
+        behaviour: Behaviour = answer,
+        port: int = 0,
+        path: str = "",
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._host = host
+        self._tls = tls
+        self.path = path
+        """Stands before the paths of the wire."""
+        self.backend_id = backend_id
+        self.region = region
+        self.models = [stub_model()] if models is None else models
+        self.behaviour = behaviour
+        self.report = Report()
+        self.is_ready = True
+        self.is_frozen = False
+        """Accepts connections and answers nothing, not even its state."""
+        self.is_reading = True
+        """`False` accepts connections and reads nothing from them."""
+        self.calls: list[Call] = []
+        self.headers: list[dict[str, str]] = []
+        self.probes = 0
+        self.connections = 0
+        """Connections ever accepted."""
+        self.changed = asyncio.Condition()
+        """Notified when a call, a probe or a connection comes or goes."""
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.StreamWriter, asyncio.Event] = {}
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{self._host}:{self._port}{self.path}"
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        return self._port
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._open)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen, on the same port as before if it did so before."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._protocol, self._host, self._port, backlog=1024, ssl=self._tls
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop as if killed: listener gone, connections reset."""
+        if self._server is None:
+            return
+        self._server.close()
+        for writer, closed in self._open.items():
+            closed.set()
+            writer.transport.abort()
+        await self.wait_for(lambda: not self._open)
+        self._server = None
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds, asking again at every change."""
+        async with asyncio.timeout(60.0), self.changed:
+            await self.changed.wait_for(condition)
+
+    def _protocol(self) -> asyncio.Protocol:
+        closed = asyncio.Event()
+        return _Protocol(closed, partial(self._serve, closed))
+
+    async def _serve(
+        self, closed: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._open[writer] = closed
+        self.connections += 1
+        await self._notify()
+        try:
+            if not self.is_reading:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await closed.wait()
+            while True:
+                head = await reader.readuntil(_HEAD_END)
+                path, headers = _parse_head(head)
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                reply = Reply(writer, closed)
+                work = self._answer(path.removeprefix(self.path), headers, body, reply)
+                await _unless(closed, work)
+                if reply.is_cut or closed.is_set():
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client is gone
+        finally:
+            writer.transport.abort()
+            del self._open[writer]
+            await self._notify()
+
+    async def _answer(self, path: str, headers: dict[str, str], body: bytes, reply: Reply) -> None:
+        if path == STATE_PATH:
+            self.probes += 1
+            await self._notify()
+            if self.is_frozen:
+                await reply.until_closed()
+            await reply.whole(200, msgspec.msgpack.encode(self.state()))
+        elif path == CALL_PATH:
+            call = msgspec.msgpack.decode(body, type=Call)
+            self.calls.append(call)
+            self.headers.append(headers)
+            await self._notify()
+            await (hang if self.is_frozen else self.behaviour)(self, call, reply)
+        else:
+            await reply.whole(404, b"")
+
+    def state(self) -> BackendState:
+        """Return what it says of itself."""
+        return BackendState(
+            backend_id=self.backend_id,
+            region=self.region,
+            ready=self.is_ready,
+            missing=[] if self.is_ready else ["stub"],
+            provider="StubExecutionProvider",
+            models=self.models,
+            report=self.report,
+        )
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+
+def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
+    first, *lines = head.decode("latin-1").strip().split("\r\n")
+    pairs = (line.split(":", 1) for line in lines)
+    return first.split(" ")[1], {name.lower().strip(): value.strip() for name, value in pairs}
+
+
+class _Protocol(asyncio.StreamReaderProtocol):
+    """Sets `closed` when the client goes away, be the answer finished or not."""
+
+    def __init__(
+        self,
+        closed: asyncio.Event,
+        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    ) -> None:
+        super().__init__(asyncio.StreamReader(), serve)
+        self._closed_by_client = closed
+
+    @override
+    def eof_received(self) -> bool | None:
+        self._closed_by_client.set()
+        return super().eof_received()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed_by_client.set()
+        super().connection_lost(exc)
+
+
+async def _unless(closed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, and give it up when the connection closes."""
+    tasks = [asyncio.create_task(work), asyncio.create_task(closed.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(results[0], Exception):
+        raise results[0]

@@ -1,0 +1,75 @@
+"""Runs a stub backend as a process that can be killed or stopped.
+
+`with stub_process(backend_id="eu-1") as stub: ... stub.process.kill()`
+"""
+
+import argparse
+import asyncio
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from loadtests.harness.stub_backend import StubBackend, answer, answer_after
+
+_PROJECT = Path(__file__).parents[2]
+
+
+class StubProcess(msgspec.Struct, frozen=True):
+    """A stub backend in a process of its own."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
+@contextmanager
+def stub_process(
+    *,
+    backend_id: str = "stub",
+    region: str = "eu",
+    service_time: float = 0.0,
+    port: int = 0,
+    certificate: Path | None = None,
+) -> Iterator[StubProcess]:
+    """Run a stub backend in a process that ends with the context; over TLS with a certificate."""
+    command = [sys.executable, "-m", "loadtests.harness.stub_process", backend_id, region]
+    command += [f"--service-time={service_time}", f"--port={port}"]
+    command += [f"--certificate={certificate}"] if certificate else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
+        try:
+            assert process.stdout is not None
+            yield StubProcess(url=process.stdout.readline().strip(), process=process)
+        finally:
+            process.kill()
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backend_id")
+    parser.add_argument("region")
+    parser.add_argument("--service-time", type=float, default=0.0)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--certificate", type=Path)
+    options = parser.parse_args()
+    context: ssl.SSLContext | None = None
+    if options.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.certificate)
+    stub = StubBackend(
+        backend_id=options.backend_id,
+        region=options.region,
+        behaviour=answer_after(options.service_time) if options.service_time else answer,
+        port=options.port,
+        tls=context,
+    )
+    async with stub:
+        print(stub.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

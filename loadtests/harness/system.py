@@ -1,0 +1,182 @@
+"""Runs the whole product as processes, started by `sluicegate up` as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from gateway.settings import process_environment
+from loadtests.harness.ports import free_port
+from loadtests.harness.waiting import wait_until
+
+DEMO_KEY = "sk-test-demo-key-0123456789"
+ADMIN_KEY = "admin-test-key-0123456789"
+_ROOT = Path(__file__).parents[2]
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `processes.json`."""
+
+    role: str
+    region: str | None = None
+    index: int = 0
+    pid: int
+    address: str | None = None
+
+
+class System:
+    """A running `sluicegate up`. Stops it, and checks that it left nothing, at the exit."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        models: Path,
+        workers: int = 1,
+        config: Path | None = None,
+        environment: dict[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+        port: int | None = None,
+        admin_port: int | None = None,
+    ) -> None:
+        self.data_dir = data_dir
+        self.port = port or free_port()
+        self.admin_port = admin_port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.admin_url = f"http://127.0.0.1:{self.admin_port}"
+        self.key = DEMO_KEY
+        self._workers = workers
+        self._output = data_dir.parent / f"{data_dir.name}.out"
+        self._command = [
+            *(sys.executable, "-m", "gateway", "up"),
+            *("--port", str(self.port), "--admin-port", str(self.admin_port)),
+            *("--workers", str(workers), "--data-dir", str(data_dir), "--models", str(models)),
+            *("--config", str(config or _ROOT / "config")),
+            *("--demo-key", DEMO_KEY, "--admin-key", ADMIN_KEY),
+            *arguments,
+        ]
+        self._environment = dict(process_environment()) | (environment or {})
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._child is not None and self._child.poll() is None:
+            self.stop()
+
+    def start(self, *, within: float = 110.0) -> float:
+        """Start it, wait until it is ready, and return how long that took."""
+        started = time.monotonic()
+        with self._output.open("wb") as output:
+            self._child = subprocess.Popen(
+                self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+            )
+        try:
+            wait_until(self._ready, within=within, what="ready", every=0.02)
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"{error}; it said: {self.output()}") from error
+        return time.monotonic() - started
+
+    def stop(self, *, within: float = 90.0) -> int:
+        """Stop it as Ctrl-C does; return its exit status."""
+        pids = [process.pid for process in self.processes()]
+        child = self._running()
+        child.send_signal(signal.SIGINT)
+        status = child.wait(timeout=within)
+        left = [pid for pid in pids if pid != child.pid and _alive(pid)]
+        assert not left, f"processes were left: {left}"
+        return status
+
+    def wait(self, *, within: float = 60.0) -> int:
+        """Return its exit status once it has ended by itself."""
+        return self._running().wait(timeout=within)
+
+    def output(self) -> str:
+        """Return what it printed."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def processes(self, role: str | None = None) -> list[Process]:
+        """Return its processes, all or those of `role`."""
+        text = (self.data_dir / "processes.json").read_bytes()
+        found = msgspec.json.decode(text, type=list[Process])
+        return [process for process in found if role in (None, process.role)]
+
+    def kill(self, role: str, *, region: str | None = None) -> int:
+        """`kill -9` the first process of `role`; return its id."""
+        victim = next(p for p in self.processes(role) if region in (None, p.region))
+        os.kill(victim.pid, signal.SIGKILL)
+        return victim.pid
+
+    def replaced(self, role: str, pid: int, *, region: str | None = None) -> bool:
+        """Return whether a process of `role` runs under another id than `pid`."""
+        now = [p for p in self.processes(role) if region in (None, p.region)]
+        return bool(now) and all(p.pid != pid and _alive(p.pid) for p in now)
+
+    def client(self, **options: Any) -> httpx.Client:
+        """Return a client with the demo key."""
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, **options)
+
+    def async_client(self, **options: Any) -> httpx.AsyncClient:
+        """Return an asynchronous client with the demo key."""
+        headers = {"authorization": f"Bearer {self.key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, **options)
+
+    def admin(self) -> httpx.Client:
+        """Return a client of the admin listener."""
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        return httpx.Client(base_url=self.admin_url, headers=headers, timeout=60)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._child is not None
+        return self._child
+
+    def _ready(self) -> bool:
+        status = self._running().poll()
+        assert status is None, f"it ended with {status}: {self.output()}"
+        try:
+            ready = httpx.get(f"{self.url}/health/ready", timeout=1)
+            admin = httpx.get(f"{self.admin_url}/health/ready", timeout=1)
+        except httpx.TransportError:
+            return False
+        is_up = ready.status_code == 200 and admin.status_code == 200
+        return is_up and "Ctrl-C stops everything" in self.output() and self._knows_regions()
+
+    def _knows_regions(self) -> bool:
+        """Whether every worker has heard of every region: it learns of one at its next probe.
+
+        Each connection goes to some worker.
+        """
+        regions = {process.region for process in self.processes("backend")}
+        asked = (
+            httpx.get(f"{self.url}/v1/models", headers={"authorization": f"Bearer {self.key}"})
+            for _ in range(8 if self._workers > 1 else 1)
+        )
+        return all(
+            set(model["regions"]) == regions
+            for answer in asked
+            for model in (answer.json()["data"] if answer.status_code == 200 else [{"regions": []}])
+        )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def pretty(response: httpx.Response) -> str:
+    """Return a response for a failed assertion's message."""
+    return f"{response.status_code} {json.dumps(response.json())}"

