@@ -6,7 +6,7 @@ from typing import NamedTuple
 from litestar.types import HTTPScope, Receive, Send
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
-from gateway.http.write_coalescing import WHOLE, BufferedHttpExtension
+from gateway.http.write_coalescing import BUFFERED_HTTP, BufferedHttpExtension
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -84,7 +84,7 @@ class HttpReply(NamedTuple):
 
 def buffered_http(scope: HTTPScope) -> BufferedHttpExtension | None:
     """Return the server's extension for whole bodies and answers, where it has one."""
-    extension = (scope.get("extensions") or {}).get(WHOLE)
+    extension = (scope.get("extensions") or {}).get(BUFFERED_HTTP)
     return extension if isinstance(extension, BufferedHttpExtension) else None
 
 

@@ -26,7 +26,7 @@ from backends.protocol import (
 )
 from loadtests.harness.model_repository import DIMENSIONS, id_of, write_repository
 from loadtests.harness.waiting import until
-from tests.support.backend_calls import Backend, Exchange, running_backend
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ async def paced(models: Path, gate: Gate) -> AsyncIterator[Backend]:
         yield backend
 
 
-def refusal(exchange: Exchange) -> Refusal:
+def refusal(exchange: AsgiExchange) -> Refusal:
     return msgspec.msgpack.decode(exchange.body, type=Refusal)
 
 
@@ -135,7 +135,7 @@ async def test_what_is_no_call_is_refused(backend: Backend) -> None:
     ]
 
     for body in bodies:
-        exchange = await Exchange(backend.routes, "POST", CALL_PATH, body).run()
+        exchange = await AsgiExchange(backend.routes, "POST", CALL_PATH, body).run()
 
         assert exchange.status == 400
         assert refusal(exchange).code == "bad_call"

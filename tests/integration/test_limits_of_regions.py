@@ -15,7 +15,7 @@ from gateway.regional_limits.limits import DividedLimits
 from gateway.types import CONCURRENT, Rule
 from tests.support.clock import Clock
 from tests.support.ledgers import ledger_url
-from tests.support.limits import Fleet, charge, most_over_the_limit
+from tests.support.limits import WorkerFleet, charge, most_over_the_limit
 
 pytestmark = pytest.mark.anyio
 LIMIT = Rule(name="minute", unit="requests", capacity=200, window=20.0)
@@ -46,7 +46,7 @@ class Scene:
             for region in range(REGIONS)
         ]
         self.fleets = [
-            Fleet(redis, workers=WORKERS, clock=clock, shares=shares)
+            WorkerFleet(redis, workers=WORKERS, clock=clock, shares=shares)
             for redis, shares in zip(redises, self.shares, strict=True)
         ]
         self._next_report = 0.0

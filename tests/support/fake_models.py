@@ -1,4 +1,4 @@
-"""Models whose outputs a function tells, for tests of algorithms."""
+"""Provides models whose outputs a function computes, for tests of algorithms."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from backends.types import FloatArray, Text, TokenSpan
 
 
 class FakeModel:
-    """A pipeline: a line of numbers per text. Notes what it was asked, question by question."""
+    """A pipeline with a line of numbers per text. Records its questions one by one."""
 
     def __init__(self, outputs: Callable[[Text], Sequence[float]]) -> None:
         self._outputs = outputs

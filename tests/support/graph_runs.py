@@ -1,4 +1,4 @@
-"""Runs an encoder graph over rows of token ids, padded together, in ONNX Runtime."""
+"""Runs an encoder graph in ONNX Runtime over rows of token ids, padded together."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rules, charges and rate limiters for tests."""
+"""Builds rules, charges and rate limiters for tests."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -34,7 +34,7 @@ def charge(
     return Charge(rule=of, bucket=bucket or f"rl:{{acme}}:t:{of.name}", amount=amount, hold=hold)
 
 
-class Fleet:
+class WorkerFleet:
     """Workers on one Redis whose script reads its time from a key, which `advance` sets.
 
     Not entered, so that leases go back only when a test says so. `shares`, one for each worker, are

@@ -11,7 +11,7 @@ from gateway.upstream.base import CallFailed
 from gateway.upstream.http import HttpBackendClient
 from loadtests.harness.stub_backend import StubBackend
 from tests.support.dispatching import endpoint, endpoint_of, state
-from tests.support.raw_server import Server
+from tests.support.raw_server import RawServer
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ async def test_calls_go_through_the_proxy_that_the_environment_names(
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         await writer.drain()
 
-    async with Server(proxy).open() as server, HttpBackendClient() as client:
+    async with RawServer(proxy).open() as server, HttpBackendClient() as client:
         monkeypatch.setenv("HTTP_PROXY", server.url)
         target = endpoint("eu-0", url="http://backend.example:9000")
         client.configure([target], OVER_HTTPX)

@@ -11,7 +11,7 @@ import pytest
 from gateway.upstream.base import Transport
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.transport import BackendTransport, TransportError, locate
-from tests.support.raw_server import HEAD, Server, Streams, ask
+from tests.support.raw_server import HEAD, RawServer, Streams, ask
 
 pytestmark = pytest.mark.anyio
 
@@ -108,7 +108,7 @@ async def test_no_answer_is_lost_crossed_or_made_up(make: Make, seed: int) -> No
                 assert (status, body) == (200, token)
                 answered += 1
 
-    async with Server(mischievous(random)).open() as server:
+    async with RawServer(mischievous(random)).open() as server:
         transport = make()
         async with asyncio.timeout(60.0):
             await asyncio.gather(*(caller(n, transport, server.url) for n in range(4)))
@@ -126,7 +126,7 @@ async def test_headers_without_end_are_an_error(make: Make) -> None:
             writer.write(b"x-more: %b\r\n" % (b"x" * 1000))
             await writer.drain()
 
-    async with Server(flood).open() as server:
+    async with RawServer(flood).open() as server:
         transport = make()
         async with asyncio.timeout(60.0):
             with pytest.raises(TransportError):
@@ -145,7 +145,7 @@ async def test_a_body_without_a_length_that_is_reset_is_no_whole_body(make: Make
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
 
-    async with Server(reset).open() as server:
+    async with RawServer(reset).open() as server:
         transport = make()
         response = await transport.send(locate(server.url).origin, HEAD, b"")
         assert await response.read() == b"half of"
@@ -165,7 +165,7 @@ async def test_nothing_is_kept_by_a_transport_that_was_closed(make: Make) -> Non
         await reader.read()
         gone.set()
 
-    async with Server(answer).open() as server:
+    async with RawServer(answer).open() as server:
         transport = make()
         response = await transport.send(locate(server.url).origin, HEAD, b"")
         assert await response.read() == b"ok"
