@@ -77,6 +77,22 @@ async def _(scene: ReloadScene) -> None:
         await until(lambda: "cannot be reached" in scene.statistics(scene.eu).trouble)
 
 
+@case_of(CASES, "routing.client")
+async def _(scene: ReloadScene) -> None:
+    """Calls over httpx end their connections; those of the native client keep them."""
+    numbers = iter(range(10))
+
+    async def ends_connections() -> bool:
+        scene.eu.headers.clear()
+        scene.us.headers.clear()
+        await scene.ask(f"{next(numbers)}")
+        (headers,) = (*scene.eu.headers, *scene.us.headers)
+        return headers.get("connection") == "close"
+
+    clients = routing(client="native"), routing(client="httpx")
+    assert await scene.both(*clients, ends_connections) == (False, True)
+
+
 @case_of(CASES, "routing.max_calls_per_backend")
 async def _(scene: ReloadScene) -> None:
     """With the old bound only one of the two would arrive."""
