@@ -104,7 +104,7 @@ class AccountChanges:
         made = await asyncio.to_thread(change)
         try:
             version = await self._control.touch(Topic.ACCOUNTS)
-            await self._control.settled(Topic.ACCOUNTS, version, within=_PATIENCE)
+            await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_PATIENCE)
         except DependencyUnavailable:
             return made
         return made

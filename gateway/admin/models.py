@@ -63,7 +63,7 @@ class ModelsController(Controller):
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         version = await control.touch(Topic.MODELS)
-        workers = await control.settled(Topic.MODELS, version, within=_PATIENCE)
+        workers = await control.wait_for_workers(Topic.MODELS, version, within=_PATIENCE)
         backends = changes(before, await backends_seen(control))
         broken = any(backend.problems for backend in backends.values())
         live = not broken and all(outcome == "ok" for outcome in workers.values())

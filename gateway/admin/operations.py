@@ -120,7 +120,7 @@ class OperationsController(Controller):
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         version = await control.raise_epoch(name)
-        workers = await control.settled(Topic.EPOCHS, version, within=_PATIENCE)
+        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_PATIENCE)
         live = all(outcome == "ok" for outcome in workers.values())
         purged = Purged(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
@@ -284,7 +284,7 @@ async def _find(active: ActiveDocument, control: Control, region: str, backend: 
 async def _drained(
     control: Control, backend: str, version: int, *, drained: bool
 ) -> Response[Drained]:
-    workers = await control.settled(Topic.DRAINS, version, within=_PATIENCE)
+    workers = await control.wait_for_workers(Topic.DRAINS, version, within=_PATIENCE)
     live = all(outcome == "ok" for outcome in workers.values())
     done = Drained(backend=backend, drained=drained, live=live, workers=workers)
     return Response(done, status_code=200 if live else 202)

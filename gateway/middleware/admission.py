@@ -1,4 +1,4 @@
-"""Names every request, and lets only callers with a key and within limits reach a Litestar route.
+"""Gives every request an id, and admits callers with a key and within limits to Litestar routes.
 
 The inference routes are `public` here: they are hot and do the same themselves, with the same
 objects.

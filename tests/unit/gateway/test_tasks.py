@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gateway.tasks import PeriodicTask, TaskOwner
-from tests.support.waiting import until
+from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
 

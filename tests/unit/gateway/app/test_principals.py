@@ -152,5 +152,5 @@ async def test_a_store_that_is_away_is_told_of_once_each_time(
             for _ in range(5):
                 await follower.refresh()
 
-    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == ["keys cannot be read; known ones stay"] * 2
+    logged = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert logged == ["keys cannot be read; the last ones stay in force"] * 2

@@ -22,7 +22,7 @@ def tier(
 ) -> list[Member]:
     member = Member(endpoint(f"{region}-0", region=region, overflow=overflow))
     report = Report(queued_seconds=queued, rows_per_second=speed, device_busy_share=busy)
-    member.take_report(report, NOW)
+    member.record_report(report, NOW)
     return [member]
 
 
