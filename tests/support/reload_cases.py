@@ -1,4 +1,4 @@
-"""What a reload changes, field by field: regions, models, bounds of requests, prices."""
+"""Changes fields of the document and finds the effect of each: regions, models, bounds of requests, prices."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a reload changes, field by field: the section `routing`."""
+"""Changes fields of the document and finds the effect of each: the section `routing`."""
 
 import asyncio
 import contextlib

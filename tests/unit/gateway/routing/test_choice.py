@@ -1,4 +1,4 @@
-"""Which of several backends an item goes to."""
+"""Choosing one of several backends for an item."""
 
 from collections import Counter
 from random import Random

@@ -1,4 +1,4 @@
-"""What the fleet says of models and of where work should go."""
+"""The fleet's catalog of models, and the backends that it chooses."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Which region work goes to, by what each would make of it."""
+"""Choosing a region by its predicted waits and headroom."""
 
 from collections import Counter
 from random import Random

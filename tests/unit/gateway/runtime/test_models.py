@@ -1,4 +1,4 @@
-"""The follower of models ends whatever its cancellation meets."""
+"""The follower of models ends, whatever it is doing when it is cancelled."""
 
 import asyncio
 import contextlib
