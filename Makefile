@@ -1,4 +1,4 @@
-# The one door: `make` lists what there is. Only Python 3.11+ and make are needed.
+# `make` lists the targets. Only Python 3.11+ and make are needed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -43,7 +43,7 @@ lint: install-dev ## Check style, format and shape
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tools.check_shape
 
-shape: install-dev ## Print the shape of the code: sizes, typed share, broad handlers
+shape: install-dev ## Print the numbers of the code: modules, imports, names, sizes, constructors
 	$(BIN)/python -m tools.check_shape
 
 format: install-dev ## Rewrite the code as the formatter wants it
@@ -56,8 +56,8 @@ types: install-dev ## Check types
 imports: install-dev ## Check the directions of imports
 	$(BIN)/lint-imports --no-logo
 
-fuzz-doors: install-dev ## Send 100,000 mixed requests to both doors and compare every byte
-	$(BIN)/python -m pytest tests/unit/gateway/api/test_both_entry_points.py --door-requests 100000
+fuzz-doors: install-dev ## Send 100,000 mixed requests to both entry points and compare every byte
+	$(BIN)/python -m pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)

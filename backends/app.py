@@ -85,19 +85,21 @@ async def open_backend(
 
 def make_routes(repository: Repository, settings: BackendSettings, tracing: Tracing) -> Routes:
     """Return the ASGI application over a repository's engine."""
-    engine = repository.engine
-    door = CallAuthenticator(settings.token, wants_certificate=settings.tls_client_ca is not None)
+    core = repository.core
+    authenticator = CallAuthenticator(
+        settings.token, wants_certificate=settings.tls_client_ca is not None
+    )
     calls = CallHandler(
-        engine=engine,
-        door=door,
+        core=core,
+        authenticator=authenticator,
         tracing=tracing,
         clock=time.monotonic,
         max_body_bytes=settings.max_body_bytes,
     )
     return Routes(
         calls=calls,
-        status=StatusHandlers(engine=engine, door=door),
-        reload=ReloadHandler(reload=repository.reload, engine=engine, door=door),
+        status=StatusHandlers(core=core, authenticator=authenticator),
+        reload=ReloadHandler(reload=repository.reload, core=core, authenticator=authenticator),
     )
 
 
@@ -158,7 +160,7 @@ async def _serve_repository(
     tls: ServerTls | None,
     parent: int,
 ) -> None:
-    for name, reason in repository.served.problems.items():
+    for name, reason in repository.model_set.problems.items():
         _log.error("a model is broken", extra={"model": name, "reason": reason})
     # What was loaded stays: the collector need not walk it for every generation.
     gc.collect()
@@ -169,29 +171,29 @@ async def _serve_repository(
     host, port = listener.getsockname()[:2]
     _log.info(
         "backend serves",
-        extra={"address": f"{host}:{port}", "provider": repository.engine.state().provider},
+        extra={"address": f"{host}:{port}", "provider": repository.core.state().provider},
     )
     async with _following(tls):
-        await run_until_told(server, listener, repository.engine, settings, parent)
+        await run_until_stopped(server, listener, repository.core, settings, parent)
 
 
 @asynccontextmanager
 async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
     """Take up new certificates: on SIGHUP at once, else soon."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, told.set)
+    reload_requested = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
     async with asyncio.TaskGroup() as group:
-        following = group.create_task(tls.follow(told)) if tls is not None else None
+        following = group.create_task(tls.follow(reload_requested)) if tls is not None else None
         yield
         if following is not None:
             following.cancel()
 
 
-async def run_until_told(
+async def run_until_stopped(
     server: "BackendServer",
     listener: socket.socket,
-    engine: ServingCore,
+    core: ServingCore,
     settings: BackendSettings,
     parent: int,
 ) -> None:
@@ -199,13 +201,13 @@ async def run_until_told(
     stop = StopSignals()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[listener]))
-        waits: list[asyncio.Task[object]] = [group.create_task(stop.asked.wait())]
+        waits: list[asyncio.Task[object]] = [group.create_task(stop.requested.wait())]
         if settings.exit_with_parent:
             waits.append(group.create_task(_parent_gone(parent)))
         await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        leaving = group.create_task(leave(server, listener, engine, settings, stop))
+        leaving = group.create_task(leave(server, listener, core, settings, stop))
         forced = group.create_task(stop.forced.wait())
         await asyncio.wait([leaving, forced], return_when=asyncio.FIRST_COMPLETED)
         for wait in (leaving, forced):
@@ -218,29 +220,29 @@ async def run_until_told(
 async def leave(
     server: "BackendServer",
     listener: socket.socket,
-    engine: ServingCore,
+    core: ServingCore,
     settings: BackendSettings,
     stop: StopSignals,
 ) -> None:
     """Say that the backend is not ready and serve on, then accept nothing more, then drain."""
     if server.started:
-        engine.leaving = True
+        core.leaving = True
         server.make_answers_last()
-        await asyncio.sleep(settings.shutdown_delay if stop.is_patient else 0.0)
+        await asyncio.sleep(settings.shutdown_delay if stop.is_graceful else 0.0)
         await empty_queue(listener)
         server.stop_accepting(listener)
         await server.end_idle_connections()
-    await drain(engine, settings.drain)
+    await drain(core, settings.drain)
 
 
-async def drain(engine: ServingCore, bound: float) -> None:
+async def drain(core: ServingCore, bound: float) -> None:
     """Take no more calls and wait until those in flight are answered, no longer than `bound`."""
-    engine.draining = True
+    core.draining = True
     try:
         async with asyncio.timeout(bound):
-            await engine.idle()
+            await core.idle()
     except TimeoutError:
-        _log.warning("calls are cut", extra={"calls": engine.calls_in_flight})
+        _log.warning("calls are cut", extra={"calls": core.calls_in_flight})
 
 
 async def _parent_gone(parent: int) -> None:

@@ -93,7 +93,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     traces: bool = False
 
     @property
-    def lanes(self) -> int:
+    def worker_threads(self) -> int:
         """How many runs an encoder does at a time."""
         return self.threads or len(os.sched_getaffinity(0))
 

@@ -8,21 +8,21 @@ class StopSignals:
     """Hears the signals from when it is made; the running loop is the process's only one."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         """The process is to leave."""
         self.forced = asyncio.Event()
         """It was told twice: it is to leave at once."""
-        self.is_patient = False
+        self.is_graceful = False
         """Others must hear of it first: SIGTERM. At SIGINT somebody waits at a terminal."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
-        loop.add_signal_handler(signal.SIGINT, self._ask)
+        loop.add_signal_handler(signal.SIGINT, self._request)
 
     def _terminate(self) -> None:
-        self.is_patient = True
-        self._ask()
+        self.is_graceful = True
+        self._request()
 
-    def _ask(self) -> None:
-        if self.asked.is_set():
+    def _request(self) -> None:
+        if self.requested.is_set():
             self.forced.set()
-        self.asked.set()
+        self.requested.set()

@@ -33,7 +33,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     truncated_from: int = 0
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class TokenSpan(msgspec.Struct, frozen=True, kw_only=True):
     """One token's place in the text: `start` and `end` count characters of the original."""
 
     start: int
@@ -46,7 +46,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The tokens of a text alone, without what a model puts around them, and their places."""
 
     ids: IntArray
-    pieces: list[Piece]
+    pieces: list[TokenSpan]
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):

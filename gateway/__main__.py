@@ -81,14 +81,14 @@ async def _until_signal(run: Run, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     running = loop.create_task(_run(run, settings, stop))
 
-    def signalled(*, is_patient: bool) -> None:
+    def signalled(*, is_graceful: bool) -> None:
         if stop.is_set():
             running.cancel()  # the second one: at once
-        stop.is_patient = is_patient
+        stop.is_graceful = is_graceful
         stop.set()
 
-    loop.add_signal_handler(signal.SIGTERM, partial(signalled, is_patient=True))
-    loop.add_signal_handler(signal.SIGINT, partial(signalled, is_patient=False))
+    loop.add_signal_handler(signal.SIGTERM, partial(signalled, is_graceful=True))
+    loop.add_signal_handler(signal.SIGINT, partial(signalled, is_graceful=False))
     with contextlib.suppress(asyncio.CancelledError):
         await running
 

@@ -1,36 +1,40 @@
-"""Everything the gateway raises on purpose.
+"""Defines every error that the gateway raises on purpose, with its status and stable `code`.
 
 GatewayError
-├── ClientError                      the caller can fix it
-│   ├── InvalidRequest         400   not JSON, an unknown field, a wrong type
-│   ├── AuthenticationFailed   401
-│   ├── PermissionDenied       403
-│   ├── NotFound               404   no such route or resource
-│   ├── ModelNotFound          404
-│   ├── TaskNotSupported       400   the model answers other tasks
-│   ├── RequestTimeout         408   the body did not arrive in time
-│   ├── Conflict               409
-│   ├── PreconditionFailed     412   `If-Match` names another version
-│   ├── PayloadTooLarge        413
-│   ├── InvalidItem            422   one item of the input, named by its index
-│   ├── RateLimited            429   retryable, after `retry_after`
-│   └── HeaderFieldsTooLarge   431   the head of the request is too long, or has too many fields
-├── TransferCodingNotSupported         501   a transfer coding that is not understood
-├── VersionNotSupported        505   another version of HTTP than 1.0 and 1.1
-├── NotCached                  504   `only-if-cached` and it is not
-├── UpstreamError                    the backends let us down
-│   ├── Overloaded             503   retryable, after `retry_after`
-│   ├── UpstreamUnavailable    503   retryable, after `retry_after`
-│   ├── UpstreamFailed         502   a backend answered with an error of its own
-│   └── DeadlineExceeded       504
-├── EventLogUnavailable        503   an answer that cannot be billed is not given
-├── DependencyUnavailable      503   SQL store or Redis, where there is no way around it
-├── ConfigurationError         422   a document is refused: file, line, field
-├── ModelsBroken               422   a reload found models that cannot be served
-└── InternalError              500   a fault of ours
+├── ClientError                          the caller can fix it
+│   ├── InvalidRequest             400   not JSON, an unknown field, a wrong type
+│   ├── TaskNotSupported           400   the model answers other tasks
+│   ├── AuthenticationFailed       401   no key, or one that is unknown, revoked or expired
+│   ├── PermissionDenied           403   the key may not do this
+│   ├── NotFound                   404   no such route or resource
+│   ├── ModelNotFound              404   no model of that name is served
+│   ├── MethodNotAllowed           405   the route answers other methods
+│   ├── RequestTimeout             408   the body did not arrive in time
+│   ├── Conflict                   409   the resource exists, or is in another state
+│   ├── PreconditionFailed         412   `If-Match` names another version
+│   ├── PayloadTooLarge            413   the body is too large, or has too many items
+│   ├── InvalidItem                422   one item of the input, named by its index
+│   ├── RateLimited                429   retryable, after `retry_after`
+│   └── HeaderFieldsTooLarge       431   the head is too long, or has too many fields
+├── TransferCodingNotSupported     501   a transfer coding other than `chunked`
+├── VersionNotSupported            505   another version of HTTP than 1.0 and 1.1
+├── NotCached                      504   `only-if-cached`, and there is no cached answer
+├── UpstreamError                        the backends failed
+│   ├── UpstreamFailed             502   a backend answered with an error of its own
+│   ├── Overloaded                 503   retryable, after `retry_after`
+│   ├── UpstreamUnavailable        503   retryable, after `retry_after`
+│   └── DeadlineExceeded           504   the request's deadline passed
+├── EventLogUnavailable            503   retryable; an answer that cannot be billed is not sent
+├── DependencyUnavailable          503   retryable; the SQL store or Redis is unreachable
+├── ConfigurationError             422   a document is refused: file, line, field
+├── ModelsBroken                   422   a reload found models that cannot be served
+└── InternalError                  500   a fault of the gateway
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final, Self
+
+MAX_RETRY_AFTER: Final = 120.0
+"""Seconds that `Retry-After` asks for at most: clients give up on more."""
 
 
 class GatewayError(Exception):
@@ -228,11 +232,19 @@ class UpstreamUnavailable(UpstreamError):
 
 
 class DeadlineExceeded(UpstreamError):
-    """The request's time ran out."""
+    """The request's deadline passed."""
 
     status = 504
     code = "deadline_exceeded"
     title = "Deadline exceeded"
+
+    @classmethod
+    def during(cls, phase: str) -> Self:
+        """Return the error of a request whose deadline passed during `phase`."""
+        return cls(
+            f"The request's deadline passed during {phase}; send fewer items, or ask for more time"
+            " with `X-Request-Timeout`."
+        )
 
 
 class EventLogUnavailable(GatewayError):

@@ -1,38 +1,33 @@
-"""An owner for tasks that outlive what started them: bounded in time, never lost, never silent."""
+"""Owns tasks that outlive what started them: none is lost, silent, or left running at the end."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class TaskStarter(Protocol):
-    """Owns tasks that outlive the request which started them."""
+    """Starts tasks that outlive the request which started them."""
 
     def start(self, work: Coroutine[object, object, None]) -> None:
         """Run `work` to its end."""
         ...
 
 
-class TaskOwner:
-    """Holds tasks until they end; at its exit gives them `drain` seconds, then cancels them."""
+class TaskScope:
+    """An async context manager: at its exit, tasks have `drain` seconds and are then cancelled.
 
-    def __init__(self, *, drain: float) -> None:
+    Those that are cancelled are awaited, also if they are started by others that clean up.
+    """
+
+    def __init__(self, *, drain: float = 0.0) -> None:
         self._drain = drain
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` to its end; what it raises is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -50,10 +45,45 @@ class TaskOwner:
                 task.cancel()
             await asyncio.wait(tuple(self._tasks))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background task failed", exc_info=error)
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run `work` to its end; an exception of it is logged."""
+        self.create_task(work).add_done_callback(_log_failure)
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in a task whose outcome is the caller's to look at."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`.
+
+        When the caller is cancelled, so is the work, but the caller does not wait and no second
+        cancellation can reach the work while it cleans up.
+        """
+        task = self.create_task(work)
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            task.add_done_callback(_ignore_outcome)
+            task.cancel()
+            raise
+        return task.result()
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a background task failed", exc_info=error)
+
+
+def _ignore_outcome(task: asyncio.Task[Any]) -> None:
+    # Nobody waits for it any more; an exception that is not retrieved would be logged by asyncio.
+    if not task.cancelled():
+        task.exception()
 
 
 class PeriodicTask:

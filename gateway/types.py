@@ -1,15 +1,25 @@
-"""Values that travel between the gateway's modules. They hold no behaviour."""
+"""Defines values that travel between the gateway's modules. They hold no behaviour."""
 
-from collections.abc import Mapping
 from enum import StrEnum
 from math import inf
-from types import MappingProxyType
-from typing import NewType
+from typing import NewType, Self
 
 import msgspec
 from typing_extensions import override
 
 from backends.protocol import ModelInfo, Task
+from gateway.errors import (
+    DeadlineExceeded,
+    GatewayError,
+    InternalError,
+    InvalidItem,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
 
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)
@@ -47,24 +57,24 @@ class Rule(
 
     @property
     def limit(self) -> int:
-        """What the rule allows at once, wherever it is used."""
+        """The most that the rule admits at once, over all regions."""
         return self.capacity
 
 
 class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
-    """A region's part of a rule: `capacity` is what this region's bucket holds, of `whole`."""
+    """Limits a region to its part of a rule: `capacity` units of `full_limit`."""
 
-    whole: int
-    start: int
-    """The level of a bucket that nobody knows: less than `capacity` after a share has grown."""
-    grown: float = inf
-    """Seconds since the share grew. A bucket left alone for longer holds no more than `start`."""
+    full_limit: int
+    unknown_level: int
+    """The level assumed of a bucket without a record: below `capacity` after a share has grown."""
+    grown_for: float = inf
+    """Seconds since the share grew. A bucket unused for longer holds at most `unknown_level`."""
 
     @property
     @override
     def limit(self) -> int:
-        """What the rule allows at once, over all regions."""
-        return self.whole
+        """The most that the rule admits at once, over all regions."""
+        return self.full_limit
 
 
 CONCURRENT = "concurrent"
@@ -140,6 +150,14 @@ class Source(StrEnum):
     FAILED = "failed"
 
 
+_ERRORS_BY_CODE: dict[str, type[GatewayError]] = {
+    kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError, RateLimited)
+}
+_ERRORS_BY_STATUS: dict[int, type[GatewayError]] = {
+    kind.status: kind for kind in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)
+}
+
+
 class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why an item has no answer. `status` is that of the request when items may not fail alone."""
 
@@ -148,6 +166,30 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     retryable: bool = False
     retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: GatewayError) -> Self:
+        """Return the failure of an item that `error` prevented."""
+        return cls(
+            status=error.status,
+            code=error.code,
+            detail=error.detail,
+            retryable=error.retryable,
+            retry_after=error.retry_after,
+        )
+
+    def error(self, index: int) -> GatewayError:
+        """Return the error of a request that fails because of this item, its `index`-th.
+
+        The class is chosen by the code, else by the status, since a backend chooses both.
+        """
+        if self.status == InvalidItem.status:
+            return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)
+        kind = _ERRORS_BY_CODE.get(self.code) or _ERRORS_BY_STATUS.get(self.status, UpstreamFailed)
+        retry_after = self.retry_after
+        if kind.retryable and retry_after is None:
+            retry_after = 1.0
+        return kind(self.detail, retry_after=retry_after)
 
 
 class Stale(StrEnum):
@@ -266,62 +308,3 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     code: str = ""
     """The error's code where `status` is one."""
     count: int = 1
-
-
-class BucketDemand(msgspec.Struct, kw_only=True):
-    """What a worker's callers asked of a bucket since the last report, admitted or not."""
-
-    units: int = 0
-    lingers: bool = False
-    """Units are held until work ends, which may take as long as a request."""
-
-
-class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """A quota that a region needs more of: `least` units, or what is usual where that is more."""
-
-    whole: int
-    period: int
-    """When the quota's period ends, in seconds since the epoch."""
-    known: int
-    """What the worker knows to be granted to its region."""
-    least: int
-
-
-class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a bucket's limit that a region may use; until `raised` it was `before`.
-
-    `raised` is a loop's time, or of the store where it comes from there.
-    """
-
-    used: float
-    before: float
-    raised: float
-
-
-class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker tells the store: what was asked for, and until when it has followed shares.
-
-    `seen` is the store's time of the last answer that it applied, in nanoseconds; 0 is none.
-    """
-
-    region: str
-    worker: str
-    seen: int
-    asked: Mapping[str, BucketDemand] = MappingProxyType({})
-    quotas: Mapping[str, QuotaDemand] = MappingProxyType({})
-
-
-class BucketShares(msgspec.Struct, frozen=True, kw_only=True):
-    """What a region may use, as of `now`, the store's time in nanoseconds, for `lease` seconds.
-
-    `changed` are the shares that may have changed since the report's `seen`, or `are_all` there
-    are; buckets that were never told of go by `rest`. `granted` are units of quotas, by bucket.
-    """
-
-    now: int
-    lease: float
-    regions: int
-    rest: BucketShare
-    changed: Mapping[str, BucketShare]
-    are_all: bool
-    granted: Mapping[str, int]

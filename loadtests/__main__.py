@@ -1,4 +1,4 @@
-"""`python -m loadtests NAME`: measures on this machine, over loopback, and stops by itself."""
+"""Runs a load test, benchmark or fault test on this machine: `python -m loadtests NAME`."""
 
 import click
 
@@ -40,7 +40,7 @@ def main() -> None:
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 def hit_command(connections: int, duration: float, rounds: int) -> None:
-    """Answers from the cache by tier and door, and rivals doing the like."""
+    """Answers from the cache by tier and entry point, and by rivals."""
     hit.measure(connections=connections, duration=duration, rounds=rounds)
 
 

@@ -1,4 +1,4 @@
-"""A backend process of its own, and calls for it."""
+"""Runs a backend as a process and builds calls for it."""
 
 import asyncio
 import contextlib
@@ -28,18 +28,18 @@ _ROOT = Path(__file__).parents[1]
 
 
 class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend that answers."""
+    """A running backend."""
 
     port: int
     pid: int
 
     @property
     def target(self) -> Target:
-        """Where calls go."""
+        """The target of calls."""
         return Target(host="127.0.0.1", port=self.port, path=CALL_PATH)
 
     def model(self, name: str) -> ModelInfo:
-        """Return what it says of a model."""
+        """Return its description of a model."""
         content = httpx.get(f"http://127.0.0.1:{self.port}/v1/state").content
         state = msgspec.msgpack.decode(content, type=BackendState)
         return next(model for model in state.models if model.name == name)
@@ -55,7 +55,7 @@ class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
-    """Run a backend over `models`; settings are those of its environment."""
+    """Run a backend over `models`, with `settings` in its environment."""
     port = free_port()
     environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "backends", "serve", "--models", str(models)]

@@ -1,4 +1,4 @@
-"""The least a Python server can do: uvicorn, and an application that sends the same bytes.
+"""Serves the same bytes to every request: uvicorn with a minimal application, as a baseline.
 
 `python -m loadtests.bare_server PORT LENGTH`
 """

@@ -1,4 +1,4 @@
-"""The highest rate that something sustains, found with the open loop that will load it."""
+"""Finds the highest rate that a system sustains, by bisection with an open-loop load."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ def capacity(
     *,
     most: float = 600.0,
 ) -> float:
-    """Return the highest rate up to `most` a second whose answers pass, by halving an interval.
+    """Return the highest rate up to `most` a second whose answers pass, by bisection.
 
     `run` takes a rate and seconds.
     """
@@ -28,7 +28,7 @@ def capacity(
 
 
 def sustained(answers: list[Answer], deadline: float, done: Callable[[Answer], bool]) -> bool:
-    """Whether 99 in 100 were answered, and the last second's without a queue that still grew.
+    """Return whether 99 % were answered, without a queue that grew in the last second.
 
     The queue holds nearly a deadline's work: a short run fills it rather than refuse.
     """
@@ -38,5 +38,5 @@ def sustained(answers: list[Answer], deadline: float, done: Callable[[Answer], b
 
 
 def answered(answers: list[Answer], done: Callable[[Answer], bool]) -> bool:
-    """Whether 99 in 100 were answered, though a queue may have grown meanwhile."""
+    """Return whether 99 % were answered, though a queue may have grown."""
     return sum(map(done, answers)) >= 0.99 * len(answers)

@@ -1,4 +1,4 @@
-"""What hits and misses cost while the result cache's Redis, or the state's, fails as it can.
+"""Measures hits and misses while the Redis of the cache, or of the state, fails.
 
 A worker process is asked at fixed rates for what its memory has and for what nobody asked before,
 while its Redis is well, while it fails, and when it is well again. Requests and items are limited,
@@ -31,7 +31,7 @@ from loadtests.harness.redis_faults import (
     OPENING,
     STATE_FAULTS,
     STATE_OPENING,
-    redis_that_is,
+    failing_redis,
 )
 from loadtests.harness.stub_process import stub_process
 from loadtests.harness.valkey import Valkey
@@ -51,8 +51,8 @@ _DURABLE = ("--appendonly", "yes")
 _LIMIT = {"name": "rows", "unit": "rows", "capacity": 10_000_000, "window": 60.0}
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """What was answered in a part of a run; latencies in milliseconds."""
+class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers in a phase of a run; latencies in milliseconds."""
 
     hits: int
     hit_p99: float
@@ -64,7 +64,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Which Redis fails, and how."""
+    """Names the Redis that fails, and its fault."""
 
     redis: str
     fault: str
@@ -75,13 +75,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.fault in (OPENING if self.redis == "cache" else STATE_OPENING)
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: before, during and after it, and what the breaker did."""
+class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The phases before, during and after a fault, and the breaker's openings."""
 
     case: Case
-    before: Phase
-    during: Phase
-    after: Phase
+    before: PhaseResult
+    during: PhaseResult
+    after: PhaseResult
     waited: float
     """Seconds from the beginning until the last miss that waited for Redis."""
     opened: int
@@ -120,7 +120,7 @@ def measure(*, redis: str, quiet: float, faulty: float, hits: float, misses: flo
         sys.exit(f"does not hold: {', '.join(broken)}")
 
 
-def _holds(line: Line) -> bool:
+def _holds(line: FaultResult) -> bool:
     phases = (line.before, line.during, line.after)
     is_cheap = line.during.miss_p99 <= line.before.miss_p99 + _ALLOWED * 1000
     is_noticed = bool(line.opened) or not line.case.opens
@@ -128,10 +128,12 @@ def _holds(line: Line) -> bool:
     return is_well and is_cheap and is_noticed and line.is_closed
 
 
-async def _run(case: Case, *, quiet: float, faulty: float, hits: float, misses: float) -> Line:
+async def _run(
+    case: Case, *, quiet: float, faulty: float, hits: float, misses: float
+) -> FaultResult:
     async with AsyncExitStack() as stack:
         kind = _DURABLE if case.redis == "state" else ()
-        redis = await stack.enter_async_context(redis_that_is(case.fault, *kind))
+        redis = await stack.enter_async_context(failing_redis(case.fault, *kind))
         other = stack.enter_context(Valkey())
         cache, state = (redis.url, other.url) if case.redis == "cache" else (other.url, redis.url)
         stub = stack.enter_context(stub_process(service_time=_SERVICE_TIME))
@@ -156,7 +158,7 @@ async def _run(case: Case, *, quiet: float, faulty: float, hits: float, misses: 
         healed = asyncio.to_thread(redis.end)
         _, after = await asyncio.gather(healed, phase(quiet))
         opened, breaker = await _breaker(case, state)
-        return Line(
+        return FaultResult(
             case=case,
             before=_summary(*before),
             during=_summary(*during),
@@ -167,8 +169,8 @@ async def _run(case: Case, *, quiet: float, faulty: float, hits: float, misses: 
         )
 
 
-def _summary(hits: list[Answer], misses: list[Answer]) -> Phase:
-    return Phase(
+def _summary(hits: list[Answer], misses: list[Answer]) -> PhaseResult:
+    return PhaseResult(
         hits=len(hits),
         hit_p99=_p99(hits),
         held_up=sum(answer.latency > _HELD_UP for answer in hits),
@@ -183,8 +185,8 @@ def _p99(answers: list[Answer]) -> float:
     return latencies[int(len(latencies) * 0.99)] * 1000
 
 
-def _last_that_waited(misses: list[Answer], before: Phase) -> float:
-    """Return when the last miss was due that took 10 ms more than misses do."""
+def _last_that_waited(misses: list[Answer], before: PhaseResult) -> float:
+    """Return the due time of the last miss that took 10 ms more than usual."""
     return max((a.due for a in misses if a.latency * 1000 > before.miss_p99 + 10), default=0.0)
 
 
@@ -197,7 +199,7 @@ def _body(text: str) -> bytes:
 
 
 async def _breaker(case: Case, state_url: str) -> tuple[int, str]:
-    """Return how often the breaker opened by what the worker said last, and its state."""
+    """Return the breaker's openings and state by the worker's last report."""
     async with _client(state_url) as control:
         (report,) = (await control.reports()).values()
     figures = msgspec.json.decode(report)

@@ -1,9 +1,8 @@
-"""What a missed item costs the gateway in processor time, one by one and coalesced.
+"""Measures the gateway's processor time per missed item, one by one and coalesced.
 
 The use case, the dispatcher and the client of backends run in this process, a stub backend in
-another: nothing is counted but what the gateway does from the missed item to its answer. The
-front door, Redis and the event log are not in it. With TLS, a second stub shows a certificate, and
-both are measured in turns.
+another: only the gateway's work from the missed item to its answer is counted, without HTTP front
+end, Redis and event log. With TLS, a second stub shows a certificate; both are measured in turns.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from gateway.inference.inference import Inference
 from gateway.inference.last_answers import StaleAnswers
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
     BackendId,
@@ -56,8 +55,8 @@ _PATIENCE = 10.0
 _WAYS = {"one by one": 1, "coalesced, 8 callers": 8, "coalesced, 32 callers": 32}
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Processor time of this process, in microseconds an item, and items a second."""
+class ItemCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor time of this process in microseconds per item, and items per second."""
 
     microseconds: float
     rate: float
@@ -65,7 +64,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure every way in turns, and print the median of each."""
-    runs: dict[str, list[dict[str, Cost]]] = {}
+    runs: dict[str, list[dict[str, ItemCost]]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         authority = Authority(folder) if over_tls else None
@@ -89,13 +88,13 @@ def measure(*, count: int, rounds: int, over_tls: bool) -> None:
             print(f"| {way}{name} | {middle.microseconds:.0f} µs | {middle.rate:,.0f} |")
 
 
-def run(url: str, ca: Path | None = None, *, count: int, seed: int) -> dict[str, Cost]:
+def run(url: str, ca: Path | None = None, *, count: int, seed: int) -> dict[str, ItemCost]:
     """Return what each way costs against the backend at `url`, whose certificate is of `ca`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(url, ca, count, seed))
 
 
-async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, Cost]:
+async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, ItemCost]:
     endpoint = Endpoint(backend=BackendId("stub"), region=RegionName("eu"), url=url)
     clock = asyncio.get_running_loop().time
     fleet = Fleet(clock=clock, random=random.Random(seed))
@@ -103,7 +102,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, Co
     async with (
         HttpBackendClient(tls=ClientTls(TlsFiles(ca=ca))) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
-        TaskOwner(drain=1.0) as tasks,
+        TaskScope(drain=1.0) as tasks,
     ):
         client.configure((endpoint,), RoutingEntry())
         fleet.observe(endpoint, await client.state(endpoint, patience=_PATIENCE))
@@ -127,8 +126,10 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, Co
         }
 
 
-async def _cost(inference: Inference, texts: Iterator[str], *, count: int, callers: int) -> Cost:
-    """Let so many callers ask for `count` items in all, each for one at a time."""
+async def _cost(
+    inference: Inference, texts: Iterator[str], *, count: int, callers: int
+) -> ItemCost:
+    """Request `count` items from `callers` callers, one item at a time each."""
     own = itertools.islice(texts, count)
     runtime = Runtime(
         generation=1, digest="", document=Document(), endpoints=(), epochs=MappingProxyType({})
@@ -154,4 +155,4 @@ async def _cost(inference: Inference, texts: Iterator[str], *, count: int, calle
     used, started = time.process_time(), time.perf_counter()
     await asyncio.gather(*(ask() for _ in range(callers)))
     used, took = time.process_time() - used, time.perf_counter() - started
-    return Cost(microseconds=used / count * 1e6, rate=count / took)
+    return ItemCost(microseconds=used / count * 1e6, rate=count / took)

@@ -1,4 +1,4 @@
-"""A gateway as a process: `sluicegate gateway` with a document and settings of its own."""
+"""Runs `sluicegate gateway` as a process with its own document and settings."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ _STOPS_WITHIN = 300.0
 
 
 class Gateway:
-    """A gateway of `workers`, while it is entered; it can be killed with all its processes."""
+    """Runs a gateway of `workers` workers while entered; all its processes can be killed."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Gateway:
         wait_until(self._is_ready, within=240, what="the workers serve")
 
     def kill(self) -> None:
-        """Kill every process of it; the children die with their supervisor."""
+        """Kill its supervisor, with which all its processes end."""
         if self._child is not None:
             os.kill(self._child.pid, signal.SIGKILL)
             self._child.wait()
             self._child = None
 
     def log(self) -> str:
-        """Return what its processes have written."""
+        """Return the output of its processes."""
         return self._log.read_text(errors="replace")
 
     def processes(self) -> dict[str, int]:

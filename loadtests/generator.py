@@ -1,4 +1,4 @@
-"""A closed-loop HTTP/1.1 load generator: so many connections, each sends when it was answered.
+"""Generates a closed-loop HTTP/1.1 load: each connection sends again once it is answered.
 
 Loopback only, bounded in time, and cheap enough (about 20 µs a request) not to be what is measured.
 """
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where requests go, and what each carries besides its body."""
+    """The address of requests, and their common headers."""
 
     host: str
     port: int
@@ -22,7 +22,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run measured; latencies in seconds, sorted."""
+    """The result of a run; latencies in seconds, sorted."""
 
     duration: float
     statuses: dict[int, int]

@@ -1,4 +1,4 @@
-"""How many answers a worker gives from the cache, beside rivals and a server that does nothing.
+"""Measures a worker's cache hits per second, beside rivals and a server without logic.
 
 One server at a time is asked, in turns; it has a core, and everything else the other one.
 """
@@ -36,12 +36,12 @@ _MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
 
 
 def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure hits by tier and door in turns with their rivals, and print the table."""
+    """Measure hits by tier and entry point in turns with their rivals, and print the table."""
     if not wrk.is_installed():
         sys.exit("`wrk` is needed; `make install-system` installs it")
     texts = sentences(_TEXTS, seed=1)
     bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
-    measured: dict[str, list[wrk.Sent]] = {}
+    measured: dict[str, list[wrk.WrkResult]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = start_systems(stack, root, bodies)
@@ -125,7 +125,7 @@ def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> d
     return targets
 
 
-def _rows(measured: dict[str, list[wrk.Sent]]) -> list[Row]:
+def _rows(measured: dict[str, list[wrk.WrkResult]]) -> list[Row]:
     """Return the median run of each; ratios are to the first."""
     medians = {
         what: sorted(runs, key=lambda run: run.rate)[len(runs) // 2]

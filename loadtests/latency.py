@@ -1,4 +1,4 @@
-"""How long hits take at a steady rate, from when each was due: by tier, beside LiteLLM's proxy.
+"""Measures hit latency at a steady rate by cache tier, beside LiteLLM's proxy.
 
 A server that only sends the same bytes is measured in the same turns: what it shows is the
 machine's and the generator's share.
@@ -16,7 +16,7 @@ from loadtests.generator import Target
 from loadtests.machine import this_machine
 from loadtests.peers.litellm import proxy
 from loadtests.report import Row, keep
-from loadtests.steady import Asked, Measured, send_steadily
+from loadtests.steady import SteadyLoadResult, SteadyLoadSpec, send_steadily
 from loadtests.workload import sentences
 
 _TEXTS = 100
@@ -26,8 +26,8 @@ _BARE = "bare uvicorn, which does nothing"
 _WAYS = ("memory hit, fast lane", "Redis hit (memory tier off)")
 
 
-class _Way(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to measure: at half of its `capacity`, or what the generator holds."""
+class _Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured system, loaded at half its `capacity` or at the generator's limit."""
 
     target: Target
     bodies: list[bytes]
@@ -41,7 +41,7 @@ def measure(*, most: float, duration: float, rounds: int) -> None:
         sys.exit("`wrk` is needed; `make install-system` installs it")
     texts = sentences(_TEXTS, seed=1)
     bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
-    runs: dict[str, list[Measured]] = {}
+    runs: dict[str, list[SteadyLoadResult]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = hit.start_systems(stack, root, bodies, ways=_WAYS)
@@ -62,18 +62,18 @@ def measure(*, most: float, duration: float, rounds: int) -> None:
     _show(ways, runs)
 
 
-def _way(target: Target, bodies: list[bytes], *, most: float, folder: Path) -> _Way:
+def _way(target: Target, bodies: list[bytes], *, most: float, folder: Path) -> _Subject:
     sent = wrk.send(target, bodies, connections=32, duration=_SHORT, core=hit.OTHERS, folder=folder)
     rate = min(most, sent.rate / 2)
-    return _Way(target=target, bodies=bodies, capacity=sent.rate, rate=float(f"{rate:.2g}"))
+    return _Subject(target=target, bodies=bodies, capacity=sent.rate, rate=float(f"{rate:.2g}"))
 
 
-def _send(way: _Way, duration: float) -> Measured:
-    asked = Asked(target=way.target, bodies=way.bodies, rate=way.rate, duration=duration)
+def _send(way: _Subject, duration: float) -> SteadyLoadResult:
+    asked = SteadyLoadSpec(target=way.target, bodies=way.bodies, rate=way.rate, duration=duration)
     return send_steadily(asked)
 
 
-def _show(ways: dict[str, _Way], runs: dict[str, list[Measured]]) -> None:
+def _show(ways: dict[str, _Subject], runs: dict[str, list[SteadyLoadResult]]) -> None:
     machine = this_machine()
     print(f"\n## Latency of hits\n\n{machine.cpu}, {machine.cores} cores, {machine.date}\n")
     print("| what | offered/s | capacity/s | p50 ms | p99 ms | p99.9 ms | p99 of all runs", end="")

@@ -1,4 +1,4 @@
-"""Whether four workers keep ten tenants' limits, and what Redis's absence adds.
+"""Checks that four workers together keep tenants' limits, with Redis and without.
 
 Every tenant asks, over many connections, for three times what its bucket is refilled with. All
 admissions of all windows are then held against the limit.
@@ -20,7 +20,7 @@ from loadtests.gateway import Gateway
 from loadtests.harness.stub_process import stub_process
 from loadtests.harness.valkey import Valkey
 from loadtests.open_loop import Answer, open_loop
-from loadtests.windows import Admitted, bound, local_share, most_over_the_limit
+from loadtests.windows import AdmittedRequest, bound, local_share, most_over_the_limit
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 """100 at once, 1,000 a minute."""
@@ -35,8 +35,8 @@ _OK, _REFUSED = 200, 429
 _BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """How a tenant fared: how far over its limit its worst window is, its share of the bound."""
+class TenantResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's result: the excess of its worst window, and its share of the bound."""
 
     tenant: str
     admitted: int
@@ -46,10 +46,10 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     share: float
 
 
-class LimitsRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed; `by_share` is the most that could be admitted without Redis."""
+class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run; `by_share` is the highest possible admission without Redis."""
 
-    tenants: list[Kept]
+    tenants: list[TenantResult]
     away: float
     by_share: float
 
@@ -70,7 +70,7 @@ def measure(*, duration: float, away: float) -> None:
     show(f"Redis is killed for {away:g} s", run(duration=duration, away=away))
 
 
-def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> LimitsRun:
+def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> LimitsResult:
     """Return how the limits were kept for `duration` seconds, Redis gone for `away` of them.
 
     On a machine that may stall, workers wait for Redis for a longer `state_timeout`.
@@ -81,10 +81,10 @@ def run(*, duration: float, away: float, state_timeout: float = _TIMEOUT) -> Lim
     with _gateway(state_timeout) as (gateway, state):
         answers = asyncio.run(_offer(gateway, state, duration=duration, away=away))
     tenants = [_kept(f"tenant-{number}", one) for number, one in enumerate(answers)]
-    return LimitsRun(tenants=tenants, away=away, by_share=by_share)
+    return LimitsResult(tenants=tenants, away=away, by_share=by_share)
 
 
-def show(title: str, result: LimitsRun) -> None:
+def show(title: str, result: LimitsResult) -> None:
     """Print what a run showed."""
     print(f"\n## {title}\n")
     print("| tenant | admitted | refused | other | worst window, over the limit | of the bound |")
@@ -155,11 +155,11 @@ async def _take_away(state: Valkey, *, duration: float, away: float) -> None:
     print(f"Redis was away for {time.monotonic() - killed:.2f} s")
 
 
-def _kept(tenant: str, answers: list[Answer]) -> Kept:
-    admitted = [Admitted(one.sent, one.came) for one in answers if one.status == _OK]
+def _kept(tenant: str, answers: list[Answer]) -> TenantResult:
+    admitted = [AdmittedRequest(one.sent, one.came) for one in answers if one.status == _OK]
     refused = sum(one.status == _REFUSED for one in answers)
     took = max(one.came for one in answers) - min(one.sent for one in answers)
-    return Kept(
+    return TenantResult(
         tenant=tenant,
         admitted=len(admitted),
         refused=refused,

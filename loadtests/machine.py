@@ -1,4 +1,4 @@
-"""Where a measurement ran, which cores its processes had, and the memory they took."""
+"""Describes the machine, pins processes to cores, and reads their memory and time."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a figure depends on."""
+    """The machine, commit and versions on which a figure depends."""
 
     cpu: str
     cores: int

@@ -1,4 +1,4 @@
-"""The memory tier by itself: what it keeps of popular items, and how much memory it takes for it.
+"""Measures the memory tier alone: its hit ratio and the memory it takes.
 
 theine and cachebox are measured beside it where they are installed.
 """
@@ -34,16 +34,16 @@ _ALLOWED_MIB = 96.0
 _ALLOWED_POINTS = 0.03
 
 
-class Tier(Protocol):
-    """A cache under test: asks for an item and, where it misses, keeps it."""
+class CacheUnderTest(Protocol):
+    """A cache that looks an item up and stores it on a miss."""
 
     def ask(self, item: int) -> bool:
         """Say whether `item` was there."""
         ...
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cache answered of a stream, and what a request cost; seconds."""
+class CacheMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+    """The hit ratio of a cache on a stream, and the seconds per request."""
 
     what: str
     ratio: float
@@ -94,7 +94,7 @@ def zipf(requests: int, *, universe: int, seed: int) -> list[int]:
     return [bisect_left(weights, chance.random() * weights[-1]) for _ in range(requests)]
 
 
-def compare(stream: Sequence[int], places: int) -> list[Kept]:
+def compare(stream: Sequence[int], places: int) -> list[CacheMeasurement]:
     """Return what the tier, the best W-TinyLFU, LRU and what is installed have of `stream`."""
     ours = _run("memory tier", _OurTier(places), stream)
     best, share = max(
@@ -102,8 +102,10 @@ def compare(stream: Sequence[int], places: int) -> list[Kept]:
     )
     return [
         ours,
-        Kept(what=f"W-TinyLFU, exact counts, the best window ({share:.1%})", ratio=best),
-        Kept(what="LRU", ratio=lru_ratio(stream, places)),
+        CacheMeasurement(
+            what=f"W-TinyLFU, exact counts, the best window ({share:.1%})", ratio=best
+        ),
+        CacheMeasurement(what="LRU", ratio=lru_ratio(stream, places)),
         *(_run(name, made(places), stream) for name, made in _installed().items()),
     ]
 
@@ -139,9 +141,9 @@ class _Mapping:
         return False
 
 
-def _installed() -> dict[str, Callable[[int], Tier]]:
+def _installed() -> dict[str, Callable[[int], CacheUnderTest]]:
     """Return what makes the caches of libraries that are installed."""
-    made: dict[str, Callable[[int], Tier]] = {}
+    made: dict[str, Callable[[int], CacheUnderTest]] = {}
     try:
         theine = importlib.import_module("theine")
         cachebox = importlib.import_module("cachebox")
@@ -149,12 +151,12 @@ def _installed() -> dict[str, Callable[[int], Tier]]:
         print("theine and cachebox are not installed, and not measured\n")
         return made
 
-    def of_theine(places: int) -> Tier:
+    def of_theine(places: int) -> CacheUnderTest:
         cache = theine.Cache(places)
         return _Mapping(lambda key: cache.get(key)[0], cache.set)
 
-    def of_cachebox(kind: str) -> Callable[[int], Tier]:
-        def make(places: int) -> Tier:
+    def of_cachebox(kind: str) -> Callable[[int], CacheUnderTest]:
+        def make(places: int) -> CacheUnderTest:
             cache = getattr(cachebox, kind)(places)
             return _Mapping(cache.get, cache.insert)
 
@@ -166,11 +168,11 @@ def _installed() -> dict[str, Callable[[int], Tier]]:
     return made
 
 
-def _run(what: str, cache: Tier, stream: Sequence[int]) -> Kept:
+def _run(what: str, cache: CacheUnderTest, stream: Sequence[int]) -> CacheMeasurement:
     started = time.perf_counter()
     hits = sum(map(cache.ask, stream))
     took = time.perf_counter() - started
-    return Kept(what=what, ratio=hits / len(stream), cost=took / len(stream))
+    return CacheMeasurement(what=what, ratio=hits / len(stream), cost=took / len(stream))
 
 
 def _key(number: int) -> CacheKey:

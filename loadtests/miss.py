@@ -1,4 +1,4 @@
-"""How many distinct sentences run through the model, beside the bare session on the same ones."""
+"""Measures distinct sentences per second through the model, beside the bare session."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Short sentences with a few long documents among them, beside batches in order of arrival."""
+"""Measures short sentences among long documents, beside batches in order of arrival."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""An open-loop generator: requests leave when they are due, answered or not."""
+"""Generates an open-loop load: requests leave when they are due, answered or not."""
 
 import asyncio
 import contextlib

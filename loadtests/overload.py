@@ -1,4 +1,4 @@
-"""Twice as much as a backend can do: what it still does, and how quickly it refuses the rest."""
+"""Measures a backend at twice its capacity: goodput and the latency of refusals."""
 
 import asyncio
 import contextlib
@@ -26,71 +26,73 @@ _RECOVERED = 2.0  # seconds after the overload, from which on everybody is answe
 _SETTINGS = {"SLUICEGATE_BACKEND_THREADS": "1"}
 
 
-class Door(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Where load goes, and how to read what comes back."""
+class EntryPoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The target of the load, and how to read its answers."""
 
     title: str
     target: Target
     bodies: Iterator[bytes]
     done: Callable[[Answer], bool]
-    told: Callable[[Answer], bool]
+    says_when_to_retry: Callable[[Answer], bool]
     running: RunningBackend
 
 
 def measure(*, duration: float, deadline: float, through_gateway: bool) -> None:
-    """Find the capacity with the backend on one core and all else on the other; double it."""
+    """Find the capacity with the backend on one core and the rest on the other; load it twice."""
     with tempfile.TemporaryDirectory() as folder:
-        door = _gateway if through_gateway else _backend
-        with door(Path(folder), deadline) as found:
+        entry_point = _gateway if through_gateway else _backend
+        with entry_point(Path(folder), deadline) as found:
             _overload(found, duration, deadline)
 
 
-def _overload(door: Door, duration: float, deadline: float) -> None:
+def _overload(entry_point: EntryPoint, duration: float, deadline: float) -> None:
     def run(rate: float, seconds: float) -> list[Answer]:
-        return asyncio.run(open_loop(door.target, door.bodies, rate=rate, duration=seconds))
+        return asyncio.run(
+            open_loop(entry_point.target, entry_point.bodies, rate=rate, duration=seconds)
+        )
 
-    able = capacity(run, lambda answers: sustained(answers, deadline, door.done))
+    able = capacity(run, lambda answers: sustained(answers, deadline, entry_point.done))
     answers = run(2 * able, duration)
     after = run(able / 2, 5.0)
-    good = [a for a in answers if door.done(a) and a.latency <= deadline]
-    refused = [a for a in answers if not door.done(a)]
+    good = [a for a in answers if entry_point.done(a) and a.latency <= deadline]
+    refused = [a for a in answers if not entry_point.done(a)]
     measured = {
         "capacity": [Outcome(duration=1.0, statuses={}, latencies=[1.0] * round(able))],
         "goodput at twice that": [_outcome(good, duration)],
         "refused at twice that": [_outcome(refused, duration)],
     }
-    show(door.title, rows(measured), {}, this_machine())
+    show(entry_point.title, rows(measured), {}, this_machine())
     waited = [a for a in refused if a.latency > deadline / 4]
-    recovered = [a.latency for a in after if a.due > _RECOVERED and door.done(a)]
-    missed = sum(a.due > _RECOVERED and not door.done(a) for a in after)
-    print(
-        f"\nrows run after their deadline: {door.running.counter('late_rows_total', _ENCODER):.0f}"
-    )
-    print(f"{sum(map(door.told, refused))} of {len(refused)} refusals said when to come back;")
+    recovered = [a.latency for a in after if a.due > _RECOVERED and entry_point.done(a)]
+    missed = sum(a.due > _RECOVERED and not entry_point.done(a) for a in after)
+    late = entry_point.running.counter("late_rows_total", _ENCODER)
+    print(f"\nrows run after their deadline: {late:.0f}")
+    said = sum(map(entry_point.says_when_to_retry, refused))
+    print(f"{said} of {len(refused)} refusals said when to come back;")
     print(f"{len(waited)} took longer than {deadline / 4 * 1000:.0f} ms")
     print(f"{_RECOVERED:.0f} s later, at half the capacity, {len(recovered)} were answered,")
     print(f"{missed} not, the slowest after {max(recovered, default=0.0) * 1000:.0f} ms")
 
 
 @contextlib.contextmanager
-def _backend(folder: Path, deadline: float) -> Iterator[Door]:
+def _backend(folder: Path, deadline: float) -> Iterator[EntryPoint]:
     build_demo_models(folder, print)
     with backend(folder, threads="1") as running:
         pin([running.pid], _BACKEND)
         pin([os.getpid()], _REST)
         texts = sentences(200_000, seed=6)
-        yield Door(
+        yield EntryPoint(
             title="Overload: a backend on one core",
             target=running.target,
             bodies=calls(texts, running.model(_MODEL), remaining=deadline),
             done=_is_done,
-            told=_says_when,
+            says_when_to_retry=_says_when,
             running=running,
         )
 
 
 @contextlib.contextmanager
-def _gateway(folder: Path, deadline: float) -> Iterator[Door]:
+def _gateway(folder: Path, deadline: float) -> Iterator[EntryPoint]:
     with System(
         folder / "data",
         models=folder / "models",
@@ -107,12 +109,12 @@ def _gateway(folder: Path, deadline: float) -> Iterator[Door]:
         )
         target = Target(host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers)
         port = int((child.address or "").rpartition(":")[2])
-        yield Door(
+        yield EntryPoint(
             title="Overload through the gateway: backend on one core, the rest on the other",
             target=target,
             bodies=_requests(),
             done=lambda answer: answer.status == 200,
-            told=lambda answer: b"\r\nretry-after:" in answer.head,
+            says_when_to_retry=lambda answer: b"\r\nretry-after:" in answer.head,
             running=RunningBackend(port=port, pid=child.pid),
         )
 

@@ -1,4 +1,4 @@
-"""The demo encoder as a common exporter writes it: a graph that computes padding as well."""
+"""Writes the demo encoder as common exporters do: a graph that computes padding too."""
 
 import json
 from pathlib import Path

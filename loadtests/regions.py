@@ -1,4 +1,4 @@
-"""Whether gateways in two regions keep tenants' limits together, and what the loss of one does.
+"""Checks that gateways in two regions together keep limits, also when one region is lost.
 
 Each region is a gateway of its own with a Redis of its own; the ledger is all they share. Tenants
 ask for three times their limit in both regions, then in one, then in the other; then one region is
@@ -22,7 +22,7 @@ from loadtests.harness.stub_process import stub_process
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
 from loadtests.open_loop import Answer, open_loop
-from loadtests.windows import Admitted, most_over_the_limit
+from loadtests.windows import AdmittedRequest, most_over_the_limit
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 """100 at once, 1,000 a minute."""
@@ -38,8 +38,8 @@ DEMANDS = ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0))
 """The part of what is offered that each region gets, phase by phase."""
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """Some time with the same demand: the rate that was admitted, its share of the limit's."""
+class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase of constant demand: the admitted rate, and its share of the limit's."""
 
     name: str
     admitted: int
@@ -48,10 +48,10 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """The share in the last third, when shares have followed the demand."""
 
 
-class RegionsRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed. `over` is the worst window of all tenants over both regions."""
+class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. `over` is the worst window of all tenants over both regions."""
 
-    phases: list[Phase]
+    phases: list[PhaseResult]
     over: float
     other: int
     """Answers that were neither 200 nor 429, of regions that lived."""
@@ -86,7 +86,7 @@ def run(
     tenants: int,
     workers: int = 2,
     demands: Sequence[Sequence[float]] = DEMANDS,
-) -> RegionsRun:
+) -> RegionsResult:
     """Return how limits were kept in phases of `phase` seconds, and after a region was killed.
 
     The kill comes `lease` seconds and what is allowed beside it before the end.
@@ -97,12 +97,12 @@ def run(
             _offer(running, demands, phase=phase, after=allowed + 5.0)
         )
     admitted = [
-        [Admitted(one.sent, one.came) for one in of_tenant if one.status == _OK]
+        [AdmittedRequest(one.sent, one.came) for one in of_tenant if one.status == _OK]
         for of_tenant in answers
     ]
     over = max(most_over_the_limit(of_tenant, RULE) for of_tenant in admitted)
     every = [one for of_tenant in answers for one in of_tenant]
-    return RegionsRun(
+    return RegionsResult(
         phases=[_phase(name, admitted, begin, begin + phase) for name, begin in phases],
         over=over,
         other=sum(one.status not in (_OK, 429) for one in every),
@@ -208,9 +208,11 @@ async def _phase_of(
                     group.create_task(send(number, gateway, ask))
 
 
-def _phase(name: str, admitted: list[list[Admitted]], begin: float, end: float) -> Phase:
+def _phase(
+    name: str, admitted: list[list[AdmittedRequest]], begin: float, end: float
+) -> PhaseResult:
     third = end - (end - begin) / 3
-    return Phase(
+    return PhaseResult(
         name=name,
         admitted=sum(begin <= one.sent < end for each in admitted for one in each),
         share=_share(admitted, begin, end),
@@ -218,14 +220,14 @@ def _phase(name: str, admitted: list[list[Admitted]], begin: float, end: float) 
     )
 
 
-def _share(admitted: list[list[Admitted]], begin: float, end: float) -> float:
+def _share(admitted: list[list[AdmittedRequest]], begin: float, end: float) -> float:
     """Return what was admitted between two times, of what refilled in it."""
     count = sum(begin <= one.sent < end for each in admitted for one in each)
     return count / (len(admitted) * (end - begin) * RULE.capacity / RULE.window)
 
 
-def _whole_after(admitted: list[list[Admitted]], killed_at: float) -> float:
-    """Return the seconds after `killed_at` from which on the limit was used to 97 % for 4 s."""
+def _whole_after(admitted: list[list[AdmittedRequest]], killed_at: float) -> float:
+    """Return the seconds after `killed_at` until 97 % of the limit were used for 4 s."""
     last = max(one.sent for each in admitted for one in each)
     begin = killed_at
     while begin + 4.0 <= last:

@@ -1,4 +1,4 @@
-"""Tables for people, JSON for later comparison."""
+"""Prints tables for people and JSON for later comparison."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Zero-shot requests of many rows beside requests of one row each: rows a second on both sides."""
+"""Measures rows per second of zero-shot requests of many rows beside one-row requests."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Two models of equal cost beyond what the device can do: who gets its time, and how soon."""
+"""Measures how two models of equal cost share a saturated device."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ _FOLLOW = 10.0  # seconds after which shares must have followed
 _ENCODERS = ("minilm", "minilm-twin")
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceTimeSample(msgspec.Struct, frozen=True, kw_only=True):
     """Device seconds that each encoder had used by `at`, in seconds of the clock."""
 
     at: float
@@ -78,7 +78,7 @@ def swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Iter
     yield from mixed(second, first)
 
 
-def ratio(samples: list[Sample], begin: float, end: float) -> float:
+def ratio(samples: list[DeviceTimeSample], begin: float, end: float) -> float:
     """Return the first encoder's device seconds over the second's, between two times."""
     inside = [sample for sample in samples if begin <= sample.at <= end]
     first, second = (
@@ -89,10 +89,10 @@ def ratio(samples: list[Sample], begin: float, end: float) -> float:
 
 async def _sampled(
     running: RunningBackend, bodies: Iterator[bytes], *, rate: float, duration: float
-) -> list[Sample]:
+) -> list[DeviceTimeSample]:
     """Run an open loop and read the device's seconds meanwhile."""
     load = asyncio.create_task(open_loop(running.target, bodies, rate=rate, duration=duration))
-    samples: list[Sample] = []
+    samples: list[DeviceTimeSample] = []
     while not load.done():
         samples.append(await asyncio.to_thread(_sample, running))
         await asyncio.wait([load], timeout=0.4)
@@ -104,9 +104,9 @@ async def _sampled(
     return samples
 
 
-def _sample(running: RunningBackend) -> Sample:
+def _sample(running: RunningBackend) -> DeviceTimeSample:
     used = tuple(running.counter("busy_seconds_total", encoder) for encoder in _ENCODERS)
-    return Sample(at=time.perf_counter(), used=used)
+    return DeviceTimeSample(at=time.perf_counter(), used=used)
 
 
 def _add_twin(models: Path) -> None:

@@ -1,4 +1,4 @@
-"""A precise open-loop generator: a process of its own that sends at a steady rate, come what may.
+"""Generates a precise open-loop load at a steady rate, in a process of its own.
 
 `python -m loadtests.steady < ASKED` prints what it measured as JSON. Plain sockets and one `select`
 that sleeps until the next request is due: a timer that is exact to tens of microseconds. Where it
@@ -30,8 +30,8 @@ _WARM = 0.2
 """Seconds that are sent first and not counted: a connection's first request costs several."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send: `bodies` in turns, `rate` a second, for `duration`, pinned to `core`."""
+class SteadyLoadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The load: `bodies` in turns, `rate` a second, for `duration`, pinned to `core`."""
 
     target: Target
     bodies: list[bytes]
@@ -41,8 +41,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     core: int = 1
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back, in seconds. `late` is how long after its time a request left.
+class SteadyLoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result in seconds. `late` is how long after its time a request left.
 
     `latencies` are sorted, and counted from when the request was due.
     """
@@ -100,7 +100,7 @@ class _Connection:
         return int(data[9:12])
 
 
-def send_steadily(asked: Asked) -> Measured:
+def send_steadily(asked: SteadyLoadSpec) -> SteadyLoadResult:
     """Return what a generator in a process of its own measured."""
     done = subprocess.run(
         [sys.executable, "-m", "loadtests.steady"],
@@ -109,13 +109,13 @@ def send_steadily(asked: Asked) -> Measured:
         check=True,
         cwd=_ROOT,
     )
-    return msgspec.json.decode(done.stdout, type=Measured)
+    return msgspec.json.decode(done.stdout, type=SteadyLoadResult)
 
 
 class _Run:
     """One run: requests leave when they are due if a connection is free, else as soon as one is."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: SteadyLoadSpec) -> None:
         self._requests = _requests(asked)
         self._warm = int(asked.rate * _WARM)
         self._count = self._warm + int(asked.rate * asked.duration)
@@ -185,12 +185,12 @@ class _Run:
                 self.prompt.append(now - connection.due)
 
 
-def _measure(asked: Asked) -> Measured:
+def _measure(asked: SteadyLoadSpec) -> SteadyLoadResult:
     is_first = _go_first(asked.core)
     run = _Run(asked)
     gc.disable()
     run.run(asked.duration)
-    return Measured(
+    return SteadyLoadResult(
         rate=len(run.latencies) / asked.duration,
         sent=len(run.late),
         failed=run.refused + run.waiting,
@@ -201,7 +201,7 @@ def _measure(asked: Asked) -> Measured:
     )
 
 
-def _requests(asked: Asked) -> list[bytes]:
+def _requests(asked: SteadyLoadSpec) -> list[bytes]:
     target = asked.target
     lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host}"]
     lines.append("content-type: application/json")
@@ -224,5 +224,5 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 if __name__ == "__main__":
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=SteadyLoadSpec)
     sys.stdout.buffer.write(msgspec.json.encode(_measure(asked)))

@@ -1,4 +1,4 @@
-"""Adaptive threads beside fixed ones, at several numbers of clients; and what sessions weigh."""
+"""Measures adaptive threads beside fixed ones, and the memory of sessions."""
 
 import contextlib
 import tempfile

@@ -1,4 +1,4 @@
-"""Caches to compare the memory tier with, counted in places: W-TinyLFU by the book, and plain LRU.
+"""Simulates W-TinyLFU and LRU caches, bounded by entries, for comparison.
 
 W-TinyLFU: Einziger, Friedman, Manes, "TinyLFU: A Highly Efficient Cache Admission Policy" (2017).
 Here it knows exactly how often each item was asked for, where a cache can only estimate it.

@@ -1,4 +1,4 @@
-"""Requests of many items or rows, twice as many as can be answered: what is answered in time.
+"""Measures requests of many items or rows at twice the capacity: those answered in time.
 
 Each kind is asked alone for its time, then by some callers for the capacity, then in an open loop
 at twice that, with three times its time alone. All of it in one run, so that ratios can be read.
@@ -38,17 +38,17 @@ _PACED = {
 }
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of request: its path, its items, and what makes a body of new texts."""
+class RequestKind(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of request: its path, its items, and its factory of bodies."""
 
     path: str
     items: int
-    body: Callable[["Texts"], bytes]
+    body: Callable[["TextSource"], bytes]
     callers: int = 4
 
 
-class Texts:
-    """Makes texts that nobody has asked before."""
+class TextSource:
+    """Generates distinct texts."""
 
     def __init__(self, seed: int) -> None:
         self._chooser = random.Random(seed)
@@ -59,33 +59,33 @@ class Texts:
         return " ".join(self._chooser.choices(self._words, k=words))
 
 
-def _classify(items: int) -> Callable[[Texts], bytes]:
-    def body(texts: Texts) -> bytes:
+def _classify(items: int) -> Callable[[TextSource], bytes]:
+    def body(texts: TextSource) -> bytes:
         return msgspec.json.encode({"model": _MODEL, "input": [texts.text() for _ in range(items)]})
 
     return body
 
 
-def _zero_shot(texts: Texts) -> bytes:
+def _zero_shot(texts: TextSource) -> bytes:
     return msgspec.json.encode({"model": _ZERO_SHOT, "input": texts.text(), "labels": _LABELS})
 
 
-def _long(texts: Texts) -> bytes:
+def _long(texts: TextSource) -> bytes:
     return msgspec.json.encode({"model": _LONG, "input": [texts.text(800) for _ in range(2)]})
 
 
-def _tournament(texts: Texts) -> bytes:
+def _tournament(texts: TextSource) -> bytes:
     documents = [texts.text(20) for _ in range(16)]
     return msgspec.json.encode({"inputs": [{"documents": documents}], "parameters": {"top_n": 1}})
 
 
 KINDS = {
-    "1 item": Kind(path="/v1/classify", items=1, body=_classify(1), callers=16),
-    "16 items": Kind(path="/v1/classify", items=16, body=_classify(16)),
-    "256 items": Kind(path="/v1/classify", items=256, body=_classify(256), callers=2),
-    "zero-shot of 10 labels": Kind(path="/v1/zero-shot", items=1, body=_zero_shot),
-    "2 long documents": Kind(path="/v1/classify", items=2, body=_long),
-    "tournament of 16": Kind(path=f"/v1/infer/{_TOURNAMENT}", items=1, body=_tournament),
+    "1 item": RequestKind(path="/v1/classify", items=1, body=_classify(1), callers=16),
+    "16 items": RequestKind(path="/v1/classify", items=16, body=_classify(16)),
+    "256 items": RequestKind(path="/v1/classify", items=256, body=_classify(256), callers=2),
+    "zero-shot of 10 labels": RequestKind(path="/v1/zero-shot", items=1, body=_zero_shot),
+    "2 long documents": RequestKind(path="/v1/classify", items=2, body=_long),
+    "tournament of 16": RequestKind(path=f"/v1/infer/{_TOURNAMENT}", items=1, body=_tournament),
 }
 
 
@@ -110,8 +110,8 @@ def measure(*, duration: float, only: tuple[str, ...], paced: bool) -> None:
             show(f"Overload of whole requests: a backend on {device}", table, {}, this_machine())
 
 
-def _measure(system: System, name: str, kind: Kind, duration: float) -> list[Row]:
-    texts = Texts(seed=len(name))
+def _measure(system: System, name: str, kind: RequestKind, duration: float) -> list[Row]:
+    texts = TextSource(seed=len(name))
     child = system.processes("backend")[0]
     running = RunningBackend(port=int((child.address or "").rpartition(":")[2]), pid=child.pid)
 
@@ -138,7 +138,13 @@ def _measure(system: System, name: str, kind: Kind, duration: float) -> list[Row
 
 
 def _rows(
-    name: str, kind: Kind, full: Outcome, answers: list[Answer], *, seconds: float, rows: float
+    name: str,
+    kind: RequestKind,
+    full: Outcome,
+    answers: list[Answer],
+    *,
+    seconds: float,
+    rows: float,
 ) -> list[Row]:
     good = [a for a in answers if a.status == 200]
     refused = [a for a in answers if a.status != 200]
@@ -156,7 +162,7 @@ def _rows(
     ]
 
 
-def _impatient(name: str, kind: Kind, outcome: Outcome, able: float) -> Row:
+def _impatient(name: str, kind: RequestKind, outcome: Outcome, able: float) -> Row:
     rate = outcome.statuses.get(200, 0) * kind.items / outcome.duration
     return Row(
         what=f"{name}: answered to {_IMPATIENT} callers who ask again at once",
@@ -183,7 +189,7 @@ def _row(what: str, answers: list[Answer], items: int, seconds: float, able: flo
     )
 
 
-def _target(system: System, kind: Kind, deadline: float) -> Target:
+def _target(system: System, kind: RequestKind, deadline: float) -> Target:
     headers = (
         ("authorization", f"Bearer {system.key}"),
         ("x-request-timeout", f"{deadline:.3f}"),

@@ -1,4 +1,4 @@
-"""Whether what was admitted, seen from outside, can have been within a limit: every window counts.
+"""Checks from outside that every window of admitted requests was within a limit.
 
 A caller does not see when a request was admitted, only that it was between sending and the answer.
 A window counts the requests that were surely admitted in it: sent after its start and answered
@@ -13,14 +13,14 @@ import numpy as np
 from gateway.types import Rule
 
 
-class Admitted(NamedTuple):
-    """A request that was let through some time between `sent` and `came`."""
+class AdmittedRequest(NamedTuple):
+    """A request admitted some time between `sent` and `came`."""
 
     sent: float
     came: float
 
 
-def most_over_the_limit(admitted: Sequence[Admitted], rule: Rule) -> float:
+def most_over_the_limit(admitted: Sequence[AdmittedRequest], rule: Rule) -> float:
     """Return by how many units the worst window is over `rule` (or under: negative).
 
     A window of `t` seconds may have `capacity + t * capacity / window`. All that begin as some

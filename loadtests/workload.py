@@ -1,4 +1,4 @@
-"""Seeded texts to send: short sentences, none twice, with lengths like those of film reviews."""
+"""Generates seeded distinct sentences with lengths like those of film reviews."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""wrk as the load generator: one thread in C that sends as fast as a Python server can answer."""
+"""Runs wrk as the load generator: one thread in C, faster than a Python server."""
 
 import shutil
 import subprocess
@@ -31,8 +31,8 @@ end
 """
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What wrk measured: answers, those that were no success, and latencies in seconds."""
+class WrkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of wrk: answers, unsuccessful ones, and latencies in seconds."""
 
     requests: int
     duration: float
@@ -60,7 +60,7 @@ def send(
     duration: float,
     core: int,
     folder: Path,
-) -> Sent:
+) -> WrkResult:
     """Send `bodies` over and over from `core`; each connection waits for its answer."""
     headers = "".join(f", [ {_quoted(name)} ] = {_quoted(value)}" for name, value in target.headers)
     script = _SCRIPT.replace("{{", "{").replace("}}", "}")
@@ -77,7 +77,7 @@ def send(
         check=True,
     )
     result = msgspec.json.decode(done.stdout.rpartition("RESULT ")[2], type=dict[str, int])
-    return Sent(
+    return WrkResult(
         requests=result["requests"],
         duration=result["duration"] / 1e6,
         refused=result["refused"],

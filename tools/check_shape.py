@@ -1,6 +1,7 @@
-"""Holds the shape of the code: sizes, typed share, broad handlers, habits of tests, versions.
+"""Checks the shape of the code: sizes, annotations, broad handlers, names, test habits.
 
-`python -m tools.check_shape` prints the numbers, names every failure, and exits 1 if there is one.
+`python -m tools.check_shape [ROOT]` prints the numbers, names every failure, and exits 1 if there
+is one. ROOT is the project to check, the current folder by default.
 """
 
 import ast
@@ -8,14 +9,24 @@ import re
 import statistics
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-SOURCES = ("gateway", "backends")
-TREES = (*SOURCES, "loadtests", "tools", "training", "tests")
+from tools.sources import (
+    SOURCES,
+    Module,
+    Problem,
+    function_lines,
+    functions,
+    is_typed,
+    read_modules,
+)
+from tools.structure import Structure, check_structure, measure_structure
+
 MAX_MODULE_LINES = 400
+LONG_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_P90 = 30
 
@@ -30,71 +41,6 @@ _MARKER = re.compile(
 _NOT_OURS = {"node_modules", "__pycache__", "build", "dist", "models"}
 _TEXT = {".py", ".md", ".txt", ".in", ".toml", ".yaml", ".yml", ".sh", ".conf", ".json", ".html"}
 _TEXT_NAMES = {"Makefile", "run", "LICENSE"}
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A rule that does not hold, and where."""
-
-    path: str
-    line: int
-    text: str
-
-
-class Module(msgspec.Struct, frozen=True, kw_only=True):
-    """One parsed source file; `path` is relative to the project."""
-
-    path: str
-    source: str
-    tree: ast.Module
-
-    @property
-    def lines(self) -> list[str]:
-        """The source, line by line."""
-        return self.source.splitlines()
-
-    @property
-    def is_test(self) -> bool:
-        """Whether the file stands under `tests`."""
-        return self.path.startswith("tests/")
-
-
-def read_modules(root: Path, trees: Iterable[str] = TREES) -> list[Module]:
-    """Return every Python file below `trees`, parsed."""
-    modules = []
-    for tree in trees:
-        for path in sorted((root / tree).rglob("*.py")):
-            source = path.read_text(encoding="utf-8")
-            relative = path.relative_to(root).as_posix()
-            modules.append(Module(path=relative, source=source, tree=ast.parse(source, relative)))
-    return modules
-
-
-def functions(module: Module) -> Iterator[Function]:
-    """Yield every function and method of `module`, nested ones too."""
-    for node in ast.walk(module.tree):
-        if isinstance(node, Function):
-            yield node
-
-
-def function_lines(function: Function) -> int:
-    """Return the lines of `function` from `def` to its end, without its docstring."""
-    lines = (function.end_lineno or function.lineno) - function.lineno + 1
-    first = function.body[0]
-    if isinstance(first, ast.Expr) and ast.get_docstring(function) is not None:
-        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
-    return lines
-
-
-def is_typed(function: Function) -> bool:
-    """Return whether each parameter (but `self` and `cls`) and the result have an annotation."""
-    arguments = function.args
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    if named and named[0].arg in {"self", "cls"}:
-        named = named[1:]
-    named += [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
-    return function.returns is not None and all(a.annotation is not None for a in named)
 
 
 def check_sizes(modules: Iterable[Module]) -> Iterator[Problem]:
@@ -215,6 +161,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     modules: int
     lines: int
     longest_module: int
+    long_modules: int
+    """Modules of more than 300 lines."""
     functions: int
     median: float
     p90: float
@@ -233,6 +181,7 @@ def measure(modules: list[Module]) -> Shape:
         modules=len(sources),
         lines=sum(len(m.lines) for m in sources),
         longest_module=max((len(m.lines) for m in sources), default=0),
+        long_modules=sum(len(m.lines) > LONG_MODULE_LINES for m in sources),
         functions=len(sizes),
         median=statistics.median(sizes),
         p90=statistics.quantiles([*sizes, sizes[-1]], n=10, method="inclusive")[8],
@@ -243,14 +192,15 @@ def measure(modules: list[Module]) -> Shape:
     )
 
 
-def check(root: Path) -> tuple[Shape, list[Problem]]:
-    """Return the shape of the project at `root` and everything that breaks a rule."""
+def check(root: Path) -> tuple[Shape, Structure, list[Problem]]:
+    """Return the numbers of the project at `root` and everything that breaks a rule."""
     modules = read_modules(root)
     shape = measure(modules)
     problems = [
         *check_sizes(modules),
         *check_types(modules),
         *check_handlers(modules),
+        *check_structure(modules),
         *check_tests(modules),
         *check_hosts(root),
         *check_version(root),
@@ -258,18 +208,29 @@ def check(root: Path) -> tuple[Shape, list[Problem]]:
     if shape.p90 > MAX_FUNCTION_P90:
         text = f"nine of ten functions have up to {shape.p90:.0f} lines, over {MAX_FUNCTION_P90}"
         problems.append(Problem(path=".", line=1, text=text))
-    return shape, sorted(problems)
+    return shape, measure_structure(modules), sorted(problems)
 
 
-def main() -> int:
-    """Print the shape and the problems of the project in the current folder."""
-    shape, problems = check(Path.cwd())
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the numbers and the problems of the project in the current folder or in another."""
+    shape, structure, problems = check(Path(*arguments[:1]).resolve())
     print(
-        f"shape: {shape.modules} modules, {shape.lines} lines, longest {shape.longest_module}; "
+        f"shape: {shape.modules} modules, {shape.lines} product lines, "
+        f"longest {shape.longest_module}, over 300 lines {shape.long_modules}; "
         f"{shape.functions} functions, median {shape.median:.0f}, p90 {shape.p90:.0f}, "
         f"longest {shape.longest_function}; typed {shape.typed_share:.0%}; "
         f"broad handlers {shape.broad_handlers}; "
         f"test lines per source line {shape.test_lines / max(shape.lines, 1):.2f}"
+    )
+    print(
+        f"structure: {structure.top_modules} modules at the top of gateway/, "
+        f"{structure.packages} packages, {structure.package_arrows} import arrows between those "
+        f"at the top, {structure.module_arrows} between modules; "
+        f"{structure.shared_class_names} public class names shared within a package; "
+        f"{structure.questions} modules that begin with a question word, "
+        f"{structure.whats} of them with `What`; "
+        f"largest constructor {structure.largest_constructor} arguments "
+        f"({structure.largest_constructor_of})"
     )
     for problem in problems:
         print(f"{problem.path}:{problem.line}: {problem.text}")
@@ -279,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

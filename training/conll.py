@@ -1,4 +1,4 @@
-"""Sentences with entities from CoNLL files: a word and its tag a line, a blank line between."""
+"""Reads sentences with entities from CoNLL files: a word and its tag per line."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Heads as files: the layers `w0`, `b0`, `w1`, ... of `x @ w + b`, float32."""
+"""Writes and applies heads as files: the layers `w0`, `b0`, `w1`, ... in float32."""
 
 from collections.abc import Sequence
 from pathlib import Path

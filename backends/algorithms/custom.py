@@ -20,7 +20,7 @@ from backends.protocol import ITEMS, PARAMETERS, InferParameters, Task
 from backends.types import FloatArray, Text
 
 # How long a loop may be held after an item's time before what holds it is interrupted.
-_PATIENCE = 0.1
+_TIMEOUT = 0.1
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,17 +63,17 @@ class Custom(Algorithm):
         typed = _convert(item, self._code.item, "bad_item")
         chosen = _convert(parameters.parameters, self._code.parameters, "bad_parameter")
         ask.limit_rows(self._budget.rows)
-        asking = _SideAsk(self._below, ask, asyncio.get_running_loop())
+        asking = _CrossLoopAsk(self._below, ask, asyncio.get_running_loop())
         work = self._side.start(self._answer(typed, asking, msgspec.structs.asdict(chosen)))
         try:
             async with asyncio.timeout(self._budget.time):
                 outcome = await asyncio.wrap_future(work)
         except asyncio.CancelledError:
             # The caller has gone, or its own time is over.
-            self._side.free(_PATIENCE)
+            self._side.free(_TIMEOUT)
             raise
         except (TimeoutError, EventLoopBlocked):
-            self._side.free(_PATIENCE)
+            self._side.free(_TIMEOUT)
             raise ItemRefused(
                 "algorithm_too_slow",
                 f"the algorithm took more than the {self._budget.time:g} s it has for an item",
@@ -100,7 +100,7 @@ class Custom(Algorithm):
             return ItemRefused("algorithm_failed", f"the algorithm's result is none: {error}")
 
 
-class _SideAsk(UserAsk):
+class _CrossLoopAsk(UserAsk):
     """Takes questions from the algorithm's loop to that of the backend."""
 
     def __init__(
@@ -119,7 +119,9 @@ class _SideAsk(UserAsk):
         if not self._ask.has_rows(model):
             raise ValueError(f"`{model}` has no rows of its own; use `ask.answer`")
         given = [_convert(text, Text, "bad_item") for text in texts]
-        return await self._there(lambda: self._ask(model, given)) if given else _NO_ROWS
+        return (
+            await self._run_on_backend_loop(lambda: self._ask(model, given)) if given else _NO_ROWS
+        )
 
     @override
     async def answer(
@@ -132,7 +134,7 @@ class _SideAsk(UserAsk):
             given: Any = InferParameters(parameters=parameters)
         else:
             given = _convert(parameters, PARAMETERS[chosen], "bad_parameter")
-        answer = await self._there(lambda: tasks[chosen].run(typed, given, self._ask))
+        answer = await self._run_on_backend_loop(lambda: tasks[chosen].run(typed, given, self._ask))
         return orjson.loads(encode_result(answer))
 
     def _tasks(self, model: str) -> Mapping[Task, Algorithm]:
@@ -140,9 +142,9 @@ class _SideAsk(UserAsk):
             raise ValueError(f"`{model}` is not listed under `uses`")
         return self._below[model]
 
-    async def _there(self, question: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        asked = asyncio.run_coroutine_threadsafe(question(), self._loop)
-        return await asyncio.wrap_future(asked)
+    async def _run_on_backend_loop(self, question: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        future = asyncio.run_coroutine_threadsafe(question(), self._loop)
+        return await asyncio.wrap_future(future)
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

@@ -11,13 +11,13 @@ from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function, apply_function, rounded
 from backends.protocol import EntitiesParameters
-from backends.types import FloatArray, Piece
+from backends.types import FloatArray, TokenSpan
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 _OUTSIDE = "O"
 
 
-class Mention(msgspec.Struct, frozen=True, kw_only=True):
+class EntitySpan(msgspec.Struct, frozen=True, kw_only=True):
     """A labelled stretch of a text, in characters."""
 
     label: str
@@ -43,37 +43,37 @@ class Entities(Algorithm):
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
         pieces, logits = await ask.tokens(self._model, item)
         scores = apply_function(logits, self._function)
-        mentions = find_mentions(pieces, scores, self._labels, parameters.aggregation)
+        spans = find_entity_spans(pieces, scores, self._labels, parameters.aggregation)
         if parameters.aggregation != "none":
-            mentions = [_with_accents(mention, item) for mention in mentions]
+            spans = [_with_accents(span, item) for span in spans]
         return {
             "entities": [
                 {
-                    "label": mention.label,
-                    "score": rounded(np.array([mention.score]))[0],
-                    "text": item[mention.start : mention.end],
-                    "start": mention.start,
-                    "end": mention.end,
+                    "label": span.label,
+                    "score": rounded(np.array([span.score]))[0],
+                    "text": item[span.start : span.end],
+                    "start": span.start,
+                    "end": span.end,
                 }
-                for mention in mentions
+                for span in spans
             ]
         }
 
 
-def _with_accents(mention: Mention, text: str) -> Mention:
+def _with_accents(span: EntitySpan, text: str) -> EntitySpan:
     """Return a mention that ends after the accents of its last letter.
 
     A tokenizer that leaves accents out ends a piece before them.
     """
-    end = mention.end
+    end = span.end
     while end < len(text) and unicodedata.combining(text[end]):
         end += 1
-    return mention if end == mention.end else msgspec.structs.replace(mention, end=end)
+    return span if end == span.end else msgspec.structs.replace(span, end=end)
 
 
-def find_mentions(
-    pieces: list[Piece], scores: FloatArray, labels: list[str], aggregation: Aggregation
-) -> list[Mention]:
+def find_entity_spans(
+    pieces: list[TokenSpan], scores: FloatArray, labels: list[str], aggregation: Aggregation
+) -> list[EntitySpan]:
     """Return what `scores` (a line per piece) say, outside labels left out.
 
     1. `none`: every piece by itself, with its label as it is.
@@ -86,13 +86,13 @@ def find_mentions(
         words = [[index] for index in real]
     else:
         words = _group_words(real, pieces)
-    mentions = [_label(word, pieces, scores, labels, aggregation) for word in words]
+    spans = [_label(word, pieces, scores, labels, aggregation) for word in words]
     if aggregation != "none":
-        mentions = [_merge(group) for group in _group_mentions(mentions)]
-    return [mention for mention in mentions if mention.label != _OUTSIDE]
+        spans = [_merge(group) for group in _group_spans(spans)]
+    return [span for span in spans if span.label != _OUTSIDE]
 
 
-def _group_words(real: list[int], pieces: list[Piece]) -> list[list[int]]:
+def _group_words(real: list[int], pieces: list[TokenSpan]) -> list[list[int]]:
     words: list[list[int]] = []
     for index in real:
         if words and pieces[index].continues_word:
@@ -104,11 +104,11 @@ def _group_words(real: list[int], pieces: list[Piece]) -> list[list[int]]:
 
 def _label(
     word: list[int],
-    pieces: list[Piece],
+    pieces: list[TokenSpan],
     scores: FloatArray,
     labels: list[str],
     aggregation: Aggregation,
-) -> Mention:
+) -> EntitySpan:
     """Let the pieces of a word agree on a label."""
     lines = scores[word]
     if aggregation == "average":
@@ -118,7 +118,7 @@ def _label(
     else:
         line = lines[0]
     best = int(line.argmax())
-    return Mention(
+    return EntitySpan(
         label=labels[best],
         score=float(line[best]),
         start=pieces[word[0]].start,
@@ -126,14 +126,14 @@ def _label(
     )
 
 
-def _group_mentions(mentions: list[Mention]) -> list[list[Mention]]:
-    groups: list[list[Mention]] = []
-    for mention in mentions:
-        begins, kind = _split_tag(mention.label)
+def _group_spans(spans: list[EntitySpan]) -> list[list[EntitySpan]]:
+    groups: list[list[EntitySpan]] = []
+    for span in spans:
+        begins, kind = _split_tag(span.label)
         if groups and not begins and kind == _split_tag(groups[-1][-1].label)[1]:
-            groups[-1].append(mention)
+            groups[-1].append(span)
         else:
-            groups.append([mention])
+            groups.append([span])
     return groups
 
 
@@ -144,10 +144,10 @@ def _split_tag(label: str) -> tuple[bool, str]:
     return False, label
 
 
-def _merge(group: list[Mention]) -> Mention:
-    return Mention(
+def _merge(group: list[EntitySpan]) -> EntitySpan:
+    return EntitySpan(
         label=group[0].label.split("-", 1)[-1],
-        score=sum(mention.score for mention in group) / len(group),
+        score=sum(span.score for span in group) / len(group),
         start=group[0].start,
         end=group[-1].end,
     )

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-_AGAIN = 1.0
+_INTERRUPT_INTERVAL = 1.0
 
 
 class EventLoopBlocked(BaseException):
@@ -22,8 +22,8 @@ class EventLoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         # Done when the loop has turned since it was last asked to.
-        self._turned: Future[Any] = Future()
-        self._turned.set_result(None)
+        self._probe: Future[Any] = Future()
+        self._probe.set_result(None)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Run `work` there; cancelling the future cancels it."""
@@ -36,30 +36,30 @@ class EventLoopThread:
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def free(self, patience: float) -> None:
-        """Interrupt what holds the loop for `patience` from now, if anything does.
+    def free(self, timeout: float) -> None:
+        """Interrupt what holds the loop for `timeout` from now, if anything does.
 
         Python code is interrupted between two of its instructions; a call that blocks outside of
         Python (`time.sleep`) is when it returns.
         """
-        if self._loop is None or not self._turned.done():
+        if self._loop is None or not self._probe.done():
             return
-        self._turned = self.start(asyncio.sleep(0))
-        self._watch(patience)
+        self._probe = self.start(asyncio.sleep(0))
+        self._watch(timeout)
 
-    def _watch(self, patience: float) -> None:
+    def _watch(self, timeout: float) -> None:
         # No timer of the caller's loop: that may end before the code does.
-        timer = threading.Timer(patience, self._interrupt)
+        timer = threading.Timer(timeout, self._interrupt)
         timer.daemon = True
         timer.start()
 
     def _interrupt(self) -> None:
         """Interrupt, and again after a while: foreign code may catch what it likes."""
-        if self._turned.done() or self._thread is None:
+        if self._probe.done() or self._thread is None:
             return
         thread = ctypes.c_ulong(self._thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(EventLoopBlocked))
-        self._watch(_AGAIN)
+        self._watch(_INTERRUPT_INTERVAL)
 
     def close(self) -> None:
         """Stop the thread, if it can be stopped."""

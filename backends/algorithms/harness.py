@@ -24,7 +24,7 @@ from backends.batching.shared import Caller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task
-from backends.types import FloatArray, Piece, Text
+from backends.types import FloatArray, Text, TokenSpan
 
 # From an item, or a text, to what the model says of it: an answer, or raw outputs.
 Fake = Callable[[Any], Any]
@@ -66,14 +66,14 @@ class _AnyTask(dict[Task, Algorithm]):
     """Answers every task with one function."""
 
     def __init__(self, fake: Fake) -> None:
-        self._told = _Told(fake)
-        super().__init__({Task.INFER: self._told})
+        self._algorithm = _FakeAlgorithm(fake)
+        super().__init__({Task.INFER: self._algorithm})
 
     def __missing__(self, task: Task) -> Algorithm:
-        return self._told
+        return self._algorithm
 
 
-class _Told(Algorithm):
+class _FakeAlgorithm(Algorithm):
     def __init__(self, fake: Fake) -> None:
         self._fake = fake
 
@@ -113,5 +113,5 @@ class _FakeRows(Pipeline):
         return await self.vectors([text], caller)
 
     @override
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
         raise NotImplementedError

@@ -155,7 +155,7 @@ def _custom(model: Model, below: Sequence[ServedModel]) -> Algorithms:
         Task.INFER: Custom(
             name=model.name,
             code=read_user_code(code, model.folder),
-            below={endpoint.info.name: endpoint.algorithms for endpoint in below},
+            below={served_model.info.name: served_model.algorithms for served_model in below},
             budget=budget,
         )
     }
@@ -163,7 +163,7 @@ def _custom(model: Model, below: Sequence[ServedModel]) -> Algorithms:
 
 def _reviewer(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     _options(model, _NoOptions)
-    match [algorithm for endpoint in below for algorithm in endpoint.algorithms.values()]:
+    match [algorithm for served_model in below for algorithm in served_model.algorithms.values()]:
         case [Labeller() as mood, ZeroShotTask() as topics, *_, Labeller() as intent]:
             return {Task.INFER: Reviewer(mood=mood, topics=topics, intent=intent)}
         case _:
@@ -200,8 +200,8 @@ def _labellers(below: Sequence[ServedModel]) -> list[Labeller]:
     """Return what classifies of each model below; all of them have the same labels."""
     found = [
         known
-        for endpoint in below
-        for known in endpoint.algorithms.values()
+        for served_model in below
+        for known in served_model.algorithms.values()
         if isinstance(known, Labeller)
     ]
     if not found or len(found) != len(below):

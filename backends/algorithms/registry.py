@@ -28,7 +28,7 @@ _FOUNDATION_VERSION = 1
 _SPLIT = "split"
 
 
-def build_endpoint(model: Model, built: Mapping[str, ServedModel]) -> ServedModel:
+def build_served_model(model: Model, built: Mapping[str, ServedModel]) -> ServedModel:
     """Return the endpoint of a model; those it builds on are in `built` unless they are broken.
 
     Raises:
@@ -41,14 +41,14 @@ def build_endpoint(model: Model, built: Mapping[str, ServedModel]) -> ServedMode
     below = [built[name] for name in builds_on(manifest)]
     _check_shared(model, below)
     if isinstance(manifest, EncoderManifest):
-        return _encoder_endpoint(model, manifest)
+        return _serve_encoder(model, manifest)
     if isinstance(manifest, ClassifierManifest):
-        return _classifier_endpoint(model, manifest)
+        return _serve_classifier(model, manifest)
     if isinstance(manifest, HeadManifest):
-        return _head_endpoint(model, manifest, below[0])
+        return _serve_head(model, manifest, below[0])
     if isinstance(manifest, SplitManifest):
-        return _split_endpoint(model, manifest, below)
-    return _algorithm_endpoint(model, manifest, below)
+        return _serve_split(model, manifest, below)
+    return _serve_algorithm(model, manifest, below)
 
 
 def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
@@ -59,7 +59,7 @@ def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
     manifest = model.manifest
     if isinstance(manifest, AlgorithmManifest) and manifest.algorithm == "custom":
         return
-    for info in (endpoint.info for endpoint in below):
+    for info in (served_model.info for served_model in below):
         if info.algorithm == _SPLIT:
             raise ModelProblem(
                 f"{model.folder}: it cannot build on `{info.name}`, whose revisions share its "
@@ -69,17 +69,17 @@ def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
     """Return what a catalogue would serve, and what is wrong, without loading any weights."""
-    endpoints: dict[str, ServedModel] = {}
+    served_models: dict[str, ServedModel] = {}
     problems = dict(catalogue.problems)
     for name, model in catalogue.models.items():
         try:
-            endpoints[name] = build_endpoint(model, endpoints)
+            served_models[name] = build_served_model(model, served_models)
         except ModelProblem as error:
             problems[name] = str(error)
-    return [endpoint.info for endpoint in endpoints.values()], problems
+    return [served_model.info for served_model in served_models.values()], problems
 
 
-def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> ServedModel:
+def _serve_encoder(model: Model, manifest: EncoderManifest) -> ServedModel:
     known: Algorithms = {
         Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
         Task.RERANK: Rerank(model=model.name),
@@ -100,7 +100,7 @@ def _encoder_endpoint(model: Model, manifest: EncoderManifest) -> ServedModel:
     return ServedModel(info=info, encoder=model.name, algorithms=algorithms)
 
 
-def _classifier_endpoint(model: Model, manifest: ClassifierManifest) -> ServedModel:
+def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ServedModel:
     try:
         algorithms = {
             task: _answer_by_logits(task, model.name, manifest) for task in manifest.tasks
@@ -136,7 +136,7 @@ def _answer_by_logits(task: Task, name: str, manifest: ClassifierManifest) -> Al
     return Classify(model=name, labels=labels, function=function)
 
 
-def _head_endpoint(model: Model, manifest: HeadManifest, encoder: ServedModel) -> ServedModel:
+def _serve_head(model: Model, manifest: HeadManifest, encoder: ServedModel) -> ServedModel:
     labels, function = manifest.labels, manifest.function
     algorithm: Algorithm
     if manifest.task is Task.CLASSIFY:
@@ -159,23 +159,23 @@ def _head_endpoint(model: Model, manifest: HeadManifest, encoder: ServedModel) -
     return ServedModel(info=info, encoder=encoder.encoder, algorithms=algorithms)
 
 
-def _split_endpoint(
+def _serve_split(
     model: Model, manifest: SplitManifest, below: Sequence[ServedModel]
 ) -> ServedModel:
     weights = list(manifest.arms.values())
-    algorithms = split_tasks([endpoint.algorithms for endpoint in below], weights)
+    algorithms = split_tasks([served_model.algorithms for served_model in below], weights)
     if not algorithms:
         raise ModelProblem(f"{model.folder}: its revisions have no task in common")
     first = below[0].info
     info = ModelInfo(
         name=model.name,
         revision=model.revision,
-        profile="+".join(sorted({endpoint.info.profile for endpoint in below})),
+        profile="+".join(sorted({served_model.info.profile for served_model in below})),
         tasks=list(algorithms),
         algorithm=_SPLIT,
         algorithm_version=combined_version(algorithms),
         labels=first.labels,
-        max_tokens=min(endpoint.info.max_tokens for endpoint in below),
+        max_tokens=min(served_model.info.max_tokens for served_model in below),
         dimensions=first.dimensions,
         description=first.description,
         demonstration=first.demonstration,
@@ -183,7 +183,7 @@ def _split_endpoint(
     return ServedModel(info=info, encoder=below[0].encoder, algorithms=algorithms)
 
 
-def _algorithm_endpoint(
+def _serve_algorithm(
     model: Model, manifest: AlgorithmManifest, below: Sequence[ServedModel]
 ) -> ServedModel:
     recipe = RECIPES.get(manifest.algorithm)
@@ -204,13 +204,13 @@ def _algorithm_endpoint(
         name=model.name,
         revision=model.revision,
         # Models of different precision below one algorithm are told of together.
-        profile="+".join(sorted({endpoint.info.profile for endpoint in below})),
+        profile="+".join(sorted({served_model.info.profile for served_model in below})),
         tasks=list(algorithms),
         algorithm=manifest.algorithm,
         algorithm_version=combined_version(algorithms),
         labels=_labels(algorithms),
         dimensions=_dimensions(algorithms),
-        max_tokens=min(endpoint.info.max_tokens for endpoint in below),
+        max_tokens=min(served_model.info.max_tokens for served_model in below),
         description=manifest.description,
         demonstration=manifest.demonstration,
     )

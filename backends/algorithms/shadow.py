@@ -20,7 +20,7 @@ from backends.types import ShadowStatistics
 _log = logging.getLogger(__name__)
 # So many items are mirrored at a time, no longer than so many seconds each.
 _MOST = 8
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 # A device with less to spare mirrors nothing.
 _BUSY = 0.7
 _ALL = 100
@@ -39,24 +39,30 @@ class Mirror:
         clock: Callable[[], float],
         busy_share: Callable[[], float],
         most: int = _MOST,
-        patience: float = _PATIENCE,
+        timeout: float = _TIMEOUT,
     ) -> None:
         self._clock = clock
         self._busy_share = busy_share
         self._most = most
-        self._patience = patience
+        self._timeout = timeout
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcomes: Counter[tuple[str, str, str]] = Counter()
         self._largest: dict[tuple[str, str], float] = {}
 
     def offer(
-        self, shadow: "Shadowed", item: Any, parameters: Any, *, answer: Any, ask: AlgorithmContext
+        self,
+        shadow: "MirroringAlgorithm",
+        item: Any,
+        parameters: Any,
+        *,
+        answer: Any,
+        ask: AlgorithmContext,
     ) -> None:
         """Mirror an item that was answered, if there is room; returns at once."""
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
             self._count(shadow, "skipped")
             return
-        aside = ask.aside(deadline=self._clock() + self._patience)
+        aside = ask.aside(deadline=self._clock() + self._timeout)
         task = asyncio.create_task(self._run(shadow, item, parameters, answer, aside))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -72,10 +78,15 @@ class Mirror:
         return ShadowStatistics(outcomes=dict(self._outcomes), largest=dict(self._largest))
 
     async def _run(
-        self, shadow: "Shadowed", item: Any, parameters: Any, answer: Any, ask: AlgorithmContext
+        self,
+        shadow: "MirroringAlgorithm",
+        item: Any,
+        parameters: Any,
+        answer: Any,
+        ask: AlgorithmContext,
     ) -> None:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 other = await shadow.shadow.run(item, parameters, ask)
             # Both as callers would read them: a result may be arrays, or bytes of JSON.
             found = compare(_as_json(answer), _as_json(other))
@@ -90,11 +101,11 @@ class Mirror:
             largest = self._largest.get(shadow.names, 0.0)
             self._largest[shadow.names] = max(largest, found.largest)
 
-    def _count(self, shadow: "Shadowed", outcome: str) -> None:
+    def _count(self, shadow: "MirroringAlgorithm", outcome: str) -> None:
         self._outcomes[(*shadow.names, outcome)] += 1
 
 
-class Shadowed(Algorithm):
+class MirroringAlgorithm(Algorithm):
     """Answers as `below` does; what it answered to a share of the items is then mirrored.
 
     Which items are mirrored depends on scope and item alone, as with shares between revisions. The
@@ -132,25 +143,27 @@ class Shadowed(Algorithm):
         return answer
 
 
-def shadowed(
-    endpoint: ServedModel, shadow: ServedModel, *, plan: Shadow, mirror: Mirror
+def mirrored_model(
+    served_model: ServedModel, shadow: ServedModel, *, plan: Shadow, mirror: Mirror
 ) -> ServedModel | None:
     """Return an endpoint whose items are mirrored; `None` where the two have no task in common."""
     common: Mapping[Any, Algorithm] = {
-        task: Shadowed(
+        task: MirroringAlgorithm(
             below=algorithm,
             shadow=shadow.algorithms[task],
-            names=(endpoint.info.name, shadow.info.name),
+            names=(served_model.info.name, shadow.info.name),
             plan=plan,
             mirror=mirror,
         )
-        for task, algorithm in endpoint.algorithms.items()
+        for task, algorithm in served_model.algorithms.items()
         if task in shadow.algorithms
     }
     if not common:
         return None
     return ServedModel(
-        info=endpoint.info, encoder=endpoint.encoder, algorithms={**endpoint.algorithms, **common}
+        info=served_model.info,
+        encoder=served_model.encoder,
+        algorithms={**served_model.algorithms, **common},
     )
 
 

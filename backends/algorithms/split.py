@@ -11,7 +11,7 @@ from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True):
+class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
     """What answers a share of the items."""
 
     algorithm: Algorithm
@@ -24,14 +24,14 @@ class Split(Algorithm):
     The choice hashes scope and item alone: where an arm's share grows, the items it had stay.
     """
 
-    def __init__(self, arms: Sequence[Arm]) -> None:
-        self._arms = arms
-        self._total = sum(arm.weight for arm in arms)
+    def __init__(self, weighted: Sequence[WeightedAlgorithm]) -> None:
+        self._weighted = weighted
+        self._total = sum(part.weight for part in weighted)
 
     @property
     @override
     def version(self) -> int:
-        return 1 + sum(arm.algorithm.version for arm in self._arms)
+        return 1 + sum(part.algorithm.version for part in self._weighted)
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
@@ -40,11 +40,11 @@ class Split(Algorithm):
     def choose(self, scope: str, item: Any) -> Algorithm:
         """Return what answers an item of a scope."""
         place = place_of("split", scope, item) * self._total
-        for arm in self._arms:
-            place -= arm.weight
+        for part in self._weighted:
+            place -= part.weight
             if place < 0:
-                return arm.algorithm
-        return self._arms[-1].algorithm
+                return part.algorithm
+        return self._weighted[-1].algorithm
 
 
 def place_of(purpose: str, scope: str, item: Any) -> float:
@@ -58,12 +58,12 @@ def split_tasks(
     tasks: Sequence[Mapping[Any, Algorithm]], weights: Sequence[int]
 ) -> dict[Any, Algorithm]:
     """Return the tasks that every arm answers, each shared by `weights`."""
-    common = [task for task in tasks[0] if all(task in arm for arm in tasks)]
+    common = [task for task in tasks[0] if all(task in part for part in tasks)]
     return {
         task: Split(
             [
-                Arm(algorithm=arm[task], weight=weight)
-                for arm, weight in zip(tasks, weights, strict=True)
+                WeightedAlgorithm(algorithm=part[task], weight=weight)
+                for part, weight in zip(tasks, weights, strict=True)
             ]
         )
         for task in common

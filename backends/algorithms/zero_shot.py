@@ -69,7 +69,7 @@ class ZeroShot(ZeroShotTask):
                 # Labels that were cut are to be seen as such again.
                 self._kept.put(wanted, directions)
         else:
-            ask.note_known(len(filled) + len(null))
+            ask.count_cached(len(filled) + len(null))
             rows = await ask(self._model, [text])
         cosines: FloatArray = directions @ normalize(rows[:1])[0]
         if multi_label:

@@ -88,15 +88,15 @@ class CallHandler:
     def __init__(
         self,
         *,
-        engine: ServingCore,
-        door: CallAuthenticator,
+        core: ServingCore,
+        authenticator: CallAuthenticator,
         tracing: Tracing,
         clock: Callable[[], float],
         max_body_bytes: int,
         progress: float = _PROGRESS,
     ) -> None:
-        self._engine = engine
-        self._door = door
+        self._core = core
+        self._authenticator = authenticator
         self._tracing = tracing
         self._clock = clock
         self._max_body_bytes = max_body_bytes
@@ -106,13 +106,13 @@ class CallHandler:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit the call, answer its items, send each outcome when it is there."""
         try:
-            self._door.check(scope)
+            self._authenticator.check(scope)
             body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
             received = self._clock()
             call = self._decode(body)
-            admitted = self._engine.admit(call)
+            admitted = self._core.admit(call)
             answerer = ItemAnswerer(
-                engine=self._engine,
+                core=self._core,
                 admitted=admitted,
                 call=call,
                 decoders=self._decoders,
@@ -126,8 +126,8 @@ class CallHandler:
             return
         except ClientGone:
             return
-        with self._engine.working(), closing(admitted.work):
-            reply = _Reply(send, self._engine, admitted.work, interval=self._progress)
+        with self._core.working(), closing(admitted.work):
+            reply = _Reply(send, self._core, admitted.work, interval=self._progress)
             with closing(reply):
                 if len(call.items) == 1:
                     await self._answer_one(answerer, call.items[0], scope, receive, reply)
@@ -191,9 +191,9 @@ class _Reply:
     What is sent in the meantime is a report like any other: no outcome, but a sign of life.
     """
 
-    def __init__(self, send: Send, engine: ServingCore, work: CallWork, *, interval: float) -> None:
+    def __init__(self, send: Send, core: ServingCore, work: CallWork, *, interval: float) -> None:
         self._send = send
-        self._engine = engine
+        self._core = core
         self._work = work
         self._interval = interval
         self._batches = work.batches
@@ -213,7 +213,7 @@ class _Reply:
         self._is_sending = True  # no report comes between
         if self._reporting is not None:
             await self._reporting
-        body = b"".join(map(encode_frame, outcomes)) + self._engine.report_frame()
+        body = b"".join(map(encode_frame, outcomes)) + self._core.report_frame()
         if is_last and not self._has_begun:
             await respond(self._send, _OK, body, _MEDIA)
             return
@@ -233,7 +233,7 @@ class _Reply:
         if batches == self._batches or self._is_sending:
             return
         if self._reporting is None or self._reporting.done():
-            report = self._send_part(self._engine.report_frame(), is_last=False)
+            report = self._send_part(self._core.report_frame(), is_last=False)
             self._reporting = asyncio.create_task(report)
 
 

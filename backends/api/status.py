@@ -19,24 +19,24 @@ _OK, _UNAVAILABLE = 200, 503
 class StatusHandlers:
     """The handlers that only read."""
 
-    def __init__(self, *, engine: ServingCore, door: CallAuthenticator) -> None:
-        self._engine = engine
-        self._door = door
-        self._metrics = BackendMetrics(engine.snapshot)
+    def __init__(self, *, core: ServingCore, authenticator: CallAuthenticator) -> None:
+        self._core = core
+        self._authenticator = authenticator
+        self._metrics = BackendMetrics(core.snapshot)
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /v1/state`, for gateways."""
         try:
-            self._door.check(scope)
+            self._authenticator.check(scope)
         except Unauthorized as error:
             await send_refusal(send, error)
             return
-        body = msgspec.msgpack.encode(self._engine.state())
+        body = msgspec.msgpack.encode(self._core.state())
         await respond(send, _OK, body, MEDIA_TYPE.encode())
 
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /health/live`: 503 when only a restart helps."""
-        failures = self._engine.failures()
+        failures = self._core.failures()
         body = json.dumps({"live": not failures, "failures": failures}).encode()
         await respond(send, _UNAVAILABLE if failures else _OK, body, _JSON)
 
@@ -45,10 +45,10 @@ class StatusHandlers:
 
         Why something is missing names files, and is only told who may also give work.
         """
-        state = self._engine.state()
+        state = self._core.state()
         missing = state.missing
         try:
-            self._door.check(scope)
+            self._authenticator.check(scope)
         except Unauthorized:
             missing = list(dict.fromkeys(line.partition(":")[0] for line in missing))
         body = json.dumps(
@@ -72,16 +72,20 @@ class ReloadHandler:
     """`POST /v1/models/reload`: reads the repository again, and answers when it is served."""
 
     def __init__(
-        self, *, reload: Callable[[], Awaitable[None]], engine: ServingCore, door: CallAuthenticator
+        self,
+        *,
+        reload: Callable[[], Awaitable[None]],
+        core: ServingCore,
+        authenticator: CallAuthenticator,
     ) -> None:
         self._reload = reload
-        self._engine = engine
-        self._door = door
+        self._core = core
+        self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         try:
-            self._door.check(scope)
+            self._authenticator.check(scope)
             await self._reload()
         except Unauthorized as error:
             await send_refusal(send, error)
@@ -89,5 +93,5 @@ class ReloadHandler:
         except StartProblem as error:
             await send_refusal(send, NotReady(str(error)))
             return
-        body = msgspec.msgpack.encode(self._engine.state())
+        body = msgspec.msgpack.encode(self._core.state())
         await respond(send, _OK, body, MEDIA_TYPE.encode())

@@ -19,8 +19,8 @@ from backends.settings import BackendSettings
 
 _log = logging.getLogger(__name__)
 # Seconds between two looks at the files, and between two lines that say the same.
-LOOK_INTERVAL = 5.0
-_SAY_AGAIN = 60.0
+CHECK_INTERVAL = 5.0
+_LOG_INTERVAL = 60.0
 # What OpenSSL calls bytes that begin no handshake.
 _PLAIN = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
@@ -69,9 +69,9 @@ class ServerTls:
 
     def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
-        self._refusals = _Refusals(clock)
+        self._refusals = _RefusalLog(clock)
         self._signature = _signature(files)
-        self.context = _Delegating(ssl.PROTOCOL_TLS_SERVER)
+        self.context = _DelegatingContext(ssl.PROTOCOL_TLS_SERVER)
         """To be given to a server once; renewals change what is behind it."""
         self.context.actual = _read(files, self._refusals)
 
@@ -85,14 +85,16 @@ class ServerTls:
         self.context.actual = _read(self._files, self._refusals)
         self._signature = signature
 
-    async def follow(self, told: asyncio.Event, *, interval: float = LOOK_INTERVAL) -> None:
-        """Renew when `told`, and whenever a file is another; until cancelled."""
+    async def follow(
+        self, reload_requested: asyncio.Event, *, interval: float = CHECK_INTERVAL
+    ) -> None:
+        """Renew when `reload_requested`, and whenever a file is another; until cancelled."""
         trouble = ""
         while True:
-            was_told = await _is_set_within(told, interval)
-            told.clear()
+            was_requested = await _is_set_within(reload_requested, interval)
+            reload_requested.clear()
             try:
-                if not was_told and await asyncio.to_thread(_signature, self._files) == (
+                if not was_requested and await asyncio.to_thread(_signature, self._files) == (
                     self._signature
                 ):
                     continue
@@ -107,7 +109,7 @@ class ServerTls:
                 _log.info("the certificates were read again")
 
 
-class _Delegating(ssl.SSLContext):
+class _DelegatingContext(ssl.SSLContext):
     """A context that leaves each handshake to another one, which may change at any time.
 
     Servers take a context when they begin to listen, and a context cannot forget a CA.
@@ -133,7 +135,7 @@ class _Delegating(ssl.SSLContext):
         )
 
 
-class _Refusals:
+class _RefusalLog:
     """Says why handshakes fail, the same thing once a minute: probes come twice a second."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -144,16 +146,16 @@ class _Refusals:
         """Log one line on a failed handshake."""
         reason, now = explain(error), self._clock()
         # The reasons are those that OpenSSL knows: a closed set.
-        if now - self._said.get(reason, float("-inf")) >= _SAY_AGAIN:
+        if now - self._said.get(reason, float("-inf")) >= _LOG_INTERVAL:
             self._said[reason] = now
             _log.warning("a connection was refused", extra={"reason": reason})
 
 
-class _TellingContext(ssl.SSLContext):
-    refusals: _Refusals
+class _ReportingContext(ssl.SSLContext):
+    refusals: _RefusalLog
 
 
-class _TellingHandshake(ssl.SSLObject):
+class _ReportingHandshake(ssl.SSLObject):
     """A handshake whose failure is told: the event loop closes the connection without a word."""
 
     @override
@@ -163,7 +165,7 @@ class _TellingHandshake(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            if isinstance(self.context, _TellingContext):
+            if isinstance(self.context, _ReportingContext):
                 self.context.refusals.tell(error)
             raise
 
@@ -180,10 +182,10 @@ def explain(error: ssl.SSLError) -> str:
     return f"the handshake failed: {words}"
 
 
-def _read(files: TlsFiles, refusals: _Refusals) -> ssl.SSLContext:
-    context = _TellingContext(ssl.PROTOCOL_TLS_SERVER)
+def _read(files: TlsFiles, refusals: _RefusalLog) -> ssl.SSLContext:
+    context = _ReportingContext(ssl.PROTOCOL_TLS_SERVER)
     context.refusals = refusals
-    context.sslobject_class = _TellingHandshake
+    context.sslobject_class = _ReportingHandshake
     path = files.certificate
     try:
         # A password would be asked for at the terminal.

@@ -1,29 +1,30 @@
-"""Lets work in that is expected to end within its time, and promises it what it has not queued yet.
+"""Admits work that is expected to end before its deadline and reserves queue time for it.
 
-An item may bring its rows in several steps, and a request its items. What was let in as a whole is
-promised as a whole: work that comes later does not take its place.
+An item may submit its rows in several steps, and a request its items. The reservation covers all of
+them: work that is admitted later does not take its place.
 """
 
 from backends.batching.fair_queue import BULK, FlowKey
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
-from backends.batching.queue import RowQueue
+from backends.batching.queue import DequeuedBatch, RowQueue
 from backends.batching.row import RequestWork
 from backends.errors import Overloaded
 
-# Rows in vain of one request that count.
-_MOST_IN_VAIN = 8
-# No caller is asked to come back earlier.
-SOONEST = 0.1
+# Late rows of one request that count.
+_MAX_WASTED_ROWS = 8
+# The least `retry_after`.
+MIN_RETRY_AFTER = 0.1
 
 
-class Promise:
-    """The work of one item that was let in. `left` is what of it is not queued yet, in seconds.
+class Reservation:
+    """Reserves queue time for the work of one admitted item, until its rows are queued.
 
-    `request` is shared by all items that were let in together.
+    `remaining` is the work that is not queued yet, in predicted seconds. `request` is shared by all
+    items that were admitted together.
     """
 
-    __slots__ = ("admission", "flow", "is_begun", "left", "request")
+    __slots__ = ("admission", "flow", "is_begun", "remaining", "request")
 
     def __init__(
         self, admission: "Admission", flow: FlowKey, work: float, request: RequestWork
@@ -31,124 +32,159 @@ class Promise:
         self.admission = admission
         self.flow = flow
         self.request = request
-        self.left = work
+        self.remaining = work
         self.is_begun = False
 
     def release(self) -> None:
-        """Give back what is left: the item brings no more."""
-        self.admission.give_back(self, self.left)
+        """Release what is not queued: the item submits no more."""
+        self.admission.give_back(self, self.remaining)
 
 
 class Admission:
-    """Predicts when work would end: by what is before it and the pace at which that is done.
+    """Predicts when work would end, from the work before it and the measured pace.
 
-    All work is in predicted seconds of the cost model. Belongs to the loop; the queue and the meter
-    may be written by lanes meanwhile.
+    All work is in predicted seconds of the cost model. Belongs to the event loop, but for `begin`,
+    `stop` and `learn`, which worker threads call; these write queue and meter meanwhile.
     """
 
-    def __init__(
-        self, *, name: str, queue: RowQueue, meter: Meter, caution: LatenessMargin
-    ) -> None:
-        self._name = name
+    def __init__(self, *, name: str, queue: RowQueue, meter: Meter, margin: LatenessMargin) -> None:
+        self.name = name
         self._queue = queue
         self._meter = meter
-        self._caution = caution
-        self._promised: dict[FlowKey, float] = {}
-        self.promised = 0.0
-        """The work that was let in and is not queued yet. Lanes may read it."""
+        self._margin = margin
+        self._reserved: dict[FlowKey, float] = {}
+        self.reserved = 0.0
+        """The admitted work that is not queued yet. Worker threads may read it."""
         self.incoming = 0.0
-        """The work of rows that are on their way into the queue."""
+        """The work of submitted rows that the queue does not hold yet."""
 
-    def admit(self, works: list[float], *, time_left: float, flow: FlowKey) -> list[Promise]:
-        """Let items in that are to end together, and promise each what it is expected to bring.
+    @property
+    def slowness(self) -> float:
+        """How many times longer than predicted batches take."""
+        return self._meter.slowness
+
+    def queued_seconds(self) -> float:
+        """Return the seconds that the waiting rows will take."""
+        return (self._queue.seconds + self.incoming) / self._meter.pace
+
+    def backlog(self) -> float:
+        """Return the seconds that the waiting rows will take, at least a tenth of one."""
+        return max(MIN_RETRY_AFTER, self.queued_seconds())
+
+    def admit(
+        self, work_per_item: list[float], *, time_left: float, flow: FlowKey
+    ) -> list[Reservation]:
+        """Admit items that are to end together, and reserve for each its expected work.
 
         Raises:
-            Overloaded: not all of them would be in time; none is let in.
+            Overloaded: not all of them would be in time; none is admitted.
         """
-        self.check(sum(works), time_left=time_left, flow=flow)
+        self.check(sum(work_per_item), time_left=time_left, flow=flow)
         if flow[0] != BULK:
-            self._promised[flow] = self._promised.get(flow, 0.0) + sum(works)
-            self.promised += sum(works)
+            self._reserved[flow] = self._reserved.get(flow, 0.0) + sum(work_per_item)
+            self.reserved += sum(work_per_item)
         else:
-            works = [0.0] * len(works)
-        request = RequestWork(sum(works), items=len(works))
-        return [Promise(self, flow, work, request) for work in works]
+            work_per_item = [0.0] * len(work_per_item)
+        request = RequestWork(sum(work_per_item), items=len(work_per_item))
+        return [Reservation(self, flow, work, request) for work in work_per_item]
 
     def take(
-        self, work: float, *, time_left: float, flow: FlowKey, promise: Promise | None
+        self, work: float, *, time_left: float, flow: FlowKey, reservation: Reservation | None
     ) -> None:
-        """Let work into the queue, out of its item's promise as far as that goes.
+        """Admit work into the queue, from its item's reservation as far as that goes.
 
         Raises:
-            Overloaded: it would be late. Who has begun is never refused: that would be work for
-                nothing.
+            Overloaded: it would be late. An item that has begun is never refused: its work so far
+                would be wasted.
         """
-        if promise is None or promise.admission is not self:
+        if reservation is None or reservation.admission is not self:
             self.check(work, time_left=time_left, flow=flow)
             return
-        beyond = work - promise.left
-        self.give_back(promise, min(work, promise.left))
-        if beyond > 0.0 and not promise.is_begun:
+        excess = work - reservation.remaining
+        self.give_back(reservation, min(work, reservation.remaining))
+        if excess > 0.0 and not reservation.is_begun:
             # Estimates are of the mean: only what is surely late is refused after all.
             self.check(work, time_left=time_left, flow=flow, factor=1.0)
-        promise.is_begun = True
+        reservation.is_begun = True
 
-    def give_back(self, promise: Promise, work: float) -> None:
-        """Note that so much of a promise is queued, or will not come."""
-        promise.left -= work
-        promise.request.promised -= work
-        if promise.flow not in self._promised:
+    def give_back(self, reservation: Reservation, work: float) -> None:
+        """Release a part of a reservation, which is queued or will not come."""
+        reservation.remaining -= work
+        reservation.request.reserved -= work
+        if reservation.flow not in self._reserved:
             return
-        left = self._promised[promise.flow] - work
-        if left > _NOTHING:
-            self._promised[promise.flow] = left
-            self.promised -= work
+        remaining = self._reserved[reservation.flow] - work
+        if remaining > _ROUNDING_ERROR:
+            self._reserved[reservation.flow] = remaining
+            self.reserved -= work
         else:
-            del self._promised[promise.flow]
-            self.promised = sum(self._promised.values())
+            del self._reserved[reservation.flow]
+            self.reserved = sum(self._reserved.values())
 
     def note_late(self, request: RequestWork, rows: int) -> None:
-        """Learn that a request ran out of time, of which an item had so many rows in vain.
+        """Learn that a request missed its deadline, with so many wasted rows of one item.
 
-        Without any it had a single one, of which the queue tells: it expired there, or ran late.
+        Without any it had a single row, which the queue counts: it expired there, or ran late.
         """
         if not request.is_late and (rows or request.items > 1):
             request.is_late = True
-            # A few of them say it: the factor must not jump with a single large request.
-            in_vain = min(max(rows, request.items), _MOST_IN_VAIN)
-            self._caution.count(in_time=0, in_vain=in_vain)
+            # A few are enough: the factor must not jump with a single large request.
+            late = min(max(rows, request.items), _MAX_WASTED_ROWS)
+            self._margin.count(in_time=0, late=late)
+
+    def begin(self, batch: DequeuedBatch) -> float:
+        """Count a batch as running, in its worker thread; return when it started."""
+        return self._meter.begin(batch.work)
+
+    def stop(self, batch: DequeuedBatch) -> None:
+        """Count a batch as running no more, whatever became of it."""
+        self._meter.stop(batch.work)
+
+    def learn(self, batch: DequeuedBatch, *, started: float) -> None:
+        """Learn pace, slowness and margin from a batch that has just run in this thread."""
+        ended = self._meter.clock()
+        self._margin.learn(batch, ended)
+        if batch.rows:
+            self._meter.end(
+                release=batch.release,
+                predicted=batch.seconds,
+                work=batch.work,
+                took=ended - started,
+                more=batch.more or self.reserved > 0.0,
+            )
+            self._queue.slowness = self._meter.slowness
 
     def check(
         self, work: float, *, time_left: float, flow: FlowKey, factor: float | None = None
     ) -> None:
-        """Refuse what would be late; predicted waits are longer by `factor`, a learned one.
+        """Refuse work that would be late; `factor` on predicted waits defaults to the learned one.
 
-        Before it is what waits of its flow, and of each other one its fair share meanwhile.
+        Before it run the waiting work of its flow and the fair share of each other flow meanwhile.
 
         Raises:
-            Overloaded: with the time until such work would be taken.
+            Overloaded: with the time until such work would be admitted.
         """
-        promised = self.promised
-        waiting = self._queue.seconds + self.incoming + self._meter.running + promised
-        if waiting <= _NOTHING or flow[0] == BULK:
+        reserved = self.reserved
+        waiting = self._queue.seconds + self.incoming + self._meter.running + reserved
+        if waiting <= _ROUNDING_ERROR or flow[0] == BULK:
             # Bulk rows wait behind others for as long as they have time.
             return
-        slower = (self._caution.factor if factor is None else factor) / self._meter.pace
+        slower = (self._margin.factor if factor is None else factor) / self._meter.pace
         late = (waiting + work) * slower - time_left
         if late > 0.0:
-            own = self._promised.get(flow, 0.0)
-            others = sum(min(each, own + work) for each in self._promised.values()) - min(
+            own = self._reserved.get(flow, 0.0)
+            others = sum(min(each, own + work) for each in self._reserved.values()) - min(
                 own, own + work
             )
             waiting += self._queue.ahead(flow, work) - self._queue.seconds
-            waiting += own + others - promised
+            waiting += own + others - reserved
             late = (waiting + work) * slower - time_left
         if late > 0.0:
             raise Overloaded(
-                f"`{self._name}` is too busy to answer in the time left; try again later",
-                retry_after=max(SOONEST, late),
+                f"`{self.name}` is too busy to answer in the time left; try again later",
+                retry_after=max(MIN_RETRY_AFTER, late),
             )
 
 
-# What rounding leaves of sums.
-_NOTHING = 1e-9
+# Sums that differ from zero by rounding only.
+_ROUNDING_ERROR = 1e-9

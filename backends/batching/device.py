@@ -15,7 +15,7 @@ _MEMORY = 2.0
 _FLOOR = 0.02
 # A lane that has more to run comes back at once; for so many seconds its model keeps its turn, and
 # what it is behind. Else whoever waits beside it would go next, whatever the shares.
-_RETURNS = 0.005
+_RETURN_WINDOW = 0.005
 
 
 class DeviceShare:
@@ -28,7 +28,7 @@ class DeviceShare:
         self.clock = 0.0
         self.waiting = 0
         self.running = 0
-        self.returns_by = -math.inf
+        self.reserved_until = -math.inf
 
     def close(self) -> None:
         """Let the device forget the model; nobody waits for a slot any more."""
@@ -113,15 +113,15 @@ class Device:
     def enter(self, share: DeviceShare) -> bool:
         """Wait until it is this model's turn and a slot is free; return whether all were."""
         with self._changed:
-            if not (share.waiting or share.running or share.returns_by > self._clock()):
+            if not (share.waiting or share.running or share.reserved_until > self._clock()):
                 # Who was away has saved nothing up.
                 share.clock = max(share.clock, self._now)
-            share.returns_by = -math.inf
+            share.reserved_until = -math.inf
             share.waiting += 1
             try:
                 while not (self._free and self._next() is share):
                     # Whoever keeps its turn may not come.
-                    self._changed.wait(_RETURNS if self._free else None)
+                    self._changed.wait(_RETURN_WINDOW if self._free else None)
             finally:
                 share.waiting -= 1
             share.running += 1
@@ -136,7 +136,7 @@ class Device:
         """Give the slot back and charge what it was used for; with `more`, keep the turn."""
         with self._changed:
             if more:
-                share.returns_by = self._clock() + _RETURNS
+                share.reserved_until = self._clock() + _RETURN_WINDOW
             share.clock += seconds / self._weight(share)
             share.running -= 1
             self._count()
@@ -145,7 +145,7 @@ class Device:
 
     def _next(self) -> DeviceShare:
         now = self._clock()
-        present = (s for s in self._shares if s.waiting or s.returns_by > now)
+        present = (s for s in self._shares if s.waiting or s.reserved_until > now)
         return min(present, key=lambda s: s.clock)
 
     def _weight(self, share: DeviceShare) -> float:

@@ -48,16 +48,16 @@ class FairQueue:
         flow.work += row.work
 
     def lead(self) -> Row | None:
-        """Return the row that leads the next batch; it stays until `left`."""
+        """Return the row that leads the next batch; it stays until `remove`."""
         if not self._flows:
             return None
         flow = min(self._flows.values(), key=lambda flow: flow.clock)
         self._now = max(self._now, flow.clock)
-        while flow.heap[0][2].taken:
+        while flow.heap[0][2].is_dequeued:
             heapq.heappop(flow.heap)
         return flow.heap[0][2]
 
-    def left(self, row: Row, seconds: float) -> None:
+    def remove(self, row: Row, seconds: float) -> None:
         """Note that a row is taken, and the time that is spent on it."""
         flow = self._flows[row.flow]
         flow.clock += seconds * flow.pace
@@ -67,7 +67,7 @@ class FairQueue:
             # What it used beyond its share is forgotten with it; it was alone or is patient.
             del self._flows[row.flow]
         elif len(flow.heap) > 2 * flow.waiting + 64:
-            flow.heap = [entry for entry in flow.heap if not entry[2].taken]
+            flow.heap = [entry for entry in flow.heap if not entry[2].is_dequeued]
             heapq.heapify(flow.heap)
 
     def waiting(self, key: FlowKey) -> int:
@@ -85,7 +85,7 @@ class FairQueue:
     def rows(self) -> Iterator[Row]:
         """Return all rows that wait."""
         for flow in self._flows.values():
-            yield from (row for _, _, row in flow.heap if not row.taken)
+            yield from (row for _, _, row in flow.heap if not row.is_dequeued)
 
     def clear(self) -> None:
         """Forget every row."""

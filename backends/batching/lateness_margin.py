@@ -1,49 +1,49 @@
-"""How much longer than predicted a row is expected to wait, learned from rows that came too late.
+"""Learns a safety factor on predicted waits from rows that missed their deadlines.
 
-Predictions are of the mean: rows of rare lengths wait longer, because likelier ones join the
-batches before them. An answer that just misses its deadline is work and patience for nothing.
+Predictions are of the mean: rows of rare lengths wait longer, because more frequent lengths join
+the batches before them. An answer that just misses its deadline is wasted work.
 """
 
 import math
 
 from backends.batching.fair_queue import BULK
-from backends.batching.queue import TakenRows
+from backends.batching.queue import DequeuedBatch
 
-# One row in so many may wait in vain.
-_IN_VAIN = 0.005
+# The share of rows that may be late.
+_LATE_SHARE = 0.005
 _STEP = 0.02
-# Seconds after which most of what was learned beyond the first value is forgotten.
+# The time constant, in seconds, with which the factor returns to its first value.
 _MEMORY = 20.0
 _LEAST, _FIRST, _MOST = 1.2, 1.4, 4.0
 
 
 class LatenessMargin:
-    """The factor on predicted waits. It rises with each row in vain and falls with each other.
+    """Holds the factor on predicted waits, which rises with each late row and falls with others.
 
-    Both steps are in balance where the share of rows in vain is `_IN_VAIN`: a quantile followed by
-    stochastic gradient descent (Robbins and Monro, 1951). With time it falls back to its beginning.
+    Both steps are in balance where the share of late rows is `_LATE_SHARE`: a quantile followed by
+    stochastic gradient descent (Robbins and Monro, 1951). Over time it decays to its first value.
     """
 
     def __init__(self) -> None:
         self.factor = _FIRST
         self._learned = -math.inf
 
-    def learn(self, taken: TakenRows, ended: float) -> None:
-        """Count rows that a lane has run by `ended`, and those that were too late before or then.
+    def learn(self, batch: DequeuedBatch, ended: float) -> None:
+        """Count the rows of a batch that ended at `ended`, and those dropped from it as expired.
 
-        Bulk rows do not count: they were let in without a prediction.
+        Bulk rows do not count: they were admitted without a prediction.
         """
         if self.factor > _FIRST:
             # What made rows late may be over, and few rows come through a factor that is too high.
             fade = math.exp(min(0.0, self._learned - ended) / _MEMORY)
             self.factor = _FIRST + (self.factor - _FIRST) * fade
         self._learned = ended
-        expired = sum(row.expired and row.flow[0] != BULK for row in taken.dropped)
-        ran = [row for row in taken.rows if row.flow[0] != BULK]
+        is_expired = sum(row.is_expired and row.flow[0] != BULK for row in batch.dropped)
+        ran = [row for row in batch.rows if row.flow[0] != BULK]
         late = sum(row.deadline < ended for row in ran)
-        self.count(in_time=len(ran) - late, in_vain=expired + late)
+        self.count(in_time=len(ran) - late, late=is_expired + late)
 
-    def count(self, *, in_time: int, in_vain: int) -> None:
+    def count(self, *, in_time: int, late: int) -> None:
         """Move the factor by so many rows."""
-        moved = in_vain * (1.0 - _IN_VAIN) - in_time * _IN_VAIN
+        moved = late * (1.0 - _LATE_SHARE) - in_time * _LATE_SHARE
         self.factor = min(_MOST, max(_LEAST, self.factor * (1.0 + _STEP * moved)))

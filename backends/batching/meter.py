@@ -20,9 +20,9 @@ _SLOWEST, _QUICKEST = 20.0, 0.05
 class Meter:
     """Counts batches. Its speeds are of a busy device: an idle one keeps the last it showed."""
 
-    def __init__(self, *, lanes: int, clock: Callable[[], float]) -> None:
-        self._lanes = lanes
-        self._clock = clock
+    def __init__(self, *, worker_threads: int, clock: Callable[[], float]) -> None:
+        self._worker_threads = worker_threads
+        self.clock = clock
         self._lock = threading.Lock()
         self.batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
         self._busy = self._work = self._wasted = 0.0
@@ -59,20 +59,21 @@ class Meter:
             self._wasted += work[1]
             self._late += late
             self._busy += took
-            fade = max(0.0, 1.0 - took / (_MEMORY * self._lanes))
+            fade = max(0.0, 1.0 - took / (_MEMORY * self._worker_threads))
             self._recent_rows = self._recent_rows * fade + rows
             self._recent_tokens = self._recent_tokens * fade + tokens
             self._recent_busy = self._recent_busy * fade + took
 
-    def begin(self, work: float) -> None:
-        """Count rows as running."""
-        now = self._clock()
+    def begin(self, work: float) -> float:
+        """Count rows as running; return the time."""
+        now = self.clock()
         with self._lock:
             self.running += work
             self._runs += 1
             if self._last_end is not None and now > self._last_end + _STEP:
                 # What was expected did not come: the device had nothing to do.
                 self._last_end = None
+        return now
 
     def stop(self, work: float) -> None:
         """Count rows as running no more, whatever became of them."""
@@ -88,7 +89,7 @@ class Meter:
         Who asks for rows step by step keeps the device waiting between them: that is time that
         work takes, too.
         """
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             self._releases[release] += 1
             self._predicted = 0.95 * self._predicted + predicted
@@ -98,7 +99,7 @@ class Meter:
             else:
                 # Nothing waited before it. A pace that was slow once would be kept for ever by what
                 # is refused for it: then hardly anything ever waits.
-                self._pass(work * self._lanes, took)
+                self._pass(work * self._worker_threads, took)
             self._last_end = now if more else None
 
     def _pass(self, work: float, passed: float) -> None:
@@ -124,14 +125,14 @@ class Meter:
         """Work (predicted seconds) done in a second, beside whatever else the device does."""
         if self._pacing > 0:
             return max(self._paced / self._pacing, 1.0 / _SLOWEST)
-        return self._lanes / self.slowness
+        return self._worker_threads / self.slowness
 
     def statistics(
         self, *, queued_rows: int, queued_tokens: int, skipped: int, expired: int, refused: int
     ) -> QueueStatistics:
         """Return the counts, with those the queue keeps."""
         with self._lock:
-            scale = self._lanes / self._recent_busy if self._recent_busy else 0.0
+            scale = self._worker_threads / self._recent_busy if self._recent_busy else 0.0
             return QueueStatistics(
                 queued_rows=queued_rows,
                 queued_tokens=queued_tokens,

@@ -9,7 +9,7 @@ import msgspec
 from backends.executors.cost import CostModel
 
 # The share of a run's fixed cost that a row may expect to save in some later batch, too.
-_PATIENCE = 0.3
+_EXPECTED_SAVING = 0.3
 # A batch of a request with more to come may take so many fixed costs longer for rows of others.
 _FIXED_COSTS = 3.0
 # Less than this share of a batch is no more to come: estimates are off by so much.
@@ -133,7 +133,7 @@ class _Batch:
         alone = cost.alone(length)
         wasted = (longer - cost.base) - (self._alone + alone)
         too_wasteful = wasted > self._limits.padding * (longer - cost.base)
-        if longer - self.seconds > alone + _PATIENCE * cost.base or too_wasteful:
+        if longer - self.seconds > alone + _EXPECTED_SAVING * cost.base or too_wasteful:
             return Release.LENGTH
         self.chosen[length] = self.chosen.get(length, 0) + 1
         self.count, self._longest, self._tokens = count, widest, tokens

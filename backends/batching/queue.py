@@ -11,12 +11,12 @@ from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
 from backends.batching.row import RequestWork, Row
 from backends.executors.cost import CostModel
 
-_BELIEVED = 2.0
-_Shelf = dict[int, deque[Row]]
+_MAX_SLOWNESS = 2.0
+_RowsByLength = dict[int, deque[Row]]
 _NONE: deque[Row] = deque()
 
 
-class TakenRows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a thread takes: rows to run together, and rows whose time or askers are gone.
 
     `seconds` is the predicted time, `work` the part of it that the rows bring with them, `more`
@@ -75,10 +75,10 @@ class RowQueue:
         self._changed = threading.Condition()
         self._flows = FairQueue()
         # By output and lane: rows of other lanes or outputs do not join.
-        self._shelves: dict[tuple[str, str], _Shelf] = {}
+        self._by_length: dict[tuple[str, str], _RowsByLength] = {}
         self._counts: dict[tuple[str, str], dict[int, int]] = {}
         self._requests: dict[tuple[RequestWork, tuple[str, str]], _RequestRows] = {}
-        self._closed = False
+        self.is_closed = False
         self.rows = 0
         self.tokens = 0
         self.seconds = 0.0
@@ -93,12 +93,12 @@ class RowQueue:
             for row in rows:
                 row.work = self._cost.alone(row.length)
                 self._flows.add(row)
-                shelf = self._shelves.setdefault(row.shelf, {})
-                shelf.setdefault(row.length, deque()).append(row)
-                counts = self._counts.setdefault(row.shelf, {})
+                batch_class = self._by_length.setdefault(row.batch_class, {})
+                batch_class.setdefault(row.length, deque()).append(row)
+                counts = self._counts.setdefault(row.batch_class, {})
                 counts[row.length] = counts.get(row.length, 0) + 1
                 if row.request is not None:
-                    name = (row.request, row.shelf)
+                    name = (row.request, row.batch_class)
                     self._requests.setdefault(name, _RequestRows()).add(row)
                 self.rows += 1
                 self.tokens += row.length
@@ -117,27 +117,27 @@ class RowQueue:
     def wait(self) -> bool:
         """Wait until there are rows; return whether the queue is still open."""
         with self._changed:
-            while not self._closed and self.rows == 0:
+            while not self.is_closed and self.rows == 0:
                 self._changed.wait()
-            return not self._closed
+            return not self.is_closed
 
-    def take(self) -> TakenRows | None:
+    def take(self) -> DequeuedBatch | None:
         """Take a batch; `None` when another thread was quicker or the queue is closed."""
         with self._changed:
-            if self._closed:
+            if self.is_closed:
                 return None
             dropped: list[Row] = []
             now = self._clock()
             lead = self._flows.lead()
-            while lead is not None and not self._alive(lead, now, dropped):
+            while lead is not None and not self._remove_if_dead(lead, now, dropped):
                 lead = self._flows.lead()
             if lead is None:
-                return self._taken([], dropped, Release.IDLE, 0.0) if dropped else None
+                return self._make_batch([], dropped, Release.IDLE, 0.0) if dropped else None
             if self._limits.by_arrival:
-                return self._oldest(lead, now, dropped)
+                return self._take_oldest(lead, now, dropped)
             choice = self._choose(lead, now)
             rows = self._gather(lead, choice, now, dropped)
-            return self._taken(rows, dropped, choice.release, choice.seconds)
+            return self._make_batch(rows, dropped, choice.release, choice.seconds)
 
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
         """Take those of `rows` out that wait and have no asker any more; return them.
@@ -146,20 +146,20 @@ class RowQueue:
         """
         removed: list[Row] = []
         with self._changed:
-            for row in () if self._closed else rows:
-                if not row.taken and not row.wanted:
+            for row in () if self.is_closed else rows:
+                if not row.is_dequeued and not row.is_awaited:
                     self.skipped += 1
-                    self._forget(row, 0.0)
+                    self._remove(row, 0.0)
                     removed.append(row)
         return removed
 
     def close(self) -> list[Row]:
         """Let waiting threads go and return the rows that nobody will run."""
         with self._changed:
-            self._closed = True
+            self.is_closed = True
             left = list(self._flows.rows())
             self._flows.clear()
-            self._shelves.clear()
+            self._by_length.clear()
             self._counts.clear()
             self._requests.clear()
             self.rows = self.tokens = 0
@@ -167,12 +167,12 @@ class RowQueue:
             self._changed.notify_all()
             return left
 
-    def sort_out(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    def partition_runnable(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
         """Split rows that would run once more: those that are worth it, and the others."""
         dropped: list[Row] = []
         with self._changed:
             now = self._clock()
-            kept = [row for row in rows if self._worth_it(row, now, dropped)]
+            kept = [row for row in rows if self._is_runnable(row, now, dropped)]
         return kept, dropped
 
     def limit_tokens(self, tokens: int) -> None:
@@ -183,32 +183,32 @@ class RowQueue:
 
     def _choose(self, lead: Row, now: float) -> Choice:
         time_left = (lead.due if lead.due > now else lead.deadline) - now
-        own, promised = self._of_request(lead), 0.0
+        own, reserved = self._of_request(lead), 0.0
         if lead.request is not None:
-            promised = lead.request.promised
+            reserved = lead.request.reserved
         return choose_batch(
             lead.length,
-            self._counts[lead.shelf],
+            self._counts[lead.batch_class],
             self._limits,
             self._cost,
             time_left=time_left / self.slowness,
             own=own.counts,
-            own_work=own.work + promised,
+            own_work=own.work + reserved,
         )
 
     def _of_request(self, row: Row) -> _RequestRows:
         """Return what waits of a row's request."""
         if row.request is None:
             return _NO_REQUEST
-        return self._requests.get((row.request, row.shelf), _NO_REQUEST)
+        return self._requests.get((row.request, row.batch_class), _NO_REQUEST)
 
-    def _oldest(self, lead: Row, now: float, dropped: list[Row]) -> TakenRows:
+    def _take_oldest(self, lead: Row, now: float, dropped: list[Row]) -> DequeuedBatch:
         """Take rows in their order until the batch is full."""
         rows: list[Row] = []
         following: Row | None = lead
         while following is not None and len(rows) < self._limits.rows:
-            if self._alive(following, now, dropped):
-                self._forget(following, self._cost.alone(following.length))
+            if self._remove_if_dead(following, now, dropped):
+                self._remove(following, self._cost.alone(following.length))
                 rows.append(following)
             following = self._flows.lead()
         lengths = [row.length for row in rows]
@@ -216,30 +216,30 @@ class RowQueue:
             rows=len(rows), longest=max(lengths, default=0), tokens=sum(lengths)
         )
         full = len(rows) == self._limits.rows
-        return self._taken(rows, dropped, Release.FULL if full else Release.IDLE, seconds)
+        return self._make_batch(rows, dropped, Release.FULL if full else Release.IDLE, seconds)
 
     def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
         share = choice.seconds / sum(rows for _, rows in choice.lengths)
-        shelf = self._shelves[lead.shelf]
+        batch_class = self._by_length[lead.batch_class]
         request = self._of_request(lead)
         rows = [lead]
-        self._forget(lead, share)
+        self._remove(lead, share)
         for length, wanted in choice.lengths:
             missing = wanted - (length == lead.length)
-            for queue in (request.by_length.get(length, _NONE), shelf.get(length, _NONE)):
+            for queue in (request.by_length.get(length, _NONE), batch_class.get(length, _NONE)):
                 while missing and queue:
                     row = queue.popleft()
-                    if row.taken or not self._alive(row, now, dropped):
+                    if row.is_dequeued or not self._remove_if_dead(row, now, dropped):
                         continue
-                    self._forget(row, share)
+                    self._remove(row, share)
                     rows.append(row)
                     missing -= 1
         return rows
 
-    def _taken(
+    def _make_batch(
         self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
-    ) -> TakenRows:
-        return TakenRows(
+    ) -> DequeuedBatch:
+        return DequeuedBatch(
             rows=rows,
             dropped=dropped,
             release=release,
@@ -248,20 +248,20 @@ class RowQueue:
             more=self.rows > 0,
         )
 
-    def _alive(self, row: Row, now: float, dropped: list[Row]) -> bool:
-        if self._worth_it(row, now, dropped):
+    def _remove_if_dead(self, row: Row, now: float, dropped: list[Row]) -> bool:
+        if self._is_runnable(row, now, dropped):
             return True
-        self._forget(row, 0.0)
+        self._remove(row, 0.0)
         return False
 
-    def _worth_it(self, row: Row, now: float, dropped: list[Row]) -> bool:
-        if not row.wanted:
+    def _is_runnable(self, row: Row, now: float, dropped: list[Row]) -> bool:
+        if not row.is_awaited:
             self.skipped += 1
-        elif row.deadline <= (least := now + self._least(row)):
-            row.expired = True
+        elif row.deadline <= (least := now + self._minimum_time(row)):
+            row.is_expired = True
             if row.deadline > least:
                 # Somebody with more time joined at that moment, and may have seen it as alive.
-                row.expired = False
+                row.is_expired = False
                 return True
             self.expired += 1
         else:
@@ -269,29 +269,29 @@ class RowQueue:
         dropped.append(row)
         return False
 
-    def _least(self, row: Row) -> float:
+    def _minimum_time(self, row: Row) -> float:
         """Return the time the row takes at least: with less left, it would run for nothing."""
         alone = self._cost.seconds(rows=1, longest=row.length, tokens=row.length)
         # A device that once was slow must get a chance to show that it no longer is.
-        return alone * min(self.slowness, _BELIEVED)
+        return alone * min(self.slowness, _MAX_SLOWNESS)
 
-    def _forget(self, row: Row, seconds: float) -> None:
-        row.taken = True
-        self._flows.left(row, seconds)
+    def _remove(self, row: Row, seconds: float) -> None:
+        row.is_dequeued = True
+        self._flows.remove(row, seconds)
         if row.request is not None:
-            name = (row.request, row.shelf)
+            name = (row.request, row.batch_class)
             if self._requests[name].remove(row):
                 del self._requests[name]
-        counts = self._counts[row.shelf]
+        counts = self._counts[row.batch_class]
         counts[row.length] -= 1
         if not counts[row.length]:
             del counts[row.length]
-        shelf = self._shelves[row.shelf]
-        queue = shelf.get(row.length)
-        while queue and queue[0].taken:
+        batch_class = self._by_length[row.batch_class]
+        queue = batch_class.get(row.length)
+        while queue and queue[0].is_dequeued:
             queue.popleft()
         if queue is not None and not queue:
-            del shelf[row.length]
+            del batch_class[row.length]
         self.rows -= 1
         self.tokens -= row.length
         self.seconds = self.seconds - row.work if self.rows else 0.0

@@ -22,7 +22,7 @@ class RoomQueue:
         return flow in self._flows
 
     async def wait(
-        self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, patience: float
+        self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
         """Return when it is this item's turn and `fits()`: `True`; `False` when that took too long.
 
@@ -31,7 +31,7 @@ class RoomQueue:
         self.rows += rows
         self._flows[flow] += 1
         try:
-            async with asyncio.timeout(patience), self._head:
+            async with asyncio.timeout(max_wait), self._head:
                 while not fits():
                     self._freed.clear()
                     await self._freed.wait()
@@ -42,6 +42,6 @@ class RoomQueue:
             self._flows -= Counter([flow])
         return True
 
-    def look(self) -> None:
+    def notify(self) -> None:
         """Let the head of the line look for room again."""
         self._freed.set()

@@ -9,12 +9,13 @@ from backends.types import Encoding, FloatArray, OutputKind
 
 # Scope, graph, output and ids. Scope first: no tenant learns what another asked (D9).
 RowKey = tuple[str, str, str, bytes]
+Outcome = tuple["Row", "FloatArray | BackendError"]
 
 
-class Ticket:
+class RowWaiter:
     """One asker's rows: done when the last has arrived or one has failed.
 
-    Belongs to the loop's thread, but any thread may read `wanted`.
+    Belongs to the loop's thread, but any thread may read `is_awaited`.
     """
 
     __slots__ = ("deadline", "future", "missing", "rows", "tokens", "values")
@@ -28,7 +29,7 @@ class Ticket:
         self.tokens = 0
 
     @property
-    def wanted(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether somebody still waits: a cancelled asker's future is done."""
         return not self.future.done()
 
@@ -49,15 +50,15 @@ class Ticket:
 
 
 class RequestWork:
-    """A request whose rows run near each other: `promised` is what of it is not queued yet.
+    """A request whose rows run near each other: `reserved` is what of it is not queued yet.
 
     That is in predicted seconds. Written by the loop; lanes may read it at any time.
     """
 
-    __slots__ = ("is_late", "items", "promised")
+    __slots__ = ("is_late", "items", "reserved")
 
-    def __init__(self, promised: float = 0.0, *, items: int = 1) -> None:
-        self.promised = promised
+    def __init__(self, reserved: float = 0.0, *, items: int = 1) -> None:
+        self.reserved = reserved
         self.items = items
         self.is_late = False
 
@@ -66,20 +67,20 @@ class Row:
     """One sequence on its way through a model."""
 
     __slots__ = (
+        "batch_class",
         "deadline",
         "due",
         "encoding",
-        "expired",
         "flow",
+        "is_dequeued",
+        "is_expired",
         "key",
         "kind",
         "length",
         "request",
         "settle",
-        "shelf",
         "slower",
         "span",
-        "taken",
         "waiters",
         "work",
     )
@@ -102,7 +103,7 @@ class Row:
         self.key = key
         self.length = len(encoding.ids)
         self.flow = (lane, key[0])
-        self.shelf = (kind, lane)
+        self.batch_class = (kind, lane)
         # Whoever has the least time decides when it should run, who has the most until when it may.
         self.due = self.deadline = deadline
         self.work = 0.0
@@ -110,30 +111,30 @@ class Row:
         self.span = span
         self.settle = settle
         self.slower = slower
-        self.taken = False
-        self.expired = False
-        self.waiters: list[tuple[Ticket, int]] = []
+        self.is_dequeued = False
+        self.is_expired = False
+        self.waiters: list[tuple[RowWaiter, int]] = []
 
     @property
-    def wanted(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether any asker is still there."""
-        return any(ticket.wanted for ticket, _ in self.waiters)
+        return any(waiter.is_awaited for waiter, _ in self.waiters)
 
     @property
-    def alive(self) -> bool:
+    def is_live(self) -> bool:
         """Whether it will be answered as long as somebody waits."""
-        return self.wanted and not self.expired
+        return self.is_awaited and not self.is_expired
 
-    def join(self, ticket: Ticket, index: int) -> bool:
+    def join(self, waiter: RowWaiter, index: int) -> bool:
         """Let another asker wait for this row, for as long as its own time lasts.
 
         `False` when a thread gave the row up at that very moment.
         """
-        self.waiters.append((ticket, index))
-        self.deadline = max(self.deadline, ticket.deadline)
-        if self.expired:
+        self.waiters.append((waiter, index))
+        self.deadline = max(self.deadline, waiter.deadline)
+        if self.is_expired:
             self.waiters.pop()
-        return not self.expired
+        return not self.is_expired
 
     def overtake(self) -> None:
         """Answer those who wait for the row that would run later; it is then nobody's."""

@@ -7,8 +7,9 @@ import numpy as np
 
 from backends.batching.meter import Meter
 from backends.batching.queue import RowQueue
-from backends.batching.row import Row
+from backends.batching.row import Outcome, Row
 from backends.batching.split import split
+from backends.batching.width import ParallelismChoice
 from backends.errors import (
     BackendError,
     DeadlineExceeded,
@@ -20,11 +21,8 @@ from backends.errors import (
     UpstreamUnavailable,
 )
 from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel
 from backends.telemetry.spans import Tracing
 from backends.types import FloatArray, IntArray
-
-Outcome = tuple[Row, "FloatArray | BackendError"]
 
 
 class Runner:
@@ -36,22 +34,25 @@ class Runner:
         executor: ModelExecutor,
         queue: RowQueue,
         meter: Meter,
-        cost: CostModel,
         clock: Callable[[], float],
         tracing: Tracing,
         backlog: Callable[[], float],
+        always_wide: bool,
     ) -> None:
         self._executor = executor
         self._queue = queue
         self._meter = meter
-        self._cost = cost
+        self._cost = executor.cost
         self._clock = clock
         self._tracing = tracing
         self._backlog = backlog
+        self._width = ParallelismChoice(
+            narrow=executor.cost, wide=executor.wide_cost, always=always_wide
+        )
         # The last row that worked tells a broken executor from a batch of broken rows.
         self._proven: Row | None = None
 
-    def give_up(self, rows: list[Row]) -> list[Outcome]:
+    def expire(self, rows: list[Row]) -> list[Outcome]:
         """Return what the askers of rows are told that will not run in time."""
         if not rows:
             return []
@@ -60,10 +61,21 @@ class Runner:
         )
         return [(row, late) for row in rows]
 
-    def run(self, rows: list[Row], *, wide: bool = False) -> list[Outcome]:
-        """Run rows together; halve a batch that fails until the row to blame is alone."""
+    def run(self, rows: list[Row], *, alone: bool) -> list[Outcome]:
+        """Run rows together; halve a batch that fails until the row to blame is alone.
+
+        `alone` says that no other batch runs or waits: it may then run on all cores.
+        """
+        if not rows:
+            return []
+        wide = self._width.choose(
+            alone=alone,
+            rows=len(rows),
+            longest=max(row.length for row in rows),
+            tokens=sum(row.length for row in rows),
+        )
         try:
-            return self._run(rows, wide=wide) if rows else []
+            return self._run(rows, wide=wide)
         except (UpstreamUnavailable, Overloaded) as error:
             # No row is to blame, and fewer of them would fare no better. What a part of them has
             # is given up: whoever asks another backend asks for all the rows of an item.
@@ -89,8 +101,8 @@ class Runner:
         outcomes: list[Outcome] = []
         for part in (rows[:half], rows[half:]):
             # The run that failed took its time: some may have none left.
-            again, dropped = self._queue.sort_out(part)
-            outcomes += self.give_up(dropped) + (self._run(again) if again else [])
+            runnable, dropped = self._queue.partition_runnable(part)
+            outcomes += self.expire(dropped) + (self._run(runnable) if runnable else [])
         return outcomes
 
     def _blame(self, row: Row) -> None:

@@ -4,10 +4,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from backends.batching.admission import Promise
+from backends.batching.admission import Reservation
 from backends.batching.batcher import Batcher
 from backends.batching.fair_queue import BULK
-from backends.batching.row import Row, RowKey, Ticket
+from backends.batching.row import Row, RowKey, RowWaiter
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
@@ -15,7 +15,7 @@ from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
 # What an entry costs beside its value: key, objects, a place in the dictionary.
 _ENTRY_BYTES = 400
 # Who has so many seconds less than those who wait for a row does not wait for its turn.
-_EARLIER = 0.25
+_JOIN_TOLERANCE = 0.25
 
 
 class RowCache:
@@ -61,7 +61,7 @@ class Caller:
     """The item on whose behalf rows are asked, what was computed for it and what was known."""
 
     __slots__ = (
-        *("deadline", "known", "lane", "left", "promise", "request", "rows", "scope"),
+        *("deadline", "cached", "lane", "rows_left", "reservation", "request", "rows", "scope"),
         *("span", "tokens", "truncate", "truncated_from", "wasted", "work"),
     )
 
@@ -72,14 +72,14 @@ class Caller:
         deadline: float,
         span: Span = NO_SPAN,
         lane: str = "interactive",
-        promise: Promise | None = None,
+        reservation: Reservation | None = None,
         truncate: bool = True,
     ) -> None:
         self.scope = scope
         self.lane = lane
         self.deadline = deadline
         self.span = span
-        self.promise = promise
+        self.reservation = reservation
         # Whether texts may be cut, and how many tokens the longest had that was.
         self.truncate = truncate
         self.truncated_from = 0
@@ -88,10 +88,10 @@ class Caller:
         # Rows that were withdrawn, or computed beside one that failed or was late.
         self.wasted = 0
         self.rows = 0
-        self.known = 0
+        self.cached = 0
         self.tokens = 0
         # How many rows may still be asked; algorithms that are not ours have a budget.
-        self.left = math.inf
+        self.rows_left = math.inf
 
     def spend(self, rows: int) -> None:
         """Take rows from the budget.
@@ -99,12 +99,12 @@ class Caller:
         Raises:
             ItemRefused: there is too little left of it.
         """
-        if rows > self.left:
+        if rows > self.rows_left:
             raise ItemRefused(
                 "too_many_rows",
-                f"the algorithm asks for {rows} rows more and may ask for {self.left:.0f}",
+                f"the algorithm asks for {rows} rows more and may ask for {self.rows_left:.0f}",
             )
-        self.left -= rows
+        self.rows_left -= rows
 
 
 class SharedRows:
@@ -113,9 +113,9 @@ class SharedRows:
     def __init__(self, *, digest: str, cache: RowCache, batcher: Batcher) -> None:
         self._digest = digest
         self._cache = cache
-        self._batcher = batcher
+        self._submissions = batcher.submissions
         self._in_flight: dict[RowKey, Row] = {}
-        self._known = self._joined = self._computed = 0
+        self._cached = self._joined = self._computed = 0
 
     async def ask(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: Caller
@@ -127,31 +127,33 @@ class SharedRows:
         """
         caller.spend(len(encodings))
         flow = caller.lane, caller.scope
-        if not self._batcher.fits(len(encodings), sum(len(each.ids) for each in encodings), flow):
+        if not self._submissions.fits(
+            len(encodings), sum(len(each.ids) for each in encodings), flow
+        ):
             await self._wait_for_room(encodings, kind, caller)
-        ticket = Ticket(len(encodings), deadline=caller.deadline)
+        waiter = RowWaiter(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
         awaited: list[Row] = []
         for index, encoding in enumerate(encodings):
-            self._place(encoding, index, ticket, kind, caller, fresh, awaited)
+            self._place(encoding, index, waiter, kind, caller, fresh, awaited)
         try:
             if fresh:
-                self._submit(fresh, ticket, caller)
-            if ticket.missing:
-                await ticket.future
+                self._submit(fresh, waiter, caller)
+            if waiter.missing:
+                await waiter.future
         except BaseException:
             # It failed or was given up: no row of it may run for nothing.
-            caller.wasted += ticket.rows + self._withdraw(awaited)
+            caller.wasted += waiter.rows + self._withdraw(awaited)
             raise
-        caller.rows += ticket.rows
-        caller.known += len(encodings) - ticket.rows
-        caller.tokens += ticket.tokens
-        return [value for value in ticket.values if value is not None]
+        caller.rows += waiter.rows
+        caller.cached += len(encodings) - waiter.rows
+        caller.tokens += waiter.tokens
+        return [value for value in waiter.values if value is not None]
 
     def statistics(self) -> CacheStatistics:
         """Return how rows were answered; the sizes are of the shared cache."""
         return CacheStatistics(
-            known_rows=self._known,
+            known_rows=self._cached,
             joined_rows=self._joined,
             computed_rows=self._computed,
             entries=len(self._cache),
@@ -168,8 +170,8 @@ class SharedRows:
             return self._size(encodings, kind, caller)
 
         flow = (caller.lane, caller.scope)
-        if not self._batcher.fits(*size(), flow):
-            await self._batcher.wait_for_room(size, flow=flow, deadline=caller.deadline)
+        if not self._submissions.fits(*size(), flow):
+            await self._submissions.wait_for_room(size, flow=flow, deadline=caller.deadline)
 
     def _size(
         self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
@@ -188,7 +190,7 @@ class SharedRows:
         self,
         encoding: Encoding,
         index: int,
-        ticket: Ticket,
+        waiter: RowWaiter,
         kind: OutputKind,
         caller: Caller,
         fresh: list[Row],
@@ -196,13 +198,13 @@ class SharedRows:
     ) -> None:
         key: RowKey = (caller.scope, self._digest, kind, encoding.key)
         if (value := self._cache.get(key)) is not None:
-            self._known += 1
-            ticket.deliver(index, value, computed_tokens=0)
+            self._cached += 1
+            waiter.deliver(index, value, computed_tokens=0)
             return
-        known = self._in_flight.get(key)
-        if known is not None and _may_join(known, caller) and known.join(ticket, index):
+        cached = self._in_flight.get(key)
+        if cached is not None and _may_join(cached, caller) and cached.join(waiter, index):
             self._joined += 1
-            awaited.append(known)
+            awaited.append(cached)
             return
         row = Row(
             encoding=encoding,
@@ -212,29 +214,29 @@ class SharedRows:
             span=caller.span.child("row", {"tokens": len(encoding.ids)}),
             settle=self._settle,
             lane=caller.lane,
-            slower=known if known is not None and known.alive else None,
-            request=caller.promise.request if caller.promise is not None else None,
+            slower=cached if cached is not None and cached.is_live else None,
+            request=caller.reservation.request if caller.reservation is not None else None,
         )
-        row.join(ticket, index)
+        row.join(waiter, index)
         self._in_flight[key] = row
         fresh.append(row)
         awaited.append(row)
 
     def _withdraw(self, rows: list[Row]) -> int:
         """Take rows that nobody waits for out of the queue; return how many those are."""
-        withdrawn = self._batcher.withdraw(rows)
+        withdrawn = self._submissions.withdraw(rows)
         for row in withdrawn:
             row.span.end("withdrawn")
             if self._in_flight.get(row.key) is row:
                 del self._in_flight[row.key]
         return len(withdrawn)
 
-    def _submit(self, fresh: list[Row], ticket: Ticket, caller: Caller) -> None:
-        promise = caller.promise
+    def _submit(self, fresh: list[Row], waiter: RowWaiter, caller: Caller) -> None:
+        reservation = caller.reservation
         try:
-            work = self._batcher.submit(fresh, promise)
+            work = self._submissions.submit(fresh, reservation)
         except BackendError as error:
-            ticket.future.cancel()
+            waiter.future.cancel()
             for row in fresh:
                 row.span.end(error.code)
                 if row.slower is not None:
@@ -242,9 +244,9 @@ class SharedRows:
                 else:
                     del self._in_flight[row.key]
             for row in fresh:
-                row.taken = True
+                row.is_dequeued = True
             raise
-        if promise is not None and promise.admission is self._batcher.admission:
+        if reservation is not None and reservation.admission is self._submissions.admission:
             caller.work += work
         for row in fresh:
             row.overtake()
@@ -253,20 +255,20 @@ class SharedRows:
         if self._in_flight.get(row.key) is row:
             del self._in_flight[row.key]
         if isinstance(value, BackendError):
-            for ticket, _ in row.waiters:
-                ticket.fail(value)
+            for waiter, _ in row.waiters:
+                waiter.fail(value)
             return
         self._computed += 1
         self._cache.put(row.key, value)
         # One of those who waited is told that it was computed for it: the first still there.
         tokens = row.length
-        for ticket, index in row.waiters:
-            counted = tokens if ticket.wanted else 0
-            ticket.deliver(index, value, computed_tokens=counted)
+        for waiter, index in row.waiters:
+            counted = tokens if waiter.is_awaited else 0
+            waiter.deliver(index, value, computed_tokens=counted)
             tokens -= counted
 
 
 def _may_join(row: Row, caller: Caller) -> bool:
     """Tell whether to wait for a row in flight: not if it is lost or would run too late."""
-    hurried = caller.deadline < row.due - _EARLIER or row.flow[0] == BULK != caller.lane
-    return row.alive and (row.taken or not hurried)
+    is_urgent = caller.deadline < row.due - _JOIN_TOLERANCE or row.flow[0] == BULK != caller.lane
+    return row.is_live and (row.is_dequeued or not is_urgent)

@@ -3,7 +3,7 @@
 from backends.executors.cost import CostModel
 
 # So many batches in a row must have been alone before one runs wide; one in company ends it.
-_CALM = 3
+_ALONE_BEFORE_WIDE = 3
 
 
 class ParallelismChoice:
@@ -22,7 +22,7 @@ class ParallelismChoice:
         if self._always:
             return True
         self._alone = self._alone + 1 if alone else 0
-        if self._alone <= _CALM:
+        if self._alone <= _ALONE_BEFORE_WIDE:
             return False
         wide = self._wide.seconds(rows=rows, longest=longest, tokens=tokens)
         return wide < self._narrow.seconds(rows=rows, longest=longest, tokens=tokens)

@@ -7,7 +7,7 @@ from backends.types import FloatArray, IntArray, OutputKind
 
 
 class ModelExecutor(Protocol):
-    """Runs padded batches through one encoder graph, blocking, in `lanes` threads at a time.
+    """Runs padded batches through one encoder graph, blocking; `worker_threads` runs at a time.
 
     A batch is right-padded: row `i` holds `mask[i].sum()` tokens, then zeros. `run` returns
     float32, `(rows, width)` for pooled and `(rows, length, width)` for tokens, in the order of the
@@ -22,7 +22,7 @@ class ModelExecutor(Protocol):
         ...
 
     @property
-    def lanes(self) -> int:
+    def worker_threads(self) -> int:
         """How many threads may be inside `run` at once."""
         ...
 

@@ -36,7 +36,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the output lies on the device too: a captured graph writes where it did before."""
 
 
-class Bound:
+class BoundTensors:
     """Inputs and output of one shape at fixed addresses; one run at a time."""
 
     def __init__(self, shape: Shape, kind: OutputKind, tensors: Tensors, host: HostMemory) -> None:
@@ -111,17 +111,17 @@ class Bound:
 class Bindings:
     """The bindings of one run in flight, those used last within a number of bytes."""
 
-    def __init__(self, make: Callable[[BoundKey], Bound], *, max_bytes: int) -> None:
+    def __init__(self, make: Callable[[BoundKey], BoundTensors], *, max_bytes: int) -> None:
         self._make = make
         self._max_bytes = max_bytes
-        self._bound: OrderedDict[BoundKey, Bound] = OrderedDict()
+        self._bound: OrderedDict[BoundKey, BoundTensors] = OrderedDict()
         self._kept: set[BoundKey] = set()
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._bound)
 
-    def get(self, key: BoundKey) -> Bound:
+    def get(self, key: BoundKey) -> BoundTensors:
         """Return the binding of a shape, made when it is new; others may go for it."""
         bound = self._bound.get(key)
         if bound is not None:

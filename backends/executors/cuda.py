@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
-from backends.executors.binding import Bindings, Bound, BoundKey, Feed, Tensors
+from backends.executors.binding import Bindings, BoundKey, BoundTensors, Feed, Tensors
 from backends.executors.buckets import Buckets, Shape
 from backends.executors.cost import CostModel, measure_cost
 from backends.executors.graph import GraphSource, check_outputs, read_inputs
@@ -105,15 +105,15 @@ class CudaExecutor(ModelExecutor):
         sessions = limits.runs if options.graphs else 1
         opened = [open_session(source.path, options) for _ in range(sessions)]
         self._provider: str = opened[0].get_providers()[0]
-        self._lanes = [
-            _Lane(opened[number % sessions], source, options, limits)
+        self._worker_threads = [
+            _RunSlot(opened[number % sessions], source, options, limits)
             for number in range(limits.runs)
         ]
-        self._free: LifoQueue[_Lane] = LifoQueue()
+        self._free: LifoQueue[_RunSlot] = LifoQueue()
         with capture or nullcontext():
-            for lane in self._lanes:
-                lane.warm_up()
-                self._free.put(lane)
+            for slot in self._worker_threads:
+                slot.warm_up()
+                self._free.put(slot)
             self._cost = self._measure()
 
     @property
@@ -123,7 +123,7 @@ class CudaExecutor(ModelExecutor):
 
     @property
     @override
-    def lanes(self) -> int:
+    def worker_threads(self) -> int:
         return self._limits.runs
 
     @property
@@ -153,20 +153,20 @@ class CudaExecutor(ModelExecutor):
         self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
     ) -> FloatArray:
         feed = Feed(ids=ids, mask=mask, type_ids=type_ids, output=output)
-        lane = self._free.get()
+        slot = self._free.get()
         try:
-            return lane.run(feed)
+            return slot.run(feed)
         finally:
-            self._free.put(lane)
+            self._free.put(slot)
 
     def statistics(self) -> DeviceStatistics:
         """Return what all lanes have done together."""
-        found = [lane.statistics() for lane in self._lanes]
+        found = [slot.statistics() for slot in self._worker_threads]
         names = DeviceStatistics.__struct_fields__
         return DeviceStatistics(**{n: sum(getattr(each, n) for each in found) for n in names})
 
 
-class _Lane:
+class _RunSlot:
     """One run in flight: its bindings, its options of a run, its thread where graphs need one."""
 
     def __init__(
@@ -182,7 +182,7 @@ class _Lane:
         self._bindings = Bindings(self._bind, max_bytes=_BINDING_BYTES)
         self._graphs: dict[BoundKey, int] = {}
         self._thread = ThreadPoolExecutor(1) if options.graphs else None
-        self._run_options = RunOptionsBook(options)
+        self._run_options = RunOptionsCache(options)
         self._done: Counter[str] = Counter()
 
     def run(self, feed: Feed) -> FloatArray:
@@ -236,7 +236,7 @@ class _Lane:
         self._count(feed, shape, graph=graph, shrink=shrink)
         return result
 
-    def _bind(self, key: BoundKey) -> Bound:
+    def _bind(self, key: BoundKey) -> BoundTensors:
         shape, output = key
         tensors = Tensors(
             session=self._session,
@@ -247,7 +247,7 @@ class _Lane:
             device=self._options.device,
             keep_on_device=key in self._graphs,
         )
-        return Bound(shape, output, tensors, self._host)
+        return BoundTensors(shape, output, tensors, self._host)
 
     def _count(self, feed: Feed, shape: Shape, *, graph: int, shrink: bool) -> None:
         self._done["runs"] += 1
@@ -257,7 +257,7 @@ class _Lane:
         self._done["shrinks"] += shrink
 
 
-class RunOptionsBook:
+class RunOptionsCache:
     """The options of a run by what they ask for, made once each."""
 
     def __init__(self, options: DeviceOptions) -> None:

@@ -16,9 +16,11 @@ from backends.types import FloatArray, IntArray, OutputKind
 class DummyExecutor(ModelExecutor):
     """Answers each row by its own ids alone; a row that holds a `poison` id fails its batch."""
 
-    def __init__(self, *, dimensions: int = 8, lanes: int = 1, poison: int | None = None) -> None:
+    def __init__(
+        self, *, dimensions: int = 8, worker_threads: int = 1, poison: int | None = None
+    ) -> None:
         self._dimensions = dimensions
-        self._lanes = lanes
+        self._worker_threads = worker_threads
         self._poison = poison
         self._frequencies = np.arange(1, dimensions + 1, dtype=np.float32)
         self._lock = threading.Lock()
@@ -32,8 +34,8 @@ class DummyExecutor(ModelExecutor):
 
     @property
     @override
-    def lanes(self) -> int:
-        return self._lanes
+    def worker_threads(self) -> int:
+        return self._worker_threads
 
     @property
     @override
@@ -71,10 +73,10 @@ class PacedExecutor(DummyExecutor):
         pace: Callable[[int, int], None],
         *,
         dimensions: int = 8,
-        lanes: int = 1,
+        worker_threads: int = 1,
         poison: int | None = None,
     ) -> None:
-        super().__init__(dimensions=dimensions, lanes=lanes, poison=poison)
+        super().__init__(dimensions=dimensions, worker_threads=worker_threads, poison=poison)
         self._pace = pace
 
     @override

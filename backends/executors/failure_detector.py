@@ -44,16 +44,16 @@ class FailureDetector:
                     self._answered = self._clock()
 
     @property
-    def patience(self) -> float:
+    def max_wait(self) -> float:
         """The seconds to give a short run that stands behind those that are under way."""
         with self._lock:
-            return max((patience for _, patience in self._running.values()), default=_LEAST)
+            return max((max_wait for _, max_wait in self._running.values()), default=_LEAST)
 
     def __bool__(self) -> bool:
         """Whether there is doubt."""
         with self._lock:
             now = self._clock()
             return self._failed or any(
-                now - max(started, self._answered) > patience
-                for started, patience in self._running.values()
+                now - max(started, self._answered) > max_wait
+                for started, max_wait in self._running.values()
             )

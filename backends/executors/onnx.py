@@ -27,22 +27,22 @@ _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad alloc
 
 
 class OnnxExecutor(ModelExecutor):
-    """A narrow session whose runs use one thread each, `lanes` side by side, and a wide one.
+    """A narrow session whose runs use one thread each, `worker_threads` at a time, and a wide one.
 
     ONNX Runtime's `run` is thread-safe and releases the interpreter's lock, and with one intra-op
     thread it works in the caller's: N callers are N narrow sessions over one copy of the weights.
-    The wide session runs one batch on `lanes` threads, over the same mapped weights; where those
+    The wide session runs one batch on that many threads, over the same mapped weights; where those
     cannot be kept on disk there is none.
     """
 
-    def __init__(self, source: GraphSource, *, lanes: int, wide: bool = True) -> None:
+    def __init__(self, source: GraphSource, *, worker_threads: int, wide: bool = True) -> None:
         self._source = source
-        self._lanes = lanes
+        self._worker_threads = worker_threads
         packed = _keep_packed(source)
         self._session = open_session(packed or source.path, _CPU)
         self._wide: Any = None
-        if packed is not None and lanes > 1 and wide:
-            self._wide = open_session(packed, _CPU, threads=lanes)
+        if packed is not None and worker_threads > 1 and wide:
+            self._wide = open_session(packed, _CPU, threads=worker_threads)
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
         self._warm_up()
@@ -60,8 +60,8 @@ class OnnxExecutor(ModelExecutor):
 
     @property
     @override
-    def lanes(self) -> int:
-        return self._lanes
+    def worker_threads(self) -> int:
+        return self._worker_threads
 
     @property
     @override

@@ -39,11 +39,13 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
             return UpstreamExecutor(source, source.upstream, token=token)
         # What another server runs is opened here only to compare.
         if settings.provider in ("cpu", "open_inference"):
-            return OnnxExecutor(source, lanes=settings.lanes, wide=settings.wide != "never")
+            return OnnxExecutor(
+                source, worker_threads=settings.worker_threads, wide=settings.wide != "never"
+            )
         if settings.provider == "paced":
             return paced_executor(
                 source,
-                lanes=settings.lanes,
+                worker_threads=settings.worker_threads,
                 base=settings.paced_base,
                 token=settings.paced_token,
             )

@@ -12,11 +12,11 @@ from backends.executors.graph import GraphSource
 class DeclaredExecutor(PacedExecutor):
     """A dummy that takes `base` seconds a batch and `token` for each padded token, waiting."""
 
-    def __init__(self, *, dimensions: int, lanes: int, base: float, token: float) -> None:
+    def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:
         def pace(rows: int, length: int) -> None:
             time.sleep(base + token * rows * length)
 
-        super().__init__(pace, dimensions=dimensions, lanes=lanes)
+        super().__init__(pace, dimensions=dimensions, worker_threads=worker_threads)
         self._declared = CostModel(base=base, padded=token, square=0.0)
 
     @property
@@ -31,7 +31,9 @@ class DeclaredExecutor(PacedExecutor):
 
 
 def paced_executor(
-    source: GraphSource, *, lanes: int, base: float, token: float
+    source: GraphSource, *, worker_threads: int, base: float, token: float
 ) -> DeclaredExecutor:
     """Return what stands in for the graph of `source`, whose file is not read."""
-    return DeclaredExecutor(dimensions=source.dimensions, lanes=lanes, base=base, token=token)
+    return DeclaredExecutor(
+        dimensions=source.dimensions, worker_threads=worker_threads, base=base, token=token
+    )

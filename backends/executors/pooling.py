@@ -26,8 +26,8 @@ class PoolingExecutor(ModelExecutor):
 
     @property
     @override
-    def lanes(self) -> int:
-        return self._inner.lanes
+    def worker_threads(self) -> int:
+        return self._inner.worker_threads
 
     @property
     @override

@@ -19,7 +19,7 @@ from pathlib import Path
 _FOLDER = ".prepacked"
 _GRAPH, _WEIGHTS = "model.onnx", "weights.bin"
 _LOCK = "lock"
-_PATIENCE, _PAUSE = 60.0, 0.02
+_LOCK_TIMEOUT, _PAUSE = 60.0, 0.02
 # Smaller tensors stay in the graph; those that are packed are all larger.
 _LEAST_BYTES = "1024"
 # What the widest loads of a processor need; how a graph says where a packed weight begins.
@@ -64,7 +64,7 @@ def _turn(folder: Path) -> Iterator[None]:
     Not for ever: two that pack at once write the same files.
     """
     with (folder / _LOCK).open("w") as lock:
-        for _ in range(int(_PATIENCE / _PAUSE)):
+        for _ in range(int(_LOCK_TIMEOUT / _PAUSE)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

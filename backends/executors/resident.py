@@ -82,7 +82,7 @@ class ResidentExecutor(ModelExecutor):
         self._inner: ModelExecutor | None = inner
         # What was measured once holds for whatever is opened later.
         self._provider = inner.provider
-        self._lanes = inner.lanes
+        self._worker_threads = inner.worker_threads
         self._dimensions = inner.dimensions
         self._cost, self._wide_cost = inner.cost, inner.wide_cost
         memory.opened(self, size_bytes)
@@ -94,8 +94,8 @@ class ResidentExecutor(ModelExecutor):
 
     @property
     @override
-    def lanes(self) -> int:
-        return self._lanes
+    def worker_threads(self) -> int:
+        return self._worker_threads
 
     @property
     @override

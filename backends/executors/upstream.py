@@ -72,7 +72,7 @@ class UpstreamExecutor(ModelExecutor):
 
     @property
     @override
-    def lanes(self) -> int:
+    def worker_threads(self) -> int:
         return self._upstream.runs
 
     @property
@@ -130,7 +130,7 @@ class UpstreamExecutor(ModelExecutor):
         if not self._doubt:
             return True
         try:
-            self._try(next(iter(self._source.outputs)), self._doubt.patience)
+            self._try(next(iter(self._source.outputs)), self._doubt.max_wait)
         except Overloaded:
             return True
         except BackendError:

@@ -1,4 +1,9 @@
-"""Blocking calls to a server over kept connections, one for each call at a time."""
+"""Calls a server of the Open Inference Protocol from threads, over kept connections.
+
+httpx is not used here, as it cannot hold two promises: its time-outs begin anew with each byte, so
+that a response which drips outlives the deadline of a call, and on a kept connection it takes what
+follows a response for the response to the next call.
+"""
 
 import hashlib
 import http.client

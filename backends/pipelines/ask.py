@@ -9,7 +9,7 @@ import orjson
 from backends.batching.fair_queue import BULK
 from backends.batching.shared import Caller
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Piece, Text
+from backends.types import FloatArray, Text, TokenSpan
 
 
 class Pipeline(Protocol):
@@ -31,7 +31,7 @@ class Pipeline(Protocol):
         """Return one vector per window of a text, or raise `BackendError`."""
         ...
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
         """Return the place of every token and one vector each, or raise `BackendError`."""
         ...
 
@@ -45,7 +45,7 @@ class AlgorithmContext:
 
     def limit_rows(self, most: int) -> None:
         """Allow no more than `most` rows from here on, unless less was left already."""
-        self._caller.left = min(self._caller.left, most)
+        self._caller.rows_left = min(self._caller.rows_left, most)
 
     def aside(self, *, deadline: float) -> "AlgorithmContext":
         """Return one of the same scope that counts nothing to the item and waits behind others."""
@@ -62,10 +62,10 @@ class AlgorithmContext:
         """Whether a text of the item was cut."""
         return self._caller.truncated_from > 0
 
-    def note_known(self, rows: int) -> None:
+    def count_cached(self, rows: int) -> None:
         """Count rows that an algorithm knows by itself, as if it had asked for them."""
         self.spend(rows)
-        self._caller.known += rows
+        self._caller.cached += rows
 
     def spend(self, rows: int) -> None:
         """Take rows from what is left of the item's, or raise `ItemRefused`."""
@@ -104,7 +104,7 @@ class AlgorithmContext:
         pipeline = self._pipelines[model]
         return await pipeline.windows(text, self._caller, overlap=overlap, most=most)
 
-    async def tokens(self, model: str, text: str) -> tuple[list[Piece], FloatArray]:
+    async def tokens(self, model: str, text: str) -> tuple[list[TokenSpan], FloatArray]:
         """Return the place of every token of `text` and the raw outputs of `model` for it."""
         return await self._pipelines[model].token_vectors(text, self._caller)
 

@@ -9,7 +9,7 @@ from backends.errors import ItemRefused
 from backends.pipelines.windows import MAX_WINDOWS, Span, join_windows, window_spans
 from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Encoding, FloatArray, OutputKind, Piece, Text
+from backends.types import Encoding, FloatArray, OutputKind, Text, TokenSpan
 
 # No token of a word piece model stands for more text than this: a longer word is one unknown.
 _CHARACTERS_PER_TOKEN = 100
@@ -98,7 +98,7 @@ class Encoder:
             self._note_cut(encodings[-1], len(ids) + layout.added, caller, is_cut=False)
         return await self._pooled(encodings, caller)
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
         """Return the place of every token of a text, and its vector.
 
         A text longer than the model is read in windows that overlap by a quarter; each token has

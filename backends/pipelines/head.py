@@ -11,7 +11,7 @@ from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Piece, Text
+from backends.types import FloatArray, Text, TokenSpan
 
 Layer = tuple[FloatArray, FloatArray]
 Activation = Literal["relu", "gelu"]
@@ -64,7 +64,7 @@ class Head:
         windows = self._encoder.windows
         return self._weights.apply(await windows(text, caller, overlap=overlap, most=most))
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
         """Return the place of every token of a text, and its logits."""
         pieces, vectors = await self._encoder.token_vectors(text, caller)
         return pieces, self._weights.apply(vectors)

@@ -66,15 +66,15 @@ def measure_invariance(
     mates_at_most = min(_MATES, (executor.most_rows or _MATES + 1) - 1)
     for output in outputs:
         for subject, others in ((ordinary[0], ordinary[1:]), (ordinary[1], ordinary[2:])):
-            bench = _Bench(executor, output, subject, (*others, *outliers))
-            base = bench.among(others[:mates_at_most])
+            probe = _InvarianceProbe(executor, output, subject, (*others, *outliers))
+            base = probe.among(others[:mates_at_most])
             for company in (others[-mates_at_most:], outliers[:mates_at_most]):
-                mates = max(mates, _moved(base, bench.among(company)))
-            shapes = max(shapes, _moved(base, bench.alone()))
+                mates = max(mates, _moved(base, probe.among(company)))
+            shapes = max(shapes, _moved(base, probe.alone()))
     return Invariance(mates=mates, shapes=shapes)
 
 
-class _Bench:
+class _InvarianceProbe:
     """One row, and the batches it is put in: all of one length, the row in one place."""
 
     def __init__(

@@ -11,18 +11,18 @@ RECORD = ".tuning.json"
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+class TunedBatching(msgspec.Struct, frozen=True, kw_only=True):
     """`rows` of a batch, and how many batches at a time, that run the most rows a second."""
 
     rows: Count
     threads: Count
 
 
-def read_tuned(folder: Path, *, digest: str, provider: str) -> Tuned | None:
+def read_tuned(folder: Path, *, digest: str, provider: str) -> TunedBatching | None:
     """Return what was found for this model on this kind of machine."""
-    return read_record(folder / RECORD, machine_key(digest, provider), Tuned)
+    return read_record(folder / RECORD, machine_key(digest, provider), TunedBatching)
 
 
-def write_tuned(folder: Path, tuned: Tuned, *, digest: str, provider: str) -> bool:
+def write_tuned(folder: Path, tuned: TunedBatching, *, digest: str, provider: str) -> bool:
     """Keep what was found; `False` where the folder cannot be written."""
     return write_record(folder / RECORD, machine_key(digest, provider), tuned)

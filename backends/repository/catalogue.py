@@ -78,7 +78,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     upstreams: dict[RemoteModelServer, str] = {}
 
 
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
+class _ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     entry: Entry
     own_digest: str
@@ -91,7 +91,7 @@ class _Findings:
     """What is found while a repository is read."""
 
     def __init__(self) -> None:
-        self.found: dict[str, _Found] = {}
+        self.found: dict[str, _ModelSource] = {}
         self.models: dict[str, Model] = {}
         self.problems: dict[str, str] = {}
         self.revisions: dict[str, Revisions] = {}
@@ -204,7 +204,7 @@ def _read_model(
     numbers: list[str],
     findings: _Findings,
     pinned: Mapping[str, int] | None,
-) -> dict[str, _Found]:
+) -> dict[str, _ModelSource]:
     """Return what a folder serves: the model, and revisions of it that are models of their own."""
     triton = read_triton(folder)
     if pinned is not None:
@@ -215,7 +215,7 @@ def _read_model(
     aside = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
     findings.revisions[folder.name] = Revisions(folder=folder, numbers=numbers, shares=shares)
     _check_revisions(folder, numbers, shares, aside, serving.shadow)
-    found: dict[str, _Found] = {}
+    found: dict[str, _ModelSource] = {}
     for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *aside]):
         try:
             found[f"{folder.name}@{number}"] = _read_revision(folder / number, triton)
@@ -248,17 +248,17 @@ def _check_revisions(
         )
 
 
-def _split(folder: Path, shares: Mapping[str, int]) -> _Found:
+def _split(folder: Path, shares: Mapping[str, int]) -> _ModelSource:
     arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
     entry = Entry(manifest=SplitManifest(arms=arms))
     plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
-    return _Found(folder=folder, entry=entry, own_digest=plan)
+    return _ModelSource(folder=folder, entry=entry, own_digest=plan)
 
 
-def _read_revision(folder: Path, triton: TritonConfig | None) -> _Found:
+def _read_revision(folder: Path, triton: TritonConfig | None) -> _ModelSource:
     beside = folder.parent if triton else None
-    told = triton.told if triton else {}
-    entry = read_manifest(folder, lambda name: find_file(folder, beside, name), told)
+    declared = triton.declared if triton else {}
+    entry = read_manifest(folder, lambda name: find_file(folder, beside, name), declared)
     for field in ("graph", "tokenizer", "weights"):
         name = getattr(entry.manifest, field, None)
         if name and not find_file(folder, beside, name).is_file():
@@ -266,7 +266,7 @@ def _read_revision(folder: Path, triton: TritonConfig | None) -> _Found:
     digest = _digest_files(folder)
     if beside is not None:
         digest += _digest_files(beside, without=str.isdecimal)
-    return _Found(folder=folder, entry=entry, own_digest=digest, beside=beside)
+    return _ModelSource(folder=folder, entry=entry, own_digest=digest, beside=beside)
 
 
 def find_file(folder: Path, beside: Path | None, name: str) -> Path:

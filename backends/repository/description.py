@@ -13,24 +13,26 @@ _MOST_LABELS = 8
 
 def describe_model(info: ModelInfo, model: Model) -> list[str]:
     """Return lines of a model; with what was inferred stands what it was inferred from."""
-    told: dict[str, str] = {
+    fields: dict[str, str] = {
         "revision": f"{info.revision} in {info.profile}",
         "tasks": ", ".join(info.tasks) or "(only below others)",
         "max_tokens": str(info.max_tokens),
     }
     if info.labels is not None:
-        told["labels"] = _labels(info.labels)
+        fields["labels"] = _labels(info.labels)
     if info.dimensions is not None:
-        told["dimensions"] = str(info.dimensions)
+        fields["dimensions"] = str(info.dimensions)
     written: dict[str, Any] = msgspec.to_builtins(model.manifest)
     for field in ("outputs", "output", "function", "pooling", "truncate"):
         if written.get(field) is not None:
-            told[field] = _value(written[field])
+            fields[field] = _value(written[field])
     if model.shadow is not None:
-        told["shadow"] = f"{model.shadow.share:g} % of the items go to @{model.shadow.revision} too"
+        fields["shadow"] = (
+            f"{model.shadow.share:g} % of the items go to @{model.shadow.revision} too"
+        )
     if "pairs" in model.inferred:
-        told["pairs"] = "as the tokenizer joins them"
-    return [_line(field, value, model.inferred.get(field)) for field, value in told.items()]
+        fields["pairs"] = "as the tokenizer joins them"
+    return [_line(field, value, model.inferred.get(field)) for field, value in fields.items()]
 
 
 def _value(written: Any) -> str:

@@ -164,27 +164,27 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     inferred: dict[str, str] = {}
 
 
-def read_manifest(folder: Path, files: Files, told: Mapping[str, Any] | None = None) -> Entry:
+def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None = None) -> Entry:
     """Read the `model.yaml` of a folder; a graph's model needs none where its files tell all.
 
-    `told` is what a configuration of another server says; what is written wins over it.
+    `declared` is what a configuration of another server says; what is written wins over it.
 
     Raises:
         ModelProblem: it is missing or no YAML, says what it may not, or leaves out what nothing
             else tells; the message names the file and the field.
     """
     path = files(FILE)
-    told = told or {}
+    declared = declared or {}
     document = _read_yaml(path)
     if document is None:
-        graph = told.get("graph", "model.onnx")
+        graph = declared.get("graph", "model.onnx")
         if not files(graph).is_file():
             raise ModelProblem(f"{path}: the file is missing, and there is no `{graph}`")
         document = {}
     sources: dict[str, str] = {}
     inferable = isinstance(document, dict) and "upstream" not in document
     if inferable and document.get("kind") in _INFERRED:
-        inferred = infer(document, folder, files, told)
+        inferred = infer(document, folder, files, declared)
         document, sources = inferred.document, inferred.sources
     try:
         manifest: Manifest = msgspec.convert(document, Manifest)

@@ -37,7 +37,7 @@ _POOLINGS = MappingProxyType(
 )
 
 
-class Inferred(msgspec.Struct, frozen=True, kw_only=True):
+class InferredManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A whole manifest, and for each field that was not written the file that told it."""
 
     document: dict[str, Any]
@@ -45,17 +45,17 @@ class Inferred(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def infer(
-    document: Mapping[str, Any], folder: Path, files: Files, told: Mapping[str, Any]
-) -> Inferred:
+    document: Mapping[str, Any], folder: Path, files: Files, declared: Mapping[str, Any]
+) -> InferredManifest:
     """Return the manifest of a graph's model with nothing left out.
 
-    `files` says where a file of the model lies, which need not exist; `told` is what a
+    `files` says where a file of the model lies, which need not exist; `declared` is what a
     configuration of Triton says.
 
     Raises:
         ModelProblem: something cannot be told; the message names the field and where to write it.
     """
-    return _Inference(document, folder, files).run(told)
+    return _Inference(document, folder, files).run(declared)
 
 
 class _Inference:
@@ -66,13 +66,13 @@ class _Inference:
         self._sources: dict[str, str] = {}
         self._config = self._json(_CONFIG)
 
-    def run(self, told: Mapping[str, Any]) -> Inferred:
-        for field, value in told.items():
+    def run(self, declared: Mapping[str, Any]) -> InferredManifest:
+        for field, value in declared.items():
             self._set(field, value, TRITON)
         self._set("graph", _GRAPH, "the default")
         self._set("tokenizer", _TOKENIZER, "the default")
         if self._is_whole():
-            return Inferred(document=self._document, sources=self._sources)
+            return InferredManifest(document=self._document, sources=self._sources)
         for field in ("graph", "tokenizer"):
             path = self._files(Path(str(self._document[field])).name)
             if not path.is_file():
@@ -87,7 +87,7 @@ class _Inference:
         else:
             self._infer_encoder(outputs)
         self._tell_pairs(graph)
-        return Inferred(document=self._document, sources=self._sources)
+        return InferredManifest(document=self._document, sources=self._sources)
 
     def _is_whole(self) -> bool:
         """Whether a manifest says all by itself, as it had to before anything was inferred."""

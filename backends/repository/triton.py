@@ -22,7 +22,7 @@ _SERVED = {"onnxruntime", "onnxruntime_onnx"}
 class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a `config.pbtxt` says: fields of a manifest, and the versions that are served."""
 
-    told: dict[str, Any]
+    declared: dict[str, Any]
     policy: str
     newest: int
     versions: list[str]
@@ -56,8 +56,8 @@ def read_triton(folder: Path) -> TritonConfig | None:
         if kind in _SERVED:
             policy, newest, versions = _policy(config)
             graph = _text(config, "default_model_filename") or _GRAPH
-            told = {"graph": graph, **_labels(config, folder)}
-            return TritonConfig(told=told, policy=policy, newest=newest, versions=versions)
+            declared = {"graph": graph, **_labels(config, folder)}
+            return TritonConfig(declared=declared, policy=policy, newest=newest, versions=versions)
     except OSError as error:
         raise ModelProblem(f"{path}: cannot read `{error.filename}`: {error.strerror}") from None
     except ValueError as error:

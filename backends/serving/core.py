@@ -51,41 +51,41 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
         return self.batcher.failure or self.pipeline.failure
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     """What a repository's models became: endpoints, what runs below them, and what is broken.
 
     Of the problems, `blocked` are those that another model's is to blame for. `needs` names for
     each model all that it may ask. `kept` holds models that are broken now and answer as before.
     """
 
-    endpoints: Mapping[str, ServedModel]
+    served_models: Mapping[str, ServedModel]
     pipelines: Mapping[str, Pipeline]
     encoders: Sequence[RunningEncoder]
     problems: Mapping[str, str]
     blocked: frozenset[str] = frozenset()
     needs: Mapping[str, frozenset[str]] = {}
-    kept: Mapping[str, "Retired"] = {}
+    kept: Mapping[str, "ModelSetEntry"] = {}
 
-    def sources(self) -> dict[str, "Retired"]:
+    def sources(self) -> dict[str, "ModelSetEntry"]:
         """Return every endpoint by name, with what it is served with."""
         own = {
-            name: Retired(endpoint=endpoint, served=self)
-            for name, endpoint in self.endpoints.items()
+            name: ModelSetEntry(served_model=served_model, model_set=self)
+            for name, served_model in self.served_models.items()
         }
         return {**self.kept, **own}
 
-    def find(self, name: str) -> "Retired | None":
+    def find(self, name: str) -> "ModelSetEntry | None":
         """Return the endpoint of a name, with what it is served with."""
-        endpoint = self.endpoints.get(name)
-        if endpoint is not None:
-            return Retired(endpoint=endpoint, served=self)
+        served_model = self.served_models.get(name)
+        if served_model is not None:
+            return ModelSetEntry(served_model=served_model, model_set=self)
         return self.kept.get(name)
 
-    def part(self, name: str) -> "Served":
+    def part(self, name: str) -> "ModelSet":
         """Return what the model `name` needs, and nothing else."""
         needed = self.needs.get(name, frozenset())
-        return Served(
-            endpoints={},
+        return ModelSet(
+            served_models={},
             pipelines={n: pipeline for n, pipeline in self.pipelines.items() if n in needed},
             encoders=[encoder for encoder in self.encoders if encoder.name in needed],
             problems={},
@@ -94,27 +94,27 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
     def all_encoders(self) -> list[RunningEncoder]:
         """Return every encoder that runs, those of models kept from before after the others."""
-        used = [self, *(kept.served for kept in self.kept.values())]
-        return list({id(e.batcher): e for served in used for e in served.encoders}.values())
+        used = [self, *(kept.model_set for kept in self.kept.values())]
+        return list({id(e.batcher): e for model_set in used for e in model_set.encoders}.values())
 
     def infos(self) -> list[ModelInfo]:
         """Return what is said of each model."""
-        return [source.endpoint.info for source in self.sources().values()]
+        return [source.served_model.info for source in self.sources().values()]
 
 
-class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+class AdmittedCall(msgspec.Struct, frozen=True, kw_only=True):
     """What answers a call: its endpoint, the models that this may ask, and the work expected."""
 
-    endpoint: ServedModel
+    served_model: ServedModel
     pipelines: Mapping[str, Pipeline]
     work: CallWork
 
 
-class Retired(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint that was replaced, and what it was served with."""
 
-    endpoint: ServedModel
-    served: Served
+    served_model: ServedModel
+    model_set: ModelSet
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,14 +138,14 @@ class ServingCore:
         self,
         *,
         identity: Identity,
-        served: Served,
+        model_set: ModelSet,
         clock: Callable[[], float] = time.monotonic,
         device: Device | None = None,
         mirror: Mirror | None = None,
     ) -> None:
         self._identity = identity
-        self._served = served
-        self._retired: dict[Variant, Retired] = {}
+        self._model_set = model_set
+        self._retired: dict[Variant, ModelSetEntry] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -166,23 +166,23 @@ class ServingCore:
     @property
     def pipelines(self) -> Mapping[str, Pipeline]:
         """The models that run."""
-        return self._served.pipelines
+        return self._model_set.pipelines
 
-    def replace(self, served: Served) -> Mapping[Variant, Retired]:
+    def replace(self, model_set: ModelSet) -> Mapping[Variant, ModelSetEntry]:
         """Serve something else from now on; return what is served no longer, to be forgotten."""
-        before, self._served = self._served, served
-        kept = {_variant(info) for info in served.infos()}
+        before, self._model_set = self._model_set, model_set
+        kept = {_variant(info) for info in model_set.infos()}
         for variant in kept:
             self._retired.pop(variant, None)
         retired = {
             variant: source
             for source in before.sources().values()
-            if (variant := _variant(source.endpoint.info)) not in kept
+            if (variant := _variant(source.served_model.info)) not in kept
         }
         self._retired |= retired
         return retired
 
-    def forget(self, retired: Mapping[Variant, Retired]) -> None:
+    def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Answer calls that name these no longer, unless they came back meanwhile."""
         for variant, gone in retired.items():
             if self._retired.get(variant) is gone:
@@ -190,11 +190,11 @@ class ServingCore:
 
     def running(self) -> list[RunningEncoder]:
         """Return every encoder that a call may still need."""
-        used = [self._served, *(retired.served for retired in self._retired.values())]
-        found = {id(e.batcher): e for served in used for e in served.all_encoders()}
+        used = [self._model_set, *(retired.model_set for retired in self._retired.values())]
+        found = {id(e.batcher): e for model_set in used for e in model_set.all_encoders()}
         return list(found.values())
 
-    def admit(self, call: Call) -> Admitted:
+    def admit(self, call: Call) -> AdmittedCall:
         """Return what answers a call, whose work is not admitted yet.
 
         Raises:
@@ -202,39 +202,39 @@ class ServingCore:
         """
         if self.draining:
             raise NotReady("the backend is stopping; try another one")
-        endpoint, served = self._find(call)
-        if call.task not in endpoint.algorithms:
+        served_model, model_set = self._find(call)
+        if call.task not in served_model.algorithms:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
-        running = _running(served, endpoint.encoder)
+        running = _running(model_set, served_model.encoder)
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         if running.upstream in self.unready:
             raise NotReady(f"the server that runs `{call.model}` is not ready")
-        work = CallWork(call, endpoint.info, estimates=self._estimates, batcher=running.batcher)
-        return Admitted(endpoint=endpoint, pipelines=served.pipelines, work=work)
+        work = CallWork(call, served_model.info, estimates=self._estimates, batcher=running.batcher)
+        return AdmittedCall(served_model=served_model, pipelines=model_set.pipelines, work=work)
 
-    def _find(self, call: Call) -> tuple[ServedModel, Served]:
+    def _find(self, call: Call) -> tuple[ServedModel, ModelSet]:
         asked = (call.model, call.revision, call.profile)
-        endpoint, served = self._served.endpoints.get(call.model), self._served
-        if endpoint is None and (kept := self._served.kept.get(call.model)) is not None:
-            endpoint, served = kept.endpoint, kept.served
-        if endpoint is not None and _variant(endpoint.info) == asked:
-            return endpoint, served
+        served_model, model_set = self._model_set.served_models.get(call.model), self._model_set
+        if served_model is None and (kept := self._model_set.kept.get(call.model)) is not None:
+            served_model, model_set = kept.served_model, kept.model_set
+        if served_model is not None and _variant(served_model.info) == asked:
+            return served_model, model_set
         if (retired := self._retired.get(asked)) is not None:
-            return retired.endpoint, retired.served
-        if endpoint is None:
+            return retired.served_model, retired.model_set
+        if served_model is None:
             raise ModelNotFound(f"model `{call.model}` is not served here")
-        info = endpoint.info
+        info = served_model.info
         raise RevisionMismatch(f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`")
 
     def backlog(self, call: Call) -> float:
         """Return the seconds after which an admitted call, sent again, would find room."""
         try:
-            endpoint, served = self._find(call)
+            served_model, model_set = self._find(call)
         except CallRefused:
             # It was replaced meanwhile: whoever comes again finds the new one.
             return _SOON
-        return _running(served, endpoint.encoder).batcher.backlog()
+        return _running(model_set, served_model.encoder).batcher.admission.backlog()
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -260,17 +260,17 @@ class ServingCore:
         """Return what was loaded and has died since."""
         return [
             f"{encoder.name}: {encoder.failure}"
-            for encoder in self._served.all_encoders()
+            for encoder in self._model_set.all_encoders()
             if encoder.failure is not None
         ]
 
     def state(self) -> BackendState:
         """Return identity, readiness, models and load."""
         failures = self.failures()
-        problems = [f"{name}: {reason}" for name, reason in self._served.problems.items()]
+        problems = [f"{name}: {reason}" for name, reason in self._model_set.problems.items()]
         away = [
             f"{encoder.name}: {encoder.upstream} is not ready"
-            for encoder in self._served.all_encoders()
+            for encoder in self._model_set.all_encoders()
             if encoder.upstream in self.unready
         ]
         missing = [*failures, *problems, *away]
@@ -280,7 +280,7 @@ class ServingCore:
         infos = self._infos()
         if not infos:
             missing.append("no model is served")
-        providers = {encoder.batcher.provider for encoder in self._served.all_encoders()}
+        providers = {encoder.batcher.provider for encoder in self._model_set.all_encoders()}
         return BackendState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
@@ -288,7 +288,7 @@ class ServingCore:
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=infos,
-            problems=dict(self._served.problems),
+            problems=dict(self._model_set.problems),
             report=self.report(),
         )
 
@@ -301,7 +301,7 @@ class ServingCore:
             msgspec.structs.replace(info, earlier=earlier[info.name])
             if info.name in earlier
             else info
-            for info in self._served.infos()
+            for info in self._model_set.infos()
         ]
 
     def report_frame(self) -> bytes:
@@ -313,7 +313,7 @@ class ServingCore:
 
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
-        statistics = [encoder.batcher.statistics() for encoder in self._served.all_encoders()]
+        statistics = [encoder.batcher.statistics() for encoder in self._model_set.all_encoders()]
         work = sum(s.work for s in statistics)
         return Report(
             queued_rows=sum(s.queued_rows for s in statistics),
@@ -329,7 +329,7 @@ class ServingCore:
 
     def snapshot(self) -> Snapshot:
         """Return the numbers the metrics are made of; of two encoders of a name, the newer's."""
-        encoders = {encoder.name: encoder for encoder in reversed(self._served.all_encoders())}
+        encoders = {encoder.name: encoder for encoder in reversed(self._model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,
             calls_in_flight=self.calls_in_flight,
@@ -351,5 +351,5 @@ def _variant(info: ModelInfo) -> Variant:
     return info.name, info.revision, info.profile
 
 
-def _running(served: Served, encoder: str) -> RunningEncoder:
-    return next(running for running in served.encoders if running.name == encoder)
+def _running(model_set: ModelSet, encoder: str) -> RunningEncoder:
+    return next(running for running in model_set.encoders if running.name == encoder)

@@ -21,7 +21,7 @@ from backends.protocol import (
     Failed,
     Task,
 )
-from backends.serving.core import Admitted, ServingCore
+from backends.serving.core import AdmittedCall, ServingCore
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
@@ -50,17 +50,17 @@ class ItemAnswerer:
     def __init__(
         self,
         *,
-        engine: ServingCore,
-        admitted: Admitted,
+        core: ServingCore,
+        admitted: AdmittedCall,
         call: Call,
         decoders: Decoders,
         received: float,
         clock: Callable[[], float],
         tracing: Tracing,
     ) -> None:
-        self._engine = engine
+        self._core = core
         self._call = call
-        self._algorithm = admitted.endpoint.algorithms[call.task]
+        self._algorithm = admitted.served_model.algorithms[call.task]
         self._pipelines = admitted.pipelines
         self._work = admitted.work
         self._decoder = decoders.items[call.task]
@@ -85,14 +85,14 @@ class ItemAnswerer:
         outcome: Done | Failed | None = None
         try:
             left = caller.deadline - self._clock()
-            caller.promise = self._work.promise(index, item, time_left=left)
+            caller.reservation = self._work.reservation(index, item, time_left=left)
             result = await self._run(item, caller)
             outcome = Done(
                 index=index,
                 result=result,
                 rows=caller.rows,
                 tokens=caller.tokens,
-                known=caller.known,
+                known=caller.cached,
                 truncated_from=caller.truncated_from,
             )
         except asyncio.CancelledError:
@@ -110,7 +110,7 @@ class ItemAnswerer:
 
     def _end(self, index: int, caller: Caller, outcome: Done | Failed | None) -> None:
         """Count how an item ended, and learn from it; without an outcome it was given up."""
-        self._engine.count_item(self._call, _kind(outcome))
+        self._core.count_item(self._call, _kind(outcome))
         if outcome is None:
             # Whoever waits gives up at the very moment that the time is over here.
             is_late = caller.deadline - self._clock() < _GIVEN_UP_LATE
@@ -135,7 +135,7 @@ class ItemAnswerer:
         if not left > 0:
             raise DeadlineExceeded(
                 "the time of the item was over before it began",
-                retry_after=self._engine.backlog(self._call),
+                retry_after=self._core.backlog(self._call),
             )
         try:
             body = self._decoder.decode(item.body)
@@ -147,7 +147,7 @@ class ItemAnswerer:
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
             raise DeadlineExceeded(
-                "the time of the item is over", retry_after=self._engine.backlog(self._call)
+                "the time of the item is over", retry_after=self._core.backlog(self._call)
             ) from None
 
 

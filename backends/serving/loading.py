@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from backends.algorithms.base import ServedModel
-from backends.algorithms.registry import build_endpoint
-from backends.algorithms.shadow import Mirror, shadowed
-from backends.batching.batcher import Batcher, QueueLimits
+from backends.algorithms.registry import build_served_model
+from backends.algorithms.shadow import Mirror, mirrored_model
+from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
+from backends.batching.submission import QueueLimits
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -22,7 +23,7 @@ from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
 from backends.qualification.admit import Admit, Candidate
 from backends.qualification.agreement import check_agreement
-from backends.qualification.tuned import Tuned, read_tuned
+from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, Model, base_name
 from backends.repository.manifest import (
     ClassifierManifest,
@@ -31,7 +32,7 @@ from backends.repository.manifest import (
     HeadManifest,
     builds_on,
 )
-from backends.serving.core import Identity, RunningEncoder, Served, ServingCore
+from backends.serving.core import Identity, ModelSet, RunningEncoder, ServingCore
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True):
     admit: Admit
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
+class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
     """What models share and a reload keeps: the device, known rows, what is mirrored."""
 
     device: Device
@@ -63,33 +64,33 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     mirror: Mirror
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
     """An engine and the batchers whose threads it needs started."""
 
-    engine: ServingCore
+    core: ServingCore
     batchers: list[Batcher]
     problems: Mapping[str, str]
 
 
-def load_engine(catalogue: Catalogue, tools: Tools) -> Loaded:
+def load_core(catalogue: Catalogue, tools: Tools) -> LoadedCore:
     """Load every model of a catalogue; one that cannot be loaded is a problem, no error."""
     shared = make_shared(tools)
-    served = load_models(catalogue, tools, shared)
+    model_set = load_models(catalogue, tools, shared)
     settings = tools.settings
-    engine = ServingCore(
+    core = ServingCore(
         identity=Identity(backend_id=settings.backend_id, region=settings.region),
-        served=served,
+        model_set=model_set,
         clock=tools.clock,
         device=shared.device,
     )
-    batchers = [encoder.batcher for encoder in served.encoders]
-    return Loaded(engine=engine, batchers=batchers, problems=served.problems)
+    batchers = [encoder.batcher for encoder in model_set.encoders]
+    return LoadedCore(core=core, batchers=batchers, problems=model_set.problems)
 
 
-def make_shared(tools: Tools) -> Shared:
+def make_shared(tools: Tools) -> SharedResources:
     """Return what the models of a process share, before any is loaded."""
     device = Device(slots=_slots(tools.settings), clock=tools.clock)
-    return Shared(
+    return SharedResources(
         device=device,
         cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
         mirror=Mirror(clock=tools.clock, busy_share=device.busy_share),
@@ -97,8 +98,11 @@ def make_shared(tools: Tools) -> Shared:
 
 
 def load_models(
-    catalogue: Catalogue, tools: Tools, shared: Shared, running: Sequence[RunningEncoder] = ()
-) -> Served:
+    catalogue: Catalogue,
+    tools: Tools,
+    shared: SharedResources,
+    running: Sequence[RunningEncoder] = (),
+) -> ModelSet:
     """Load every model of a catalogue; encoders of `running` that did not change are kept."""
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
@@ -106,8 +110,8 @@ def load_models(
     # Last, so that what builds on a model asks the model alone.
     for model in catalogue.models.values():
         loader.mirror(model)
-    return Served(
-        endpoints=loader.endpoints,
+    return ModelSet(
+        served_models=loader.served_models,
         pipelines=loader.pipelines,
         encoders=loader.running,
         problems=loader.problems,
@@ -121,7 +125,7 @@ class _Loader:
         self,
         catalogue: Catalogue,
         tools: Tools,
-        shared: Shared,
+        shared: SharedResources,
         running: Sequence[RunningEncoder],
     ) -> None:
         self._catalogue = catalogue
@@ -133,7 +137,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
-        self.endpoints: dict[str, ServedModel] = {}
+        self.served_models: dict[str, ServedModel] = {}
         self.pipelines: dict[str, Pipeline] = {}
         self.running: list[RunningEncoder] = []
         self.problems = dict(catalogue.problems)
@@ -146,11 +150,11 @@ class _Loader:
         if any(name in self.problems and base_name(name) != model.name for name in below):
             self.blocked.add(model.name)
         try:
-            endpoint = build_endpoint(model, self.endpoints)
+            served_model = build_served_model(model, self.served_models)
             if isinstance(model.manifest, EncoderManifest | ClassifierManifest):
                 self._load_encoder(model, model.manifest)
             elif isinstance(model.manifest, HeadManifest):
-                self._load_head(model, model.manifest, endpoint)
+                self._load_head(model, model.manifest, served_model)
         except ModelProblem as error:
             self.problems[model.name] = str(error)
             return
@@ -158,23 +162,23 @@ class _Loader:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             self.problems[model.name] = f"{model.folder}: it cannot be loaded: {reason}"
             return
-        self.endpoints[model.name] = endpoint
+        self.served_models[model.name] = served_model
         self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
 
     def mirror(self, model: Model) -> None:
         """Let the shadow of a model see its items; one that is broken is named, and sees none."""
-        endpoint = self.endpoints.get(model.name)
-        if model.shadow is None or endpoint is None:
+        served_model = self.served_models.get(model.name)
+        if model.shadow is None or served_model is None:
             return
         name = f"{model.name}@{model.shadow.revision}"
-        shadow = self.endpoints.get(name)
+        shadow = self.served_models.get(name)
         if shadow is None:
             return
-        both = shadowed(endpoint, shadow, plan=model.shadow, mirror=self._shared.mirror)
+        both = mirrored_model(served_model, shadow, plan=model.shadow, mirror=self._shared.mirror)
         if both is None:
             self.problems[name] = f"it is the shadow of `{model.name}` and has no task of it"
         else:
-            self.endpoints[model.name] = both
+            self.served_models[model.name] = both
             self.needs[model.name] |= self.needs[name]
 
     def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
@@ -206,17 +210,18 @@ class _Loader:
         batcher = Batcher(
             name=model.name,
             executor=executor,
-            cost=executor.cost,
+            options=BatchingOptions(
+                batch=BatchLimits(
+                    rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
+                    tokens=settings.max_batch_tokens,
+                    by_arrival=settings.batch_order == "arrival",
+                ),
+                queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
+                worker_threads=None if source.upstream else _worker_threads(settings, found),
+                always_wide=settings.wide == "always",
+            ),
             # A batch on another server takes no slot of the device here.
             device=None if source.upstream else self._shared.device,
-            always_wide=settings.wide == "always",
-            lanes=None if source.upstream else _lanes(settings, found),
-            batch=BatchLimits(
-                rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
-                tokens=settings.max_batch_tokens,
-                by_arrival=settings.batch_order == "arrival",
-            ),
-            queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             clock=tools.clock,
             tracing=tools.tracing,
         )
@@ -243,7 +248,7 @@ class _Loader:
         here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
         check_agreement(candidate, executor, here)
 
-    def _load_head(self, model: Model, manifest: HeadManifest, endpoint: ServedModel) -> None:
+    def _load_head(self, model: Model, manifest: HeadManifest, served_model: ServedModel) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
         if not isinstance(below, EncoderManifest):
             raise ModelProblem(f"{model.folder}: `{manifest.encoder}` is no encoder")
@@ -259,7 +264,7 @@ class _Loader:
         weights = HeadWeights(
             layers, activation=manifest.activation, normalize_input=manifest.normalize_input
         )
-        encoder = self._encoders[endpoint.encoder]
+        encoder = self._encoders[served_model.encoder]
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
 
 
@@ -285,13 +290,15 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
     )
 
 
-def _rows_per_batch(settings: BackendSettings, found: Tuned | None, executor: ModelExecutor) -> int:
+def _rows_per_batch(
+    settings: BackendSettings, found: TunedBatching | None, executor: ModelExecutor
+) -> int:
     """Return what the settings say, or else what was found best here; never more than it takes."""
     rows = settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
     return min(rows, executor.most_rows or rows)
 
 
-def _lanes(settings: BackendSettings, found: Tuned | None) -> int | None:
+def _worker_threads(settings: BackendSettings, found: TunedBatching | None) -> int | None:
     """Return what the settings say, or else what was found best here; `None` for all there are."""
     if settings.provider in _HOST and settings.threads:
         return settings.threads
@@ -319,4 +326,4 @@ def _candidate(
 
 def _slots(settings: BackendSettings) -> int:
     """Return how many batches the device takes at a time."""
-    return settings.lanes if settings.provider in _HOST else settings.gpu_runs
+    return settings.worker_threads if settings.provider in _HOST else settings.gpu_runs

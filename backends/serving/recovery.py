@@ -10,28 +10,28 @@ import msgspec
 
 from backends.repository.catalogue import Catalogue, Revisions, base_name
 from backends.repository.last_good import read_last_good, write_last_good
-from backends.serving.core import Retired, RunningEncoder, Served
+from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
 
 Shares = Mapping[str, int]
 Pinned = Mapping[str, Shares]
 Read = Callable[[Pinned], Catalogue]
-Load = Callable[[Catalogue, Sequence[RunningEncoder]], Served]
+Load = Callable[[Catalogue, Sequence[RunningEncoder]], ModelSet]
 
 
-class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveredModels(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be served, and the catalogue that it was made of."""
 
     catalogue: Catalogue
-    served: Served
+    model_set: ModelSet
 
 
 def load_repository(
     read: Read,
     load: Load,
     *,
-    before: Served | None,
+    before: ModelSet | None,
     usable: Callable[[Catalogue], Sequence[RunningEncoder]],
-) -> Recovered:
+) -> RecoveredModels:
     """Return what a repository's models became; of `before` what is broken is served on.
 
     `usable` returns the encoders that may run on: without one of them, what needs it is not kept.
@@ -39,48 +39,51 @@ def load_repository(
     search = _Search(before)
     catalogue = read({})
     running = usable(catalogue)
-    served = load(catalogue, running)
-    while search.pin(catalogue, served):
+    model_set = load(catalogue, running)
+    while search.pin(catalogue, model_set):
         catalogue = read(search.pinned)
-        served = load(catalogue, [*running, *served.encoders])
-    _keep_records(catalogue, served, search.pinned)
-    kept = _kept(before, catalogue, served, running, broken=served.problems.keys() | search.reasons)
-    problems = _explained(catalogue, served, kept, search)
-    return Recovered(
-        catalogue=catalogue, served=msgspec.structs.replace(served, problems=problems, kept=kept)
+        model_set = load(catalogue, [*running, *model_set.encoders])
+    _keep_records(catalogue, model_set, search.pinned)
+    kept = _kept(
+        before, catalogue, model_set, running, broken=model_set.problems.keys() | search.reasons
+    )
+    problems = _explained(catalogue, model_set, kept, search)
+    return RecoveredModels(
+        catalogue=catalogue,
+        model_set=msgspec.structs.replace(model_set, problems=problems, kept=kept),
     )
 
 
 class _Search:
     """Tries one revision after another of each model that is broken."""
 
-    def __init__(self, before: Served | None) -> None:
+    def __init__(self, before: ModelSet | None) -> None:
         self._before = before
         self._left: dict[str, Iterator[Shares]] = {}
         self.pinned: dict[str, Shares] = {}
         self.reasons: dict[str, str] = {}
 
-    def pin(self, catalogue: Catalogue, served: Served) -> bool:
+    def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
         """Choose for broken models what to try next; tell whether there is something.
 
         What is broken because of another model is tried only when nothing mends that.
         """
         broken = [
             name
-            for name in served.problems
+            for name in model_set.problems
             if name in catalogue.revisions
-            and name not in served.endpoints
+            and name not in model_set.served_models
             and name not in catalogue.waiting
         ]
-        own = [name for name in broken if name not in served.blocked]
-        return self._advance(own, catalogue, served) or self._advance(
-            [name for name in broken if name in served.blocked], catalogue, served
+        own = [name for name in broken if name not in model_set.blocked]
+        return self._advance(own, catalogue, model_set) or self._advance(
+            [name for name in broken if name in model_set.blocked], catalogue, model_set
         )
 
-    def _advance(self, names: Sequence[str], catalogue: Catalogue, served: Served) -> bool:
+    def _advance(self, names: Sequence[str], catalogue: Catalogue, model_set: ModelSet) -> bool:
         advanced = False
         for name in names:
-            self.reasons.setdefault(name, _reason(name, catalogue, served))
+            self.reasons.setdefault(name, _reason(name, catalogue, model_set))
             revisions = catalogue.revisions[name]
             left = self._left.setdefault(name, self._candidates(name, revisions))
             shares = next(left, None)
@@ -101,28 +104,28 @@ class _Search:
                 yield {number: 1}
 
 
-def _reason(name: str, catalogue: Catalogue, served: Served) -> str:
+def _reason(name: str, catalogue: Catalogue, model_set: ModelSet) -> str:
     """Return why a model is broken: of one with shares, what is wrong with its revision."""
     for number in catalogue.revisions[name].shares:
-        if (reason := served.problems.get(f"{name}@{number}")) is not None:
+        if (reason := model_set.problems.get(f"{name}@{number}")) is not None:
             return reason
-    return served.problems[name]
+    return model_set.problems[name]
 
 
-def _keep_records(catalogue: Catalogue, served: Served, pinned: Pinned) -> None:
+def _keep_records(catalogue: Catalogue, model_set: ModelSet, pinned: Pinned) -> None:
     for name, revisions in catalogue.revisions.items():
-        if name in served.endpoints and name not in pinned:
+        if name in model_set.served_models and name not in pinned:
             write_last_good(revisions.folder, revisions.shares)
 
 
 def _kept(
-    before: Served | None,
+    before: ModelSet | None,
     catalogue: Catalogue,
-    served: Served,
+    model_set: ModelSet,
     running: Sequence[RunningEncoder],
     *,
     broken: Collection[str],
-) -> dict[str, Retired]:
+) -> dict[str, ModelSetEntry]:
     """Return what was served and is broken now; not what is gone from the repository.
 
     A revision that `serving.yaml` kept warm is served on while its model is broken: nothing that
@@ -134,21 +137,21 @@ def _kept(
     found = {}
     for name, source in before.sources().items():
         is_broken = name in broken or base_name(name) in broken
-        if name in served.endpoints or not is_broken or name in catalogue.waiting:
+        if name in model_set.served_models or not is_broken or name in catalogue.waiting:
             continue
-        part = source.served.part(name)
+        part = source.model_set.part(name)
         if all(id(encoder.batcher) in usable for encoder in part.encoders):
-            found[name] = Retired(endpoint=source.endpoint, served=part)
+            found[name] = ModelSetEntry(served_model=source.served_model, model_set=part)
     return found
 
 
 def _explained(
-    catalogue: Catalogue, served: Served, kept: Mapping[str, Retired], search: _Search
+    catalogue: Catalogue, model_set: ModelSet, kept: Mapping[str, ModelSetEntry], search: _Search
 ) -> dict[str, str]:
     """Return what is wrong with each model, and what answers in its place."""
-    problems = dict(served.problems)
+    problems = dict(model_set.problems)
     for name, reason in search.reasons.items():
-        if name in served.endpoints:
+        if name in model_set.served_models:
             numbers = [f"`{number}`" for number in catalogue.revisions[name].shares]
             if len(numbers) == 1:
                 instead = f"revision {numbers[0]}, served last, answers in its place"
@@ -159,6 +162,6 @@ def _explained(
             problems[name] = reason
     for name, retired in kept.items():
         if name in problems:
-            revision = retired.endpoint.info.revision
+            revision = retired.served_model.info.revision
             problems[name] += f"; revision {revision}, served until now, answers in its place"
     return problems

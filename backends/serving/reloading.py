@@ -11,9 +11,16 @@ from backends.errors import StartProblem
 from backends.open_inference.address import RemoteModelServer, servers
 from backends.open_inference.client import fingerprint
 from backends.repository.catalogue import Catalogue, read_catalogue
-from backends.serving.core import Identity, Retired, RunningEncoder, Served, ServingCore, Variant
+from backends.serving.core import (
+    Identity,
+    ModelSet,
+    ModelSetEntry,
+    RunningEncoder,
+    ServingCore,
+    Variant,
+)
 from backends.serving.loading import Tools, load_models, make_shared
-from backends.serving.recovery import Pinned, Recovered, load_repository
+from backends.serving.recovery import Pinned, RecoveredModels, load_repository
 
 _log = logging.getLogger(__name__)
 # How often servers that run models of ours are asked whether they are ready.
@@ -45,26 +52,26 @@ class Repository:
         settings = tools.settings
         self._servers = servers(settings)
         loaded = self._load(None, ())
-        served = loaded.served
+        model_set = loaded.model_set
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
         # Seconds after which a server that is ready is tried again whose model could not be loaded.
         self.try_again_after = _TRY_AGAIN
-        self.engine = ServingCore(
+        self.core = ServingCore(
             identity=Identity(backend_id=settings.backend_id, region=settings.region),
-            served=served,
+            model_set=model_set,
             clock=tools.clock,
             device=self._shared.device,
             mirror=self._shared.mirror,
         )
-        self.served = served
+        self.model_set = model_set
         self._started: dict[int, RunningEncoder] = {}
         self._waiting: asyncio.Future[None] | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._start(self.served.encoders)
+        await self._start(self.model_set.encoders)
         self._tasks.add(asyncio.create_task(self._watch()))
         return self
 
@@ -112,13 +119,13 @@ class Repository:
 
     async def _reload(self) -> None:
         self._tried = self._tools.clock()
-        loaded = await asyncio.to_thread(self._load, self.served, self.engine.running())
-        served = loaded.served
-        await self._start(served.encoders)
-        self.served = served
+        loaded = await asyncio.to_thread(self._load, self.model_set, self.core.running())
+        model_set = loaded.model_set
+        await self._start(model_set.encoders)
+        self.model_set = model_set
         self._upstreams = loaded.catalogue.upstreams
-        retired = self.engine.replace(served)
-        for name, reason in served.problems.items():
+        retired = self.core.replace(model_set)
+        for name, reason in model_set.problems.items():
             _log.error("a model is broken", extra={"model": name, "reason": reason})
         _log.info("the models were read again", extra={"replaced": len(retired)})
         task = asyncio.create_task(self._retire(retired))
@@ -144,8 +151,8 @@ class Repository:
             asked = (asyncio.to_thread(self._fingerprint, upstream) for upstream in known)
             found = dict(zip(known, await asyncio.gather(*asked), strict=True))
             ill = await self._ill({each for each in known if found[each]})
-            self.engine.unready = frozenset(ill.union(e for e in known if not found[e]))
-            used = {encoder.upstream for encoder in self.served.all_encoders()}
+            self.core.unready = frozenset(ill.union(e for e in known if not found[e]))
+            used = {encoder.upstream for encoder in self.model_set.all_encoders()}
             # One that is ready and could not be loaded then may be loaded later.
             late = self._tools.clock() - self._tried >= self.try_again_after
             broken = any(found[each] and each not in used for each in known) and late
@@ -154,7 +161,7 @@ class Repository:
 
     async def _ill(self, ready: set[RemoteModelServer]) -> set[RemoteModelServer]:
         """Return those of the servers that say they are ready and do not answer."""
-        asked = [encoder for encoder in self.served.all_encoders() if encoder.upstream in ready]
+        asked = [encoder for encoder in self.model_set.all_encoders() if encoder.upstream in ready]
         well = await asyncio.gather(*(asyncio.to_thread(each.is_well) for each in asked))
         pairs = zip(asked, well, strict=True)
         return {each.upstream for each, is_well in pairs if each.upstream and not is_well}
@@ -167,11 +174,11 @@ class Repository:
         known = self._upstreams
         return {each for each in found if found[each] and found[each] != known.get(each)}
 
-    def _load(self, before: Served | None, running: Sequence[RunningEncoder]) -> Recovered:
+    def _load(self, before: ModelSet | None, running: Sequence[RunningEncoder]) -> RecoveredModels:
         def read(pinned: Pinned) -> Catalogue:
             return read_catalogue(self._root, self._servers, more=self._more, pinned=pinned)
 
-        def load(catalogue: Catalogue, known: Sequence[RunningEncoder]) -> Served:
+        def load(catalogue: Catalogue, known: Sequence[RunningEncoder]) -> ModelSet:
             return load_models(catalogue, self._tools, self._shared, known)
 
         def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
@@ -181,11 +188,11 @@ class Repository:
 
         return load_repository(read, load, before=before, usable=usable)
 
-    async def _retire(self, retired: Mapping[Variant, Retired]) -> None:
+    async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Give gateways the time to hear of the change, then let go of what nobody needs."""
         await asyncio.sleep(self._retire_after)
-        self.engine.forget(retired)
-        needed = {id(encoder.batcher) for encoder in self.engine.running()}
+        self.core.forget(retired)
+        needed = {id(encoder.batcher) for encoder in self.core.running()}
         idle = [e for place, e in self._started.items() if place not in needed]
         await self._stop(idle)
 

@@ -14,7 +14,7 @@ import tokenizers
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, Overloaded
 from backends.tokenization.layout import learn_layout
-from backends.types import Encoding, IntArray, Piece, Segment, Text
+from backends.types import Encoding, IntArray, Segment, Text, TokenSpan
 
 # One batch is one job for one thread; more texts than this are shared between threads.
 _BATCH_TEXTS = 64
@@ -208,7 +208,7 @@ class Tokenizer:
         whole = len(self._whole_copy().encode(*text).ids)
         return whole if whole > len(encoding.ids) else 0
 
-    def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[Piece]:
+    def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[TokenSpan]:
         return _pieces(encoding, text, unknown=self._unknown, prefix=self._prefix)
 
     def _copy(self) -> tokenizers.Tokenizer:
@@ -272,7 +272,7 @@ def _encoding(encoding: tokenizers.Encoding, text: Text, *, truncated_from: int)
 
 def _pieces(
     encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, prefix: str
-) -> list[Piece]:
+) -> list[TokenSpan]:
     """Say where each token lies, and whether it continues a word.
 
     As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
@@ -289,5 +289,7 @@ def _pieces(
             continues = token.startswith(prefix)
         else:
             continues = start > 0 and " " not in source[start - 1 : start + 1]
-        pieces.append(Piece(start=start, end=end, special=bool(special), continues_word=continues))
+        pieces.append(
+            TokenSpan(start=start, end=end, special=bool(special), continues_word=continues)
+        )
     return pieces

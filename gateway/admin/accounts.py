@@ -10,7 +10,7 @@ from litestar import Controller, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from gateway.admin.known_models import KnownModels
+from gateway.admin.model_names import ModelNameValidator
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
@@ -20,7 +20,7 @@ from gateway.types import KeyId, Rule, TenantId
 
 T = TypeVar("T")
 _ACTOR = "admin"
-_PATIENCE = 2.0
+_WORKERS_TIMEOUT = 2.0
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,7 +104,7 @@ class AccountChanges:
         made = await asyncio.to_thread(change)
         try:
             version = await self._control.touch(Topic.ACCOUNTS)
-            await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_PATIENCE)
+            await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
         except DependencyUnavailable:
             return made
         return made
@@ -126,10 +126,10 @@ class TenantController(Controller):
         self,
         data: JSONBody[NewTenant],
         changes: NamedDependency[AccountChanges],
-        known_models: NamedDependency[KnownModels],
+        model_names: NamedDependency[ModelNameValidator],
     ) -> Tenant:
         """Create a tenant."""
-        await known_models.check_rules(data.limits)
+        await model_names.check_rules(data.limits)
         accounts = changes.accounts
         record = await changes.make(
             lambda: accounts.create_tenant(data.id, name=data.name, rules=data.limits, actor=_ACTOR)
@@ -147,10 +147,10 @@ class TenantController(Controller):
         tenant: FromPath[str],
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
-        known_models: NamedDependency[KnownModels],
+        model_names: NamedDependency[ModelNameValidator],
     ) -> Tenant:
         """Replace a tenant's limits; an empty list means that the document's apply."""
-        await known_models.check_rules(data)
+        await model_names.check_rules(data)
         accounts = changes.accounts
         return _tenant(await changes.make(lambda: accounts.set_limits(tenant, data, actor=_ACTOR)))
 
@@ -175,11 +175,11 @@ class KeyController(Controller):
         self,
         data: JSONBody[NewKey],
         changes: NamedDependency[AccountChanges],
-        known_models: NamedDependency[KnownModels],
+        model_names: NamedDependency[ModelNameValidator],
     ) -> CreatedKey:
         """Create a key; its text is in this answer and nowhere else."""
-        await known_models.check(data.models or (), field="models")
-        await known_models.check_rules(data.limits)
+        await model_names.check(data.models or (), field="models")
+        await model_names.check_rules(data.limits)
         text, accounts = new_key(), changes.accounts
         record = await changes.make(
             lambda: accounts.create_key(
@@ -200,10 +200,10 @@ class KeyController(Controller):
         key: FromPath[str],
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
-        known_models: NamedDependency[KnownModels],
+        model_names: NamedDependency[ModelNameValidator],
     ) -> Key:
         """Replace a key's limits; an empty list means that the document's apply."""
-        await known_models.check_rules(data)
+        await model_names.check_rules(data)
         accounts = changes.accounts
         record = await changes.make(lambda: accounts.set_key_limits(key, data, actor=_ACTOR))
         return Key(**_fields(record))

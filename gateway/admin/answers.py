@@ -3,8 +3,8 @@
 import msgspec
 
 from gateway.admin.models import BackendModels
-from gateway.api.problem_details import Problem
 from gateway.cache.base import CacheStatistics
+from gateway.http.problem_details import Problem
 from gateway.ledger.types import Units
 from gateway.routing.statistics import EndpointStatistics
 

@@ -1,7 +1,6 @@
 """The Litestar application of the operators' listener: routes, access, errors as problems."""
 
 import hmac
-import logging
 import secrets
 from typing import Any
 
@@ -16,35 +15,26 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.admin.accounts import AccountChanges, KeyController, TenantController
-from gateway.admin.active import ActiveDocument
+from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
-from gateway.admin.known_models import KnownModels
+from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
 from gateway.admin.operations import OperationsController, live, metrics, ready
 from gateway.admin.publishing import Publisher
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document
-from gateway.api.problem_details import MEDIA_TYPE, encode_problem, problem_headers
-from gateway.errors import (
-    AuthenticationFailed,
-    GatewayError,
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    PayloadTooLarge,
-)
+from gateway.api.error_handling import problem_response
+from gateway.auth.bearer import find_bearer_token
+from gateway.errors import AuthenticationFailed
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
-from gateway.middleware.admission import bearer
 from gateway.redis.connect import Pipe
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 
-_log = logging.getLogger(__name__)
 _REQUEST_ID = "request_id"
 HANDLERS = (
     *(ConfigController, TenantController, KeyController, BillingController),
@@ -83,7 +73,9 @@ class AdminAccess(ASGIMiddleware):
 
     def _is_admin(self, scope: Scope) -> bool:
         # Without a key nobody is admin: an empty one must not let everybody in.
-        return bool(self._key) and hmac.compare_digest(bearer(scope), self._key)
+        return bool(self._key) and hmac.compare_digest(
+            find_bearer_token(scope["headers"]), self._key
+        )
 
 
 def build_admin(
@@ -97,7 +89,7 @@ def build_admin(
     draining: Draining | None = None,
 ) -> Application:
     """Return the application; objects are made and owned by the caller."""
-    active = ActiveDocument(control=control, settings=settings)
+    active = ActiveDocumentReader(control=control, settings=settings)
     objects: dict[str, object] = {
         "settings": settings,
         "control": control,
@@ -107,7 +99,7 @@ def build_admin(
         "recovery": recovery,
         "draining": draining or Draining(),
         "active": active,
-        "known_models": KnownModels(control=control, active=active),
+        "model_names": ModelNameValidator(control=control, active=active),
         "changes": AccountChanges(ledger=ledger, control=control),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
@@ -141,43 +133,6 @@ def _provide(value: object) -> Provide:
 
 
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    # A route that does not exist is refused before the middleware names the request.
+    # A route that does not exist is refused before the middleware makes the request's id.
     request_id = str(request.scope["state"].get(_REQUEST_ID) or new_id())
-    known = _known(error, request_id)
-    headers = {name.decode(): value.decode() for name, value in problem_headers(known)}
-    headers |= {"x-request-id": request_id}
-    if isinstance(error, HTTPException):
-        headers |= error.headers or {}  # `Allow`
-    return Response(
-        encode_problem(known, request_id),
-        status_code=known.status,
-        media_type=MEDIA_TYPE.decode(),
-        headers=headers,
-    )
-
-
-def _known(error: Exception, request_id: str) -> GatewayError:
-    if isinstance(error, GatewayError):
-        return error
-    if isinstance(error, HTTPException) and error.status_code < InternalError.status:
-        if error.status_code == NotFound.status:
-            return NotFound("there is no such route")
-        if error.status_code == MethodNotAllowed.status:
-            return MethodNotAllowed("the route answers other methods")
-        if error.status_code == PayloadTooLarge.status:
-            return PayloadTooLarge("the body is larger than this route takes")
-        return InvalidRequest(f"the request does not fit the route: {_reason(error)}")
-    _log.error("unexpected failure", exc_info=error, extra={"request_id": request_id})
-    return InternalError("this is our fault; the log has more under the `request_id`")
-
-
-def _reason(error: HTTPException) -> str:
-    """Return what was wrong, with the names of the fields where they are known."""
-    extra = error.extra if isinstance(error.extra, list) else []
-    wrong = [e for e in extra if isinstance(e, dict) and "key" in e]
-    return "; ".join(f"{_place(e['key'])}: {e['message']}" for e in wrong) or error.detail
-
-
-def _place(key: str) -> str:
-    """Return what Litestar calls `key`; the body as a whole has the name of our parameter there."""
-    return "the body" if key == "data" else f"`{key}`"
+    return problem_response(error, request_id, {"x-request-id": request_id})

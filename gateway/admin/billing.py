@@ -9,7 +9,7 @@ from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
-from gateway.admin.active import ActiveDocument
+from gateway.admin.active_document import ActiveDocumentReader
 from gateway.api.grouping import read_groups
 from gateway.errors import InvalidRequest
 from gateway.ledger import rendering
@@ -37,7 +37,7 @@ class BillingController(Controller):
     async def usage(
         self,
         ledger: NamedDependency[Ledger],
-        active: NamedDependency[ActiveDocument],
+        active: NamedDependency[ActiveDocumentReader],
         tenant: FromQuery[str | None] = None,
         since: Annotated[str, QueryParameter(name="from")] = "",
         until: Annotated[str, QueryParameter(name="to")] = "",
@@ -69,7 +69,7 @@ class BillingController(Controller):
     async def invoice(
         self,
         ledger: NamedDependency[Ledger],
-        active: NamedDependency[ActiveDocument],
+        active: NamedDependency[ActiveDocumentReader],
         tenant: FromQuery[str],
         month: FromQuery[str],
         format: FromQuery[Format] = "json",  # noqa: A002 - a query parameter

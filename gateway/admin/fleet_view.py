@@ -23,16 +23,16 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     fleet: list[BackendView] = []
 
 
-async def backends_seen(control: Control) -> dict[str, BackendView]:
-    """Return each backend as some live worker sees it, by `put_together`.
+async def reported_backends(control: Control) -> dict[str, BackendView]:
+    """Return each backend as some live worker sees it, by `merge_reports`.
 
     Raises:
         DependencyUnavailable: the state Redis cannot be reached.
     """
-    return put_together(await control.reports())
+    return merge_reports(await control.reports())
 
 
-def put_together(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
+def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
     """Return the backends of workers' reports (JSON), by id.
 
     Who hears from a backend has the say, and of those, who tells what it serves: workers of the

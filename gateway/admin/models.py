@@ -8,15 +8,15 @@ import msgspec
 from litestar import Controller, Request, Response, post
 from litestar.di import NamedDependency
 
-from gateway.admin.fleet_view import BackendView, backends_seen
-from gateway.api.problem_details import MEDIA_TYPE, problem
+from gateway.admin.fleet_view import BackendView, reported_backends
 from gateway.errors import ModelsBroken
+from gateway.http.problem_details import MEDIA_TYPE, problem
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 
 # Backends open what is new before they serve it.
-_PATIENCE = 60.0
-_MOST_NAMED = 5
+_RELOAD_TIMEOUT = 60.0
+_MAX_NAMED = 5
 
 
 class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +59,12 @@ class ModelsController(Controller):
         From then on no request is answered by a revision that was replaced; 202: not yet by all.
         422: a model is broken; what was served of it before is served on. Others were taken up.
         """
-        before = await backends_seen(control)
+        before = await reported_backends(control)
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         version = await control.touch(Topic.MODELS)
-        workers = await control.wait_for_workers(Topic.MODELS, version, within=_PATIENCE)
-        backends = changes(before, await backends_seen(control))
+        workers = await control.wait_for_workers(Topic.MODELS, version, within=_RELOAD_TIMEOUT)
+        backends = changes(before, await reported_backends(control))
         broken = any(backend.problems for backend in backends.values())
         live = not broken and all(outcome == "ok" for outcome in workers.values())
         reloaded = Reloaded(live=live, workers=workers, backends=backends)
@@ -107,5 +107,5 @@ def _explain(backends: Mapping[str, BackendModels]) -> str:
         f"`{model}` on {', '.join(f'`{backend}`' for backend in places)}: {reason}"
         for (model, reason), places in where.items()
     ]
-    rest = f"; and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
-    return "; ".join(lines[:_MOST_NAMED]) + rest
+    rest = f"; and {len(lines) - _MAX_NAMED} more" if len(lines) > _MAX_NAMED else ""
+    return "; ".join(lines[:_MAX_NAMED]) + rest

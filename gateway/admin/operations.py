@@ -11,24 +11,24 @@ from litestar.params import FromPath, FromQuery, JSONBody, SkipValidation
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.admin.active import ActiveDocument
-from gateway.admin.fleet_view import backends_seen
-from gateway.admin.known_models import KnownModels
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.fleet_view import reported_backends
+from gateway.admin.model_names import ModelNameValidator
 from gateway.api.health import Liveness
 from gateway.config.document import BackendEntry
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.shares import RegionLease, ShareRow
+from gateway.ledger.regional_shares import RegionLease, ShareRow
 from gateway.redis.connect import Pipe
-from gateway.redis.health import answers
+from gateway.redis.health import responds_to_ping
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.telemetry.metric_files import files_held
 from gateway.telemetry.restarts_collector import RestartsCollector
 
-_PATIENCE = 5.0
+_WORKERS_TIMEOUT = 5.0
 _REDIS_FIGURES = (
     "used_memory",
     "maxmemory",
@@ -107,7 +107,7 @@ class OperationsController(Controller):
         data: JSONBody[Purge],
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
-        known_models: NamedDependency[KnownModels],
+        model_names: NamedDependency[ModelNameValidator],
     ) -> Response[Purged]:
         """Forget cached answers; 200 when every worker has, 202 when not yet."""
         if (data.tenant is None) == (data.model is None):
@@ -115,19 +115,19 @@ class OperationsController(Controller):
         if data.tenant is not None:
             await asyncio.to_thread(ledger.accounts.tenant, data.tenant)
         elif data.model is not None:
-            await known_models.check([data.model], field="model")
+            await model_names.check([data.model], field="model")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         version = await control.raise_epoch(name)
-        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_PATIENCE)
+        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
         live = all(outcome == "ok" for outcome in workers.values())
         purged = Purged(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
 
     @get("/regions")
     async def regions(
-        self, control: NamedDependency[Control], active: NamedDependency[ActiveDocument]
+        self, control: NamedDependency[Control], active: NamedDependency[ActiveDocumentReader]
     ) -> Json:
         """Return the backends of each region, those of DNS names too, as every worker sees them."""
         seen = await _reports(control, "fleet")
@@ -148,7 +148,7 @@ class OperationsController(Controller):
                     }
                     for pool in region.pools
                     for backend in pool.backends
-                    for name, url in _placed(backend, seen)
+                    for name, url in _backends_of(backend, seen)
                 ],
             }
             for region in document.regions
@@ -172,7 +172,7 @@ class OperationsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
         control: NamedDependency[Control],
-        active: NamedDependency[ActiveDocument],
+        active: NamedDependency[ActiveDocumentReader],
         ledger: NamedDependency[Ledger],
         recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
@@ -180,7 +180,7 @@ class OperationsController(Controller):
 
         The id of an entry with a DNS name is that of all its backends.
         """
-        await _find(active, control, region, backend)
+        await _check_backend(active, control, region, backend)
         await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
         version = await control.drain(backend)
@@ -194,12 +194,12 @@ class OperationsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
         control: NamedDependency[Control],
-        active: NamedDependency[ActiveDocument],
+        active: NamedDependency[ActiveDocumentReader],
         ledger: NamedDependency[Ledger],
         recovery: NamedDependency[SkipValidation[Recovery]],
     ) -> Response[Drained]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
-        await _find(active, control, region, backend)
+        await _check_backend(active, control, region, backend)
         await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
         version = await control.restore(backend)
@@ -239,19 +239,19 @@ async def ready(
             await question
         except GatewayError as error:
             missing.append(f"{name}: {error.detail}")
-    degraded = [] if await answers(cache_redis) else ["cache_redis: cannot be reached"]
+    degraded = [] if await responds_to_ping(cache_redis) else ["cache_redis: cannot be reached"]
     is_admin = request.scope["state"]["is_admin"]
-    backends = (await _trouble(control) or msgspec.UNSET) if is_admin else msgspec.UNSET
+    backends = (await _backend_problems(control) or msgspec.UNSET) if is_admin else msgspec.UNSET
     readiness = OperatorsReadiness(
         ready=not missing, missing=missing, degraded=degraded, backends=backends
     )
     return Response(readiness, status_code=503 if missing else 200)
 
 
-async def _trouble(control: Control) -> dict[str, list[str]]:
+async def _backend_problems(control: Control) -> dict[str, list[str]]:
     """Return why backends are not as they should be, by their ids."""
     try:
-        seen = await backends_seen(control)
+        seen = await reported_backends(control)
     except GatewayError:
         return {}
     lines = {
@@ -261,7 +261,9 @@ async def _trouble(control: Control) -> dict[str, list[str]]:
     return {name: lines[name] for name in lines if lines[name]}
 
 
-async def _find(active: ActiveDocument, control: Control, region: str, backend: str) -> None:
+async def _check_backend(
+    active: ActiveDocumentReader, control: Control, region: str, backend: str
+) -> None:
     """Raise `NotFound` unless the backend is in the region, by the document or by a name in it."""
     document = await active.document()
     entries = [
@@ -284,7 +286,7 @@ async def _find(active: ActiveDocument, control: Control, region: str, backend: 
 async def _drained(
     control: Control, backend: str, version: int, *, drained: bool
 ) -> Response[Drained]:
-    workers = await control.wait_for_workers(Topic.DRAINS, version, within=_PATIENCE)
+    workers = await control.wait_for_workers(Topic.DRAINS, version, within=_WORKERS_TIMEOUT)
     live = all(outcome == "ok" for outcome in workers.values())
     done = Drained(backend=backend, drained=drained, live=live, workers=workers)
     return Response(done, status_code=200 if live else 202)
@@ -306,7 +308,7 @@ async def _reports(control: Control, part: str) -> Json:
     return {worker: msgspec.json.decode(text).get(part) for worker, text in reports.items()}
 
 
-def _placed(backend: BackendEntry, seen: Json) -> list[tuple[str, str]]:
+def _backends_of(backend: BackendEntry, seen: Json) -> list[tuple[str, str]]:
     """Return id and URL of the backends that an entry of the document stands for."""
     if not backend.dns:
         return [(backend.id, backend.url)]

@@ -20,7 +20,7 @@ KEY_FILE = "admin-key"
 _log = logging.getLogger(__name__)
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, not bound
 # Who reads the file holds its lock for a moment.
-_PATIENCE, _PAUSE = 1.0, 0.02
+_LOCK_TIMEOUT, _LOCK_RETRY = 1.0, 0.02
 
 
 class OperatorAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,14 +96,14 @@ def _open(path: Path) -> int:
 
 
 def _lock(descriptor: int) -> None:
-    deadline = monotonic() + _PATIENCE
+    deadline = monotonic() + _LOCK_TIMEOUT
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if monotonic() >= deadline:
                 raise
-            sleep(_PAUSE)
+            sleep(_LOCK_RETRY)
         else:
             return
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.admin.known_models import known_models, unknown
+from gateway.admin.model_names import explain_unknown_model, valid_model_names
 from gateway.config import tree
 from gateway.config.document import Document, PriceEntry
 from gateway.config.load import check_memory, check_models, digest, explain, load_sources
@@ -81,14 +81,14 @@ class Publisher:
         self._settings = settings
         self._clock = clock
         self._recovery = recovery
-        self._patience = patience
+        self._workers_timeout = patience
         self._chance = chance
-        self._keeping = asyncio.Lock()
-        self._unkept: Published | None = None
+        self._price_lock = asyncio.Lock()
+        self._pending_prices: Published | None = None
         """The document whose prices the ledger could not be told of yet."""
-        self._unanswered: Published | None = None
+        self._unconfirmed: Published | None = None
         """The document of which it is not known whether it was published."""
-        self._former: tuple[PriceEntry, ...] = ()
+        self._replaced_prices: tuple[PriceEntry, ...] = ()
         """Prices of documents that were replaced since the ledger was last told."""
 
     async def start(self, stop: asyncio.Event) -> None:
@@ -115,19 +115,19 @@ class Publisher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _RETRY)
                 return  # the next start keeps them
-            async with self._keeping:
-                await self._find_out()
-                if self._unkept is not None:
-                    await self._keep_prices(self._unkept)
+            async with self._price_lock:
+                await self._confirm_publication()
+                if self._pending_prices is not None:
+                    await self._store_prices(self._pending_prices)
 
-    async def _find_out(self) -> None:
+    async def _confirm_publication(self) -> None:
         """Keep the prices of a document if it turns out to be published."""
-        if self._unanswered is not None:
+        if self._unconfirmed is not None:
             with contextlib.suppress(DependencyUnavailable):
                 active = await self._control.active()
-                if active == self._unanswered:
-                    self._unkept = active
-                self._unanswered = None
+                if active == self._unconfirmed:
+                    self._pending_prices = active
+                self._unconfirmed = None
 
     async def reload(self, *, author: str) -> PublishedChange:
         """Publish the configuration folder.
@@ -193,7 +193,7 @@ class Publisher:
         folder_digest = await self._check(sources)
         active = await self._active()
         if active is not None and active.sources == sources:
-            same = await self._waited(active, changed=False)
+            same = await self._wait_for_workers(active, changed=False)
             return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
         await self._check_models(sources, active)
         await self._check_change(sources, active)
@@ -235,9 +235,9 @@ class Publisher:
         Raises:
             ConfigurationError: one is neither served, nor named in what is active, nor planned.
         """
-        known = await known_models(self._control, await _document_of(active))
+        known = await valid_model_names(self._control, await _document_of(active))
         if known is not None:
-            explain = partial(unknown, known=known)
+            explain = partial(explain_unknown_model, known=known)
             await asyncio.to_thread(check_models, sources, known, explain)
 
     async def _check_change(self, sources: Sources, active: Published | None) -> None:
@@ -289,14 +289,14 @@ class Publisher:
         )
         # First: what is not in the audit does not happen.
         await asyncio.to_thread(self._audit, published, "config.publish")
-        async with self._keeping:
+        async with self._price_lock:
             if replaced is not None:
-                self._former += replaced.prices
+                self._replaced_prices += replaced.prices
             await self._change(published)
-            await self._keep_prices(published)
+            await self._store_prices(published)
         with contextlib.suppress(GatewayError):  # who follows it tries again
             await self._recovery.reconcile()
-        return await self._waited(published, changed=True)
+        return await self._wait_for_workers(published, changed=True)
 
     async def _change(self, published: Published) -> None:
         """Make `published` active."""
@@ -307,23 +307,23 @@ class Publisher:
             raise Conflict("another document was published meanwhile; look at it and try again")
         except GatewayError as error:
             if isinstance(error, DependencyUnavailable):  # it may have been, and the answer lost
-                outcome, self._unanswered = "unanswered", published
+                outcome, self._unconfirmed = "unanswered", published
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, f"config.publish.{outcome}")
             raise
 
-    async def _keep_prices(self, published: Published) -> None:
+    async def _store_prices(self, published: Published) -> None:
         """Keep the prices of what was published in the ledger, now or later."""
         try:
-            await asyncio.to_thread(self._publish_prices, published, former=self._former)
+            await asyncio.to_thread(self._publish_prices, published, former=self._replaced_prices)
         except DependencyUnavailable as error:
-            if self._unkept is None:
+            if self._pending_prices is None:
                 _log.warning("prices are not in the ledger yet", extra={"reason": error.detail})
-            self._unkept = published
+            self._pending_prices = published
             return
         except GatewayError as error:
             _log.error("prices are not in the ledger", extra={"reason": error.detail})
-        self._unkept, self._former = None, ()
+        self._pending_prices, self._replaced_prices = None, ()
 
     def _publish_prices(self, published: Published, *, former: Sequence[PriceEntry] = ()) -> None:
         prices, agreed = load_sources(published.sources).prices, int(published.time * _SECOND)
@@ -334,9 +334,9 @@ class Publisher:
         subject = f"generation {published.generation}"
         self._ledger.audit(published.author, action, subject, detail)
 
-    async def _waited(self, published: Published, *, changed: bool) -> PublishedChange:
+    async def _wait_for_workers(self, published: Published, *, changed: bool) -> PublishedChange:
         workers = await self._control.wait_for_workers(
-            Topic.CONFIG, published.generation, within=self._patience
+            Topic.CONFIG, published.generation, within=self._workers_timeout
         )
         return PublishedChange(
             generation=published.generation,

@@ -11,7 +11,7 @@ from gateway.admin.publishing import Publisher
 from gateway.api.inference_router import HeadAsGet
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
-from gateway.http.server import listener_on, serve
+from gateway.http.server import open_listener, serve
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
@@ -31,14 +31,14 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     """
     if not settings.admin_key:
         raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
-    listener = listener_on(
+    listener = open_listener(
         settings.admin_host,
         settings.admin_port,
         settings.listen_fd,
         setting="SLUICEGATE_ADMIN_PORT",
     )
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    draining.hear_announcement()
+    draining.announce_on_sigusr1()
     access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)

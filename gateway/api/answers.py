@@ -5,18 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.api.schemas import Body, InferBody, RerankBody
-from gateway.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    InternalError,
-    InvalidItem,
-    InvalidRequest,
-    Overloaded,
-    PayloadTooLarge,
-    RateLimited,
-    UpstreamFailed,
-    UpstreamUnavailable,
-)
+from gateway.errors import GatewayError
 from gateway.types import Answer, CacheDirectives, ItemFailure, ItemOutcome, Source, Stale, Usage
 
 JSON = b"content-type: application/json\r\n"
@@ -26,14 +15,7 @@ PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 """What follows the id of every answer."""
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
-_GIVEN_UP = "cancelled"
-# What the failure of an item makes of the whole request: by its code, else by its status.
-_BY_CODE: dict[str, type[GatewayError]] = {
-    kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError, RateLimited)
-}
-_BY_STATUS: dict[int, type[GatewayError]] = {
-    kind.status: kind for kind in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)
-}
+_CANCELLED = "cancelled"
 
 
 class _Score(msgspec.Struct, frozen=True):
@@ -87,9 +69,10 @@ def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | 
         hopeless = all(failure.status != _UNPROCESSABLE for _, failure in failures)
         if len(failures) < len(answer.outcomes) or not hopeless:
             return None
-    # What was given up because of another says nothing.
-    decisive = (each for each in failures if each[1].code != _GIVEN_UP)
-    return _error(*next(decisive, failures[0]))
+    # Work that was cancelled because of another failure does not name the cause.
+    decisive = (each for each in failures if each[1].code != _CANCELLED)
+    index, failure = next(decisive, failures[0])
+    return failure.error(index)
 
 
 def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
@@ -206,13 +189,3 @@ def _ranked(body: RerankBody, outcomes: Sequence[ItemOutcome]) -> list[bytes]:
 
 def _shown(failure: ItemFailure) -> dict[str, str]:
     return {"code": failure.code, "detail": failure.detail}
-
-
-def _error(index: int, failure: ItemFailure) -> GatewayError:
-    if failure.status == _UNPROCESSABLE:
-        return InvalidItem(f"Item {index}: {failure.detail}", index=index, item_code=failure.code)
-    kind = _BY_CODE.get(failure.code) or _BY_STATUS.get(failure.status, UpstreamFailed)
-    retry_after = failure.retry_after
-    if kind.retryable and retry_after is None:
-        retry_after = 1.0
-    return kind(failure.detail, retry_after=retry_after)

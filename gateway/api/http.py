@@ -6,7 +6,7 @@ from typing import NamedTuple
 from litestar.types import HTTPScope, Receive, Send
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
-from gateway.http.write_coalescing import WHOLE, BufferedHttpExtension
+from gateway.http.write_coalescing import BUFFERED_HTTP, BufferedHttpExtension
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -15,7 +15,7 @@ class ClientDisconnected(Exception):
     """The caller left before its body had arrived."""
 
 
-def by_name(headers: Headers) -> dict[bytes, bytes]:
+def headers_by_name(headers: Headers) -> dict[bytes, bytes]:
     """Return the first value of each header; names must be in lower case.
 
     All lines of `Cache-Control` are one list, as RFC 9110 says of fields that are lists. Of several
@@ -82,9 +82,9 @@ class HttpReply(NamedTuple):
     body: bytes
 
 
-def whole(scope: HTTPScope) -> BufferedHttpExtension | None:
+def buffered_http(scope: HTTPScope) -> BufferedHttpExtension | None:
     """Return the server's extension for whole bodies and answers, where it has one."""
-    extension = (scope.get("extensions") or {}).get(WHOLE)
+    extension = (scope.get("extensions") or {}).get(BUFFERED_HTTP)
     return extension if isinstance(extension, BufferedHttpExtension) else None
 
 

@@ -1,6 +1,6 @@
-"""The inference routes for the application: a raw ASGI handler that reads, asks the rules, sends.
+"""Handles the inference routes of the application as a raw ASGI handler.
 
-What it does with a request is decided by `gateway.api.rules`, which the fast lane asks too.
+`gateway.api.rules` decides about each request, here and on the fast path.
 """
 
 import asyncio
@@ -9,16 +9,16 @@ from functools import partial
 from litestar.types import HTTPScope, Receive, Send
 
 from backends.protocol import Task
-from gateway.api.body_room import LARGE, BodyRoom
+from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.fast_path.body_timeouts import BodyTimeouts
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,
     bounded,
-    by_name,
+    buffered_http,
+    headers_by_name,
     read_body,
     respond,
-    whole,
 )
 from gateway.api.request_state import RequestState
 from gateway.api.rules import InferenceRules
@@ -32,36 +32,34 @@ class InferenceHandler:
     def __init__(self, *, rules: InferenceRules, tracer: Tracer) -> None:
         self._rules = rules
         self._tracer = tracer
-        self._late_bodies = BodyTimeouts()
-        self._room = BodyRoom()
+        self._body_timeouts = BodyTimeouts()
+        self._body_budget = BodyMemoryBudget()
 
     async def handle(
         self, task: Task, model: str, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
         """Answer one request to the route of `task`; `model` is that of the path, where one is."""
-        server = whole(scope)
-        exchange = self._rules.exchange(task)
-        headers = by_name(list(scope["headers"]))
+        server = buffered_http(scope)
+        state = self._rules.new_state(task)
+        headers = headers_by_name(list(scope["headers"]))
         incoming = headers.get(b"traceparent", b"").decode("latin-1")
         attributes = {"http.request.method": "POST", "http.route": f"/v1/{task}"}
         with self._tracer.span(
             f"POST /v1/{task}", parent=incoming, kind="server", attributes=attributes
         ) as span:
-            exchange.traceparent = span.traceparent
+            state.traceparent = span.traceparent
             try:
-                reply = await self._reply(
-                    exchange, model, scope["method"], headers, server, receive
-                )
+                reply = await self._reply(state, model, scope["method"], headers, server, receive)
             except ClientDisconnected:
                 return
             finally:
-                self._room.give_back(exchange)
-            _describe(span, exchange)
+                self._body_budget.release(state)
+            _describe(span, state)
         await _send(server, send, reply)
 
     async def _reply(
         self,
-        exchange: RequestState,
+        state: RequestState,
         model: str,
         method: str,
         headers: dict[bytes, bytes],
@@ -70,36 +68,36 @@ class InferenceHandler:
     ) -> HttpReply:
         """Return the whole answer, an error's included."""
         try:
-            self._rules.read_head(exchange, method, headers)
-            exchange.body_is_read()
-            limit = exchange.runtime.document.request.max_body_bytes
+            self._rules.read_head(state, method, headers)
+            state.body_is_read()
+            limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                arrived = partial(self._room.take, exchange)
+                arrived = partial(self._body_budget.reserve, state)
                 arriving = read_body(receive, limit=limit, arrived=arrived)
-                raw = await self._late_bodies.read(arriving, deadline=exchange.deadline)
+                raw = await self._body_timeouts.read(arriving, deadline=state.deadline)
             else:
                 bounded(raw, limit=limit)
-            # Large ones are read in a thread. A read of the fast lane is never as large.
+            # Large ones are read in a thread. A read of the fast path is never as large.
             if len(raw) > LARGE:
-                await self._rules.read_large(exchange, model, raw)
+                await self._rules.read_large(state, model, raw)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
-            return self._rules.failed(exchange, error)
-        reply = self._rules.reply_now(exchange, model, raw)
-        return await self._rules.reply_later(exchange) if reply is None else reply
+            return self._rules.failed(state, error)
+        reply = self._rules.reply_now(state, model, raw)
+        return await self._rules.reply_later(state) if reply is None else reply
 
 
 async def _send(server: BufferedHttpExtension | None, send: Send, reply: HttpReply) -> None:
     await (respond(send, reply) if server is None else server.send(*reply))
 
 
-def _describe(span: Span, exchange: RequestState) -> None:
-    span.set("http.response.status_code", exchange.status)
-    span.set("sluicegate.request_id", exchange.id)
-    span.set("sluicegate.items", exchange.usage.items)
-    if exchange.model:
-        span.set("sluicegate.model", exchange.model)
-    if exchange.code:
-        span.fail(exchange.code)
+def _describe(span: Span, state: RequestState) -> None:
+    span.set("http.response.status_code", state.status)
+    span.set("sluicegate.request_id", state.id)
+    span.set("sluicegate.items", state.usage.items)
+    if state.model:
+        span.set("sluicegate.model", state.model)
+    if state.code:
+        span.fail(state.code)

@@ -1,4 +1,4 @@
-"""A shortcut past Litestar for the inference routes: its routing costs more than a cache hit."""
+"""Routes inference requests past Litestar, whose routing costs more than a cache hit."""
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
@@ -8,20 +8,20 @@ from gateway.api.inference_handler import InferenceHandler
 
 
 class InferenceRouter:
-    """Hands requests to an inference route to its door, all others to `app`.
+    """Passes requests to an inference route to its handler, all others to `app`.
 
-    Paths that differ in any way, and routes that name a model, take the long way.
+    Paths that differ in any way, and routes that name a model, are routed by `app`.
     """
 
-    def __init__(self, app: ASGIApp, door: InferenceHandler) -> None:
+    def __init__(self, app: ASGIApp, handler: InferenceHandler) -> None:
         self._app = HeadAsGet(app)
-        self._door = door
+        self._handler = handler
         self._tasks = {f"/v1/{task}": task for task in Task if task is not Task.INFER}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] == ScopeType.HTTP and (task := self._tasks.get(scope["path"])) is not None:
-            await self._door.handle(task, "", scope, receive, send)
+            await self._handler.handle(task, "", scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

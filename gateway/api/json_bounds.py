@@ -8,7 +8,7 @@ at the speed of memory.
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
 # Bodies up to this size cannot hold the event loop, whatever their numbers are.
-_HARMLESS = 16 * 1024
+_MAX_UNCHECKED_BYTES = 16 * 1024
 # Numbers beyond what a double holds exactly, each 5 to 30 µs to the decoder.
 _MAX_SLOW_NUMBERS = 2_000
 _SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
@@ -24,7 +24,7 @@ def check_json(raw: bytes, *, max_values: int) -> None:
         PayloadTooLarge: it holds more values.
         InvalidRequest: too many numbers have a long row of digits or an extreme exponent.
     """
-    is_fast = len(raw) <= _HARMLESS or _slow_numbers(raw) <= _MAX_SLOW_NUMBERS
+    is_fast = len(raw) <= _MAX_UNCHECKED_BYTES or _slow_numbers(raw) <= _MAX_SLOW_NUMBERS
     if is_fast and (len(raw) <= max_values or _most_values(raw) <= max_values):
         return
     # What looked like too much may be text.
@@ -34,7 +34,7 @@ def check_json(raw: bytes, *, max_values: int) -> None:
             f"The body holds more than {max_values} JSON values; send the items in several"
             " requests."
         )
-    if len(raw) > _HARMLESS and _slow_numbers(syntax) > _MAX_SLOW_NUMBERS:
+    if len(raw) > _MAX_UNCHECKED_BYTES and _slow_numbers(syntax) > _MAX_SLOW_NUMBERS:
         raise InvalidRequest(
             f"More than {_MAX_SLOW_NUMBERS} numbers in the body have over 20 digits or exponents"
             " of three digits; round them to 17 digits, and to 0 what is as small."

@@ -31,8 +31,8 @@ from gateway.api.openapi_parts import (
     problem_responses,
 )
 from gateway.api.openapi_schemas import BOUNDS, Schemas
-from gateway.api.problem_details import Problem
 from gateway.errors import AuthenticationFailed, PayloadTooLarge
+from gateway.http.problem_details import Problem
 
 SECURITY = "key"
 Name = tuple[str, str]

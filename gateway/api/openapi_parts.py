@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.problem_details import MEDIA_TYPE, encode_problem
 from gateway.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -21,6 +20,7 @@ from gateway.errors import (
     Overloaded,
     RequestTimeout,
 )
+from gateway.http.problem_details import MEDIA_TYPE, encode_problem
 
 Json = dict[str, Any]  # an OpenAPI document is free-form JSON
 PROBLEM_JSON = MEDIA_TYPE.decode()

@@ -45,12 +45,12 @@ def time_allowed(value: bytes | None, deadline: DeadlineEntry) -> float:
     if value is None:
         return deadline.default
     try:
-        asked = float(value)
+        seconds = float(value)
     except ValueError:
-        asked = math.nan
-    if not 0 < asked < math.inf:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
         raise InvalidRequest("`X-Request-Timeout` must be a positive number of seconds.")
-    return min(asked, deadline.maximum)
+    return min(seconds, deadline.maximum)
 
 
 def criticality(value: bytes | None) -> Criticality:

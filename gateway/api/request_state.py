@@ -1,4 +1,4 @@
-"""One request on its way through a door: what is known of it so far, for headers and its event."""
+"""Holds the state of one request while it is answered, for its headers and usage event."""
 
 import secrets
 from collections.abc import Callable
@@ -27,9 +27,9 @@ _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, toke
 
 
 class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request of one item that was a memory hit: the next hit repeats it.
+    """The answer to a request of one item that was a memory hit, for equal requests to replay.
 
-    `entry` is what was found; where another is found, nothing here holds.
+    Valid only while the cache returns this very `entry`.
     """
 
     entry: CachedResult
@@ -38,23 +38,23 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     body: bytes
     tail: bytes
-    """What of an answer is always the same at its end: the length, and the body."""
+    """The constant end of the answer: `content-length` and the body."""
     run: HitRun
 
 
 class ParsedBody(msgspec.Struct, kw_only=True):
-    """What the body of a request says. Shared by requests of one caller that say the same.
+    """A parsed request body. Shared by requests of one caller with equal bodies.
 
-    `job` and `repeat` come later, and are left out again when they hold no more.
+    `prepared` and `replay` are set later, and cleared when they are no longer valid.
     """
 
     body: Body
     request: InferenceRequest
     charges: tuple[Charge, ...]
     failed: Usage
-    """The usage where the request fails as a whole."""
-    job: PreparedRequest | None = None
-    repeat: HitReplay | None = None
+    """The usage to report where the request fails as a whole."""
+    prepared: PreparedRequest | None = None
+    replay: HitReplay | None = None
 
 
 class RequestIds:
@@ -84,24 +84,24 @@ class RequestIds:
 class RequestState:
     """A request's identity and progress. Filled in as it goes; read for the event and headers.
 
-    What is not known yet is as the class says: most of a memory hit's is never written.
+    Defaults are class attributes, as a memory hit never writes most of them.
     """
 
     principal: Principal | None = None
-    asked = NOTHING_ASKED
+    options = NOTHING_ASKED
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
     is_body_due = True
     body_bytes = 0
-    """What a large body takes of the room for all of them."""
+    """Bytes that a large body takes of the room for all of them."""
     traceparent = ""
-    reading: ParsedBody | None = None
+    parsed: ParsedBody | None = None
     decision: Decision | None = None
-    job: PreparedRequest | None = None
-    """What the request needs, once it is within its limits and its key's rights."""
+    prepared: PreparedRequest | None = None
+    """Set once the request is within its limits and its key's rights."""
     outcomes: list[ItemOutcome | None] | None = None
-    """What the cache had for its items, once it was asked."""
+    """The outcomes of items found in the cache, once it was read."""
     model = ""
     revision = ""
     status = 200
@@ -118,15 +118,15 @@ class RequestState:
         self.started = self.admitted = self.deadline = started
 
     def body_is_read(self) -> None:
-        """Note that the head was understood: its deadline holds, and the body is asked for."""
+        """Note that the head was read: set the deadline, and stop expecting `100 Continue`."""
         self.is_body_due = False
-        self.deadline = self.started + self.asked.allowed
+        self.deadline = self.started + self.options.allowed
 
-    def known(self) -> tuple[Principal, ParsedBody]:
-        """Return who asks and for what, once both are known."""
-        if self.principal is None or self.reading is None:
+    def caller_and_body(self) -> tuple[Principal, ParsedBody]:
+        """Return the caller and the body, both of which must have been read."""
+        if self.principal is None or self.parsed is None:
             raise RuntimeError("the request has not been read yet")
-        return self.principal, self.reading
+        return self.principal, self.parsed
 
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
@@ -137,7 +137,7 @@ class RequestState:
     def event(
         self, *, wall: Callable[[], int], now: float, region: str = ""
     ) -> RequestEvent | None:
-        """Return the event of an exchange with a known caller, answered in a gateway `region`."""
+        """Return the usage event, `None` without a caller; `region` is the gateway's."""
         if self.principal is None:
             return None
         return RequestEvent(

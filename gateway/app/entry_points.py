@@ -78,7 +78,7 @@ def build_listeners(
         # Only the application records spans.
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
     fast_path = _build_fast_path(parts, rules, ids, draining)
-    return Listeners(app, partial(FastPathProtocol, lane=fast_path, new_id=ids.new))
+    return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
 def _build_application(
@@ -114,7 +114,7 @@ def _build_fast_path(
         inference=parts.inference,
         runtimes=runtimes,
         ids=ids,
-        turn=HitEventBatch(
+        hit_events=HitEventBatch(
             ids=ids, events=parts.events, metrics=parts.metrics, loop_time=parts.clock
         ),
     )

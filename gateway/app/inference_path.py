@@ -18,7 +18,7 @@ from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.telemetry.tracing import Tracer
 
 # Work that no request waits for any more: those had their time while the server drained.
@@ -50,7 +50,7 @@ class InferencePath:
             random=random.random,
             keepalive=settings.tcp_keepalive,
         )
-        self.tasks = TaskOwner(drain=_BACKGROUND_DRAIN)
+        self.tasks = TaskScope(drain=_BACKGROUND_DRAIN)
         self.flights = Flights()
         self._runner = ClaimingRunner(
             LimitedRunner(runner=dispatcher, limiter=limiter, runtimes=runtimes),

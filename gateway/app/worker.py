@@ -13,7 +13,6 @@ from gateway.app.backends import BackendAccess
 from gateway.app.entry_points import EntryPointParts, Listeners, build_listeners
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
-from gateway.app.shares import limits_of_region
 from gateway.app.stats_reporter import StatsReporter, worker_statistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import ReadinessUntilDraining, WorkerReadiness
@@ -21,10 +20,11 @@ from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
-from gateway.http.server import listener_on, serve
+from gateway.http.server import open_listener, serve
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.connect import open_pipe
-from gateway.redis.health import RedisWatch
+from gateway.redis.health import RedisHealthMonitor
+from gateway.regional_limits.follower import limits_of_region
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, identity
 from gateway.runtime.models import ModelsFollower
@@ -46,12 +46,12 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     Raises:
         ConfigurationError: the document, or an address, cannot be used.
     """
-    listener = listener_on(
+    listener = open_listener(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
-    draining.hear_announcement()
+    draining.announce_on_sigusr1()
     async with build_worker(settings, draining=draining) as (app, protocol):
         tune_gc()
         await serve(
@@ -60,7 +60,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
             drain=settings.drain,
             stop=stop,
             protocol=protocol,
-            patience=ConnectionTimeouts(
+            timeouts=ConnectionTimeouts(
                 head=settings.head_timeout,
                 idle=settings.keep_alive,
                 connections=settings.max_connections,
@@ -124,9 +124,10 @@ class Worker:
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
         self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
         self._region_limits = limits_of_region(
-            settings,
+            settings.region,
+            worker=identity(settings),
             store=stores.ledger.shares,
-            runtimes=self.runtimes,
+            document=lambda: self.runtimes.current.document,
             monotonic=self._clock,
         )
         self.limiter = RedisRateLimiter(
@@ -197,7 +198,7 @@ class Worker:
             draining,
             # The document may switch the cache's Redis on and off.
             state_redis=lambda: follower.is_reached,
-            cache_redis=lambda: cache_watch.is_reached or not self._uses_cache_redis(),
+            cache_redis=lambda: cache_watch.is_reachable or not self._uses_cache_redis(),
         )
 
     def _runtime_follower(self, reporter: StatsReporter, models: ModelsFollower) -> RuntimeFollower:
@@ -212,9 +213,9 @@ class Worker:
             recovery=self._stores.recovery,
         )
 
-    def _cache_watch(self) -> RedisWatch:
+    def _cache_watch(self) -> RedisHealthMonitor:
         settings = self._settings
-        return RedisWatch(
+        return RedisHealthMonitor(
             open_pipe(
                 settings.cache_url,
                 timeout=_PROBE_TIMEOUT,

@@ -1,32 +1,33 @@
-"""What the rest of the gateway may ask of a result cache, and what a remote tier promises it."""
+"""Declares the interface of a remote tier, and the statistics of the result cache."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import msgspec
 
-from gateway.cache.entry import CachedResult, CacheHit, Validity
+from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryStatistics
+from gateway.cache.pending_lookup import LookupCallback, PendingLookup
 
 
 class RemoteStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened since the start to keys asked of the remote tier and entries given to it."""
+    """Counts of keys and entries since the start of the remote tier."""
 
     hits: int = 0
     misses: int = 0
     reads: int = 0
-    """Round trips; keys asked for in one tick share one."""
+    """Round trips; look-ups of one event-loop iteration share one."""
     read_errors: int = 0
     timeouts: int = 0
-    """Look-ups that were told `miss` because the answer took too long."""
+    """Look-ups that ended as a miss because Redis did not reply in time."""
     mismatches: int = 0
     """Values that belong to another key: a collision, or a fault."""
     corrupt: int = 0
     claimed: int = 0
     """Of the misses, those that another worker was computing."""
     skipped: int = 0
-    """Keys not asked for, entries not written, because the breaker was open."""
+    """Keys not looked up and entries not written because the breaker was open."""
     written: int = 0
     write_errors: int = 0
     dropped: int = 0
@@ -53,14 +54,12 @@ class RemoteTier(Protocol):
         """Return what is known of each key, within the tier's timeout; may be out of date."""
         ...
 
-    def ask(
-        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
-    ) -> None:
-        """Call `told` with what `fetch` would return: once, and not before a later turn."""
+    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
+        """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
         ...
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
-        """Write `entry` soon, or drop it; tells nobody."""
+        """Write `entry` soon, or drop it without an error."""
         ...
 
     async def claim(
@@ -82,65 +81,6 @@ class RemoteTier(Protocol):
         ...
 
     def statistics(self) -> RemoteStatistics:
-        """Return counts for metrics and tests."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
-
-
-class Cache(Protocol):
-    """Answers by key. Nothing raises: a cache that is down is a miss, a store that fails is lost.
-
-    An entry is returned only to the very key it was stored under, and never after `expires_at`.
-    """
-
-    def peek(self, key: CacheKey, now: float) -> CachedResult | None:
-        """Return the entry if this worker's memory has it; `now` is the wall clock's."""
-        ...
-
-    async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[CacheHit | None]:
-        """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
-
-        What memory has and is not valid is asked of Redis, too; what Redis has may not be valid.
-        """
-        ...
-
-    def seek(
-        self,
-        keys: Sequence[CacheKey],
-        told: Callable[[list[CacheHit | None]], object],
-        is_valid: Validity | None = None,
-    ) -> None:
-        """Call `told` with what `lookup` would return: once, and not before a later turn.
-
-        For callers without a task, which costs more than a hit in Redis does otherwise.
-        """
-        ...
-
-    def store(self, key: CacheKey, entry: CachedResult) -> None:
-        """Keep `entry`: in memory now, in Redis soon."""
-        ...
-
-    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        """Tell other workers that this one computes `keys`; say which another one already does.
-
-        A stored answer that is not valid is replaced by the claim.
-        """
-        ...
-
-    def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Tell other workers that this one still computes `keys`, which it has claimed."""
-        ...
-
-    def release(self, keys: Sequence[CacheKey]) -> None:
-        """Tell other workers that this one, which has claimed `keys`, computes them no more."""
-        ...
-
-    def statistics(self) -> CacheStatistics:
         """Return counts for metrics and tests."""
         ...
 

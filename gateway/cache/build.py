@@ -8,7 +8,7 @@ from gateway.cache.null import NullTier
 from gateway.cache.redis_tier import RedisTier
 from gateway.config.document import CacheEntry
 from gateway.redis.connect import open_pipe
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 _PATIENCE = 0.1
 """Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
@@ -21,7 +21,7 @@ def build_cache(
     clock: Callable[[], float],
     monotonic: Callable[[], float],
     random: Callable[[], float],
-    keepalive: TcpKeepalive = SHIPPED,
+    keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
 ) -> ConfigurableCache:
     """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
 

@@ -1,4 +1,4 @@
-"""Claims in Redis: which worker computes an answer that several are asked for at once.
+"""Claims items in Redis, so that one of several workers that need an answer computes it.
 
 A claim lies under the address of the answer to come, names the worker that computes it, and ends
 with its lease unless it is renewed.
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from gateway.cache.entry import CachedResult, decode_entry, encode_claim, read_claim
 from gateway.cache.key import CacheKey
-from gateway.cache.redis_values import each, unpacked
+from gateway.cache.redis_values import map_values, unpack_or_none
 from gateway.redis.connect import Pipe
 from gateway.redis.pipeline import Command
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 
 _MOST_REMEMBERED = 4096
 """Claims of others that are remembered."""
@@ -36,7 +36,7 @@ return 1
 
 
 class _Request(NamedTuple):
-    """A key to claim; `is_elsewhere` is whether another worker computes it, or just has."""
+    """A key to claim. `is_elsewhere`: another worker computes it, or has just done so."""
 
     key: CacheKey
     is_current: Callable[[CachedResult], bool]
@@ -65,7 +65,7 @@ class Claims:
         pipe: Pipe,
         lease: float,
         monotonic: Callable[[], float],
-        tasks: TaskOwner,
+        tasks: TaskScope,
     ) -> None:
         self._prefix = prefix
         self._pipe = pipe
@@ -98,21 +98,21 @@ class Claims:
     ) -> list[bool]:
         """Claim `keys`, and say of each whether another worker computes it, or just has.
 
-        What the last read saw claimed is not asked for again. What lies there and is neither a
+        Keys that the last read found claimed are not requested. A stored value that is neither a
         claim nor an answer that `is_current` is replaced.
         """
         if self._lease <= 0:
             return [False] * len(keys)
         since = self._monotonic() - self._lease
         elsewhere = [self._elsewhere.pop(key, since) > since for key in keys]
-        asked = [
+        pending = [
             (index, self._send(key, is_current))
             for index, (key, is_claimed) in enumerate(zip(keys, elsewhere, strict=True))
             if not is_claimed
         ]
-        if asked:
-            await asyncio.wait([future for _, future in asked], timeout=within)
-        for index, future in asked:
+        if pending:
+            await asyncio.wait([future for _, future in pending], timeout=within)
+        for index, future in pending:
             elsewhere[index] = future.done() and not future.cancelled() and future.result()
         return elsewhere
 
@@ -185,7 +185,7 @@ class Claims:
         )
         values = [reply if isinstance(reply, bytes) else None for reply in replies]
         useless: list[tuple[_Request, bytes]] = []
-        plain_values = await each(unpacked, values)
+        plain_values = await map_values(unpack_or_none, values)
         for request, value, plain in zip(refused, values, plain_values, strict=True):
             if value is None or plain is None:
                 continue

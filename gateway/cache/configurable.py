@@ -1,4 +1,4 @@
-"""A result cache whose tiers follow the configuration while requests use it."""
+"""Applies configuration changes to the result cache's tiers while requests use it."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from gateway.cache.base import RemoteTier
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
-"""What the memory tier shrinks by between two turns of the loop: a millisecond or two."""
+"""What the memory tier shrinks by between two event-loop iterations: a millisecond or two."""
 _GRACE = 1.0
-"""Seconds that look-ups are given which began in a remote tier that is replaced."""
+"""Seconds that a replaced remote tier is kept open for look-ups that began in it."""
 
 
 class ConfigurableCache(ResultCache):
@@ -39,7 +39,7 @@ class ConfigurableCache(ResultCache):
         )
         self._entry = entry
         self._make_remote = make_remote
-        self._tasks = TaskOwner(drain=0.0)
+        self._tasks = TaskScope(drain=0.0)
 
     @override
     async def __aenter__(self) -> Self:
@@ -52,12 +52,12 @@ class ConfigurableCache(ResultCache):
         await self._remote.__aexit__(None, None, None)
 
     def configure(self, entry: CacheEntry) -> None:
-        """Go by `entry` from now on: memory within some turns of the loop, Redis at the next."""
+        """Apply `entry`: to Redis at once, to memory within some event-loop iterations."""
         before, self._entry = self._entry, entry
         if _memory_bytes(entry) != _memory_bytes(before):
             self._tasks.start(self._resize(_memory_bytes(entry)))
         if _remote_settings(entry) != _remote_settings(before):
-            self._tasks.start(self._exchange(entry))
+            self._tasks.start(self._replace_remote(entry))
 
     async def _resize(self, target: int) -> None:
         # Until another size is wanted; documents with the same one may follow meanwhile.
@@ -66,7 +66,7 @@ class ConfigurableCache(ResultCache):
             self._memory.resize(max(target, least), self._clock())
             await asyncio.sleep(0)
 
-    async def _exchange(self, entry: CacheEntry) -> None:
+    async def _replace_remote(self, entry: CacheEntry) -> None:
         remote = self._make_remote(entry)
         await remote.__aenter__()
         before, self._remote = self._remote, remote

@@ -1,4 +1,4 @@
-"""What the result cache keeps of an item's answer, and how it is written to Redis."""
+"""Defines the entries of the result cache and their encoding in Redis."""
 
 import zlib
 from collections.abc import Callable

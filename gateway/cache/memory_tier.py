@@ -1,4 +1,4 @@
-"""The result cache's memory tier: bounded in bytes, kept by frequency, read in a fraction of a µs.
+"""Implements the memory tier of the result cache: bounded in bytes, admission by frequency.
 
 Why not a library (`make bench-memory`): theine admits by frequency (W-TinyLFU) and finds as much,
 but is bounded by a number of entries, costs twice as much a request and keeps a thread; cachebox

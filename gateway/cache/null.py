@@ -1,4 +1,4 @@
-"""A remote tier that is switched off: it keeps nothing, and costs next to nothing."""
+"""Implements a remote tier that is switched off: every look-up is a miss."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from typing import Self
 from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
+from gateway.cache.pending_lookup import LookupCallback, PendingLookup
 
 
 class NullTier:
@@ -22,12 +23,11 @@ class NullTier:
         """Return a miss for each key."""
         return [None] * len(keys)
 
-    def ask(
-        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
-    ) -> None:
-        """Tell of a miss for each key."""
-        misses: list[CachedResult | None] = [None] * len(keys)
-        asyncio.get_running_loop().call_soon(told, misses)
+    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
+        """Call `on_done` with a miss for each key."""
+        lookup = PendingLookup(keys, on_done)
+        asyncio.get_running_loop().call_soon(lookup.miss)
+        return lookup
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep nothing."""
@@ -35,14 +35,14 @@ class NullTier:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Tell nobody."""
+        """Do nothing."""
         return [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def release(self, keys: Sequence[CacheKey]) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def statistics(self) -> RemoteStatistics:
         """Return zeros."""

@@ -1,4 +1,4 @@
-"""What a caller of a remote tier waits for, and how it is told."""
+"""Holds a look-up that waits for the remote tier, and its callback."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,29 +6,36 @@ from collections.abc import Callable, Sequence
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 
+LookupCallback = Callable[[list[CachedResult | None]], object]
+
 
 class PendingLookup:
-    """A caller's keys, and who is told; nobody any more when it was, or has gone."""
+    """The keys of a look-up and its callback: `None` once it was called or cancelled."""
 
-    __slots__ = ("keys", "timer", "told")
+    __slots__ = ("keys", "on_done", "timer")
 
-    def __init__(
-        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
-    ) -> None:
+    def __init__(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> None:
         self.keys = keys
-        self.told: Callable[[list[CachedResult | None]], object] | None = told
+        self.on_done: LookupCallback | None = on_done
         self.timer: asyncio.TimerHandle | None = None
 
-    def forget(self) -> None:
-        """Tell nobody."""
-        self.told = None
+    def cancel(self) -> None:
+        """Drop the callback and its timer."""
+        self.on_done = None
         if self.timer is not None:
             self.timer.cancel()
+
+    def miss(self) -> None:
+        """Call the callback with a miss for each key, unless it was called or cancelled."""
+        on_done = self.on_done
+        if on_done is not None:
+            self.cancel()
+            on_done([None] * len(self.keys))
 
 
 def resolve(
     future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
 ) -> None:
-    """Tell a caller that waits for `future`, unless it has gone."""
+    """Set the result of `future`, unless its caller was cancelled."""
     if not future.done():
         future.set_result(entries)

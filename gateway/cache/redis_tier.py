@@ -1,4 +1,4 @@
-"""The result cache's Redis tier: keys asked for at about the same time go out as one MGET."""
+"""Implements the Redis tier of the result cache: concurrent look-ups share one MGET."""
 
 import asyncio
 from collections import deque
@@ -10,16 +10,16 @@ from gateway.cache.base import RemoteStatistics
 from gateway.cache.claims import Claims
 from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack
 from gateway.cache.key import CacheKey
-from gateway.cache.pending_lookup import PendingLookup, resolve
-from gateway.cache.redis_values import each, is_much, read_values, unpacked
+from gateway.cache.pending_lookup import LookupCallback, PendingLookup, resolve
+from gateway.cache.redis_values import is_large, map_values, read_values, unpack_or_none
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import Pipe
 from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 
 KEY_PREFIX = b"sg:r:"
 _MOST_READS = 1
-"""Round trips in flight. What is asked for meanwhile goes with the next: under load fewer and
+"""Round trips in flight. Look-ups that come meanwhile go with the next: under load fewer and
 larger reads, and the time to wait is at most half a round trip."""
 _GATHERING = 0.005
 """Seconds for which writes are gathered; nobody waits for them."""
@@ -45,11 +45,11 @@ class _Write(NamedTuple):
 class RedisTier:
     """A `RemoteTier` over two connections, which it closes: reads do not wait behind writes.
 
-    Callers are called back; tasks connect, write, and ask clusters. A look-up is told `miss` after
-    `timeout` even where Redis has not answered; a call that takes longer is a bad one, and after
-    five in a row nothing is asked until Redis has answered a `PING` in time. No request waits for
-    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under the address
-    of the answer to come, for `lease` seconds.
+    Look-ups run by callback; tasks connect, write, and call clusters. A look-up is a miss after
+    `timeout`; a call that takes longer counts as failed, and after five in a row the circuit
+    breaker opens until Redis has answered a `PING` in time. No request waits for that. `random`
+    (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under the address of the answer
+    to come, for `lease` seconds.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class RedisTier:
         self._monotonic = monotonic
         self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
-        self._asks: deque[PendingLookup] = deque()
+        self._pending: deque[PendingLookup] = deque()
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
-        self._tasks = TaskOwner(drain=_DRAIN)
+        self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
             prefix=KEY_PREFIX, pipe=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
         )
@@ -95,34 +95,34 @@ class RedisTier:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            asks, self._asks = self._asks, deque()
-            for ask in asks:
-                self._loop.call_soon(self._give_up, ask)
+            pending, self._pending = self._pending, deque()
+            for lookup in pending:
+                self._loop.call_soon(self._time_out, lookup)
             await self._read_pipe.aclose()
             await self._write_pipe.aclose()
 
     async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
         """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
-        if not self._is_usable():
-            self._skipped += len(keys)
-            return [None] * len(keys)
         future: asyncio.Future[list[CachedResult | None]] = self._loop.create_future()
-        ask = self._queue(keys, partial(resolve, future))
+        lookup = self.fetch_nowait(keys, partial(resolve, future))
         try:
             return await future
         finally:
-            ask.forget()
+            lookup.cancel()
 
-    def ask(
-        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
-    ) -> None:
-        """Call `told` with what `fetch` would return: once, and not before a later turn."""
+    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
+        """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
+        lookup = PendingLookup(keys, on_done)
+        loop = self._loop
         if self._is_usable():
-            self._queue(keys, told)
+            late = self._timeout + _PER_KEY * len(keys)
+            lookup.timer = loop.call_later(late, loop.call_later, _GRACE, self._time_out, lookup)
+            self._pending.append(lookup)
+            self._schedule()
         else:
             self._skipped += len(keys)
-            misses: list[CachedResult | None] = [None] * len(keys)
-            self._loop.call_soon(told, misses)
+            loop.call_soon(lookup.miss)
+        return lookup
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Queue `entry` to be written with what is left of its life, shortened by the jitter."""
@@ -180,7 +180,7 @@ class RedisTier:
         )
 
     def _is_usable(self) -> bool:
-        """Tell whether Redis is asked; find out, for later, where that is due."""
+        """Tell whether the breaker is closed; start a probe where one is due."""
         if self._breaker.state is BreakerState.CLOSED:
             return True
         if self._breaker.allows(self._monotonic()):
@@ -203,64 +203,50 @@ class RedisTier:
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
 
-    def _queue(
-        self, keys: Sequence[CacheKey], told: Callable[[list[CachedResult | None]], object]
-    ) -> PendingLookup:
-        ask = PendingLookup(keys, told)
-        loop = self._loop
-        late = self._timeout + _PER_KEY * len(keys)
-        ask.timer = loop.call_later(late, loop.call_later, _GRACE, self._give_up, ask)
-        self._asks.append(ask)
-        self._schedule()
-        return ask
-
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._send)
 
-    def _give_up(self, ask: PendingLookup) -> None:
-        told = ask.told
-        if told is not None:
-            self._timeouts += 1
-            ask.forget()
-            told([None] * len(ask.keys))
+    def _time_out(self, lookup: PendingLookup) -> None:
+        self._timeouts += lookup.on_done is not None
+        lookup.miss()
 
     def _send(self) -> None:
-        """Start reading what was asked for in this tick, and what waited for a free round trip."""
+        """Send the pending look-ups, while a round trip is free."""
         self._scheduled = False
-        while self._asks and self._reading < _MOST_READS:
+        while self._pending and self._reading < _MOST_READS:
             batch: list[PendingLookup] = []
             size = 0
-            while self._asks and size < _MOST_KEYS:
-                ask = self._asks.popleft()
-                if ask.told is not None:
-                    batch.append(ask)
-                    size += len(ask.keys)
+            while self._pending and size < _MOST_KEYS:
+                lookup = self._pending.popleft()
+                if lookup.on_done is not None:
+                    batch.append(lookup)
+                    size += len(lookup.keys)
             if batch:
                 self._read(batch)
 
     def _read(self, batch: list[PendingLookup]) -> None:
         self._reading += 1
         self._reads += 1
-        names = [KEY_PREFIX + key.address for ask in batch for key in ask.keys]
+        names = [KEY_PREFIX + key.address for lookup in batch for key in lookup.keys]
         command = (b"MGET", *names)
-        told = partial(self._replied, batch, len(names), self._monotonic())
+        on_done = partial(self._replied, batch, len(names), self._monotonic())
         try:
-            if not self._read_pipe.ask([command], told):
-                self._tasks.start(self._execute(command, told))
+            if not self._read_pipe.execute_nowait([command], on_done):
+                self._tasks.start(self._execute(command, on_done))
         except BaseException:  # whatever it was, the next read must not wait for this one
             self._settle(batch, None)
             raise
 
-    async def _execute(self, command: Command, told: Callable[[Replies], None]) -> None:
+    async def _execute(self, command: Command, on_done: Callable[[Replies], None]) -> None:
         replies: Replies = ConnectionError("given up")
         try:
             replies = await self._read_pipe.execute([command])
         except OSError as error:
             replies = error.with_traceback(None)  # which would hold this frame, and it the error
         finally:
-            told(replies)
+            on_done(replies)
 
     def _replied(
         self, batch: list[PendingLookup], count: int, started: float, replies: Replies
@@ -272,39 +258,39 @@ class RedisTier:
             self._breaker.failed(now=self._monotonic())
         else:
             self._note_call(started, commands=count)
-            if is_much(read):
+            if is_large(read):
                 self._tasks.start(self._unpack(batch, read))
                 return
         try:
             if read is not None:
-                values = list(map(unpacked, read))
+                values = list(map(unpack_or_none, read))
         finally:
             self._settle(batch, values)
 
     async def _unpack(self, batch: list[PendingLookup], read: list[bytes | None]) -> None:
         values: list[bytes | None] | None = None
         try:
-            values = await each(unpacked, read)
+            values = await map_values(unpack_or_none, read)
         finally:
             self._settle(batch, values)
 
     def _settle(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
         self._reading -= 1
-        if self._asks:
+        if self._pending:
             self._schedule()
         place = 0
         loop = self._loop
-        for ask in batch:
-            end = place + len(ask.keys)
-            told = ask.told
-            if told is not None:
-                entries: list[CachedResult | None] = [None] * len(ask.keys)
+        for lookup in batch:
+            end = place + len(lookup.keys)
+            on_done = lookup.on_done
+            if on_done is not None:
+                entries: list[CachedResult | None] = [None] * len(lookup.keys)
                 if values is not None:
-                    mine = zip(ask.keys, values[place:end], strict=True)
+                    mine = zip(lookup.keys, values[place:end], strict=True)
                     entries = [self._entry(key, value) for key, value in mine]
-                ask.forget()
+                lookup.cancel()
                 # Not from here: what one of them raises must not keep the others waiting.
-                loop.call_soon(told, entries)
+                loop.call_soon(on_done, entries)
             place = end
 
     def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
@@ -343,7 +329,7 @@ class RedisTier:
             self._writing = False
 
     async def _write_batch(self, batch: list[_Write]) -> None:
-        values = await each(pack, [write.value for write in batch])
+        values = await map_values(pack, [write.value for write in batch])
         started = self._monotonic()
         try:
             replies = await self._write_pipe.execute(

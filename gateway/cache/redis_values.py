@@ -1,4 +1,4 @@
-"""Values as Redis replies with them, and changed many at a time."""
+"""Checks and converts the values that Redis replies with, in a thread where they are large."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ def read_values(reply: object, count: int) -> list[bytes | None] | None:
     return None
 
 
-def is_much(values: Sequence[bytes | None]) -> bool:
-    """Tell whether to change `values` is too much for the event loop."""
+def is_large(values: Sequence[bytes | None]) -> bool:
+    """Tell whether converting `values` would hold the event loop."""
     return sum(len(value) for value in values if value) >= _MUCH
 
 
-async def each(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
-    """Return `values`, each changed; in a thread where there is much to do."""
-    if not is_much(values):
+async def map_values(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
+    """Return `change` of each value; computed in a thread where they are large."""
+    if not is_large(values):
         return list(map(change, values))
     return await asyncio.to_thread(lambda: list(map(change, values)))
 
 
-def unpacked(value: bytes | None) -> bytes | None:
-    """Return a value as it was before it was packed; nothing stays nothing."""
+def unpack_or_none(value: bytes | None) -> bytes | None:
+    """Return the unpacked value, or `None` for `None`."""
     return None if value is None else unpack(value)

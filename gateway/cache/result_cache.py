@@ -1,4 +1,4 @@
-"""The result cache: this worker's memory, then the Redis that workers share."""
+"""Implements the result cache: this worker's memory, then the Redis that workers share."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,9 @@ __all__ = ["CacheHit", "ResultCache"]
 
 
 class ResultCache:
-    """A `Cache` of two tiers; what Redis has is kept in memory when it was asked for.
+    """The `ResultStore` and `SharedCache` of inference, in two tiers.
+
+    Entries that are found in Redis are copied to memory.
 
     `clock` is the wall clock. Entering enters `remote`; leaving it waits until the remote tier has
     written what it was given.
@@ -47,25 +49,25 @@ class ResultCache:
             self._add(keys, found, missing, fetched)
         return found
 
-    def seek(
+    def lookup_nowait(
         self,
         keys: Sequence[CacheKey],
-        told: Callable[[list[CacheHit | None]], object],
+        on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
-        """Call `told` later with what memory and, for the rest, Redis have of `keys`."""
+        """Call `on_done` later with what memory and, for the rest, Redis have of `keys`."""
         found, missing = self._in_memory(keys, is_valid)
         if not missing:
-            asyncio.get_running_loop().call_soon(told, found)
+            asyncio.get_running_loop().call_soon(on_done, found)
             return
 
         def fetched(entries: list[CachedResult | None]) -> None:
             try:
                 self._add(keys, found, missing, entries)
             finally:
-                told(found)
+                on_done(found)
 
-        self._remote.ask([keys[index] for index in missing], fetched)
+        self._remote.fetch_nowait([keys[index] for index in missing], fetched)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep `entry` in memory now, and in Redis soon."""
@@ -76,7 +78,7 @@ class ResultCache:
         self._remote.store(key, entry, now)
 
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        """Tell the workers that share Redis that this one computes `keys`."""
+        """Claim `keys` for this worker; see `SharedCache.claim`."""
 
         def is_current(entry: CachedResult) -> bool:
             now = self._clock()
@@ -85,11 +87,11 @@ class ResultCache:
         return await self._remote.claim(keys, is_current)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Tell the workers that share Redis that this one still computes `keys`."""
+        """Extend the claims on `keys`."""
         self._remote.renew(keys)
 
     def release(self, keys: Sequence[CacheKey]) -> None:
-        """Tell the workers that share Redis that this one computes `keys` no more."""
+        """End the claims on `keys`."""
         self._remote.release(keys)
 
     def statistics(self) -> CacheStatistics:

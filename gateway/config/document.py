@@ -134,6 +134,8 @@ class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overflow_after: float = 0.2
     """Predicted wait in every region above which an overflow pool is used."""
     max_calls_per_backend: int = 256
+    client: Literal["native", "httpx"] = "native"
+    """What sends calls: `httpx` goes through the proxies that the environment names."""
 
 
 class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.config.document import RoutingEntry
+from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
-from gateway.upstream.tasks import OwnedTasks
 
 _log = logging.getLogger(__name__)
 # A name that leads to more is a mistake, or wants a balancer of its own.
@@ -74,7 +74,7 @@ class Discovery:
         self._resolver = resolver
         self._random = random
         self._changed = changed
-        self._tasks = OwnedTasks()
+        self._tasks = TaskScope()
         self._names: dict[str, _Name] = {}
         # Names of a configuration that is not in force yet.
         self._prepared: dict[str, _Name] = {}
@@ -146,7 +146,7 @@ class Discovery:
                 self._following.pop(host).cancel()
         for host, name in self._names.items():
             if host not in self._following:
-                self._following[host] = self._tasks.start(self._watch(name))
+                self._following[host] = self._tasks.create_task(self._watch(name))
 
     async def _watch(self, name: _Name) -> None:
         while True:

@@ -12,9 +12,9 @@ from gateway.dispatch.statistics import Counters, DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
 from gateway.dispatch.work import Work
 from gateway.routing.fleet import Fleet
+from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient
-from gateway.upstream.tasks import OwnedTasks
 
 
 class Dispatcher:
@@ -32,7 +32,7 @@ class Dispatcher:
         clock: Callable[[], float],
         tracer: CallTracer | None = None,
     ) -> None:
-        self._tasks = OwnedTasks()
+        self._tasks = TaskScope()
         self._counters = Counters()
         self.hedging = Hedging()
         """What is late, and what may be tried twice."""

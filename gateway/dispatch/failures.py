@@ -28,18 +28,12 @@ def failure(
     kind: type[GatewayError], detail: str, *, retry_after: float | None = None
 ) -> ItemFailure:
     """Return the failure that `kind` stands for."""
-    return ItemFailure(
-        status=kind.status,
-        code=kind.code,
-        detail=detail,
-        retryable=kind.retryable,
-        retry_after=retry_after,
-    )
+    return ItemFailure.of(kind(detail, retry_after=retry_after))
 
 
 def expired() -> ItemFailure:
     """Return the failure of an item whose time ran out."""
-    return failure(DeadlineExceeded, "no backend answered before the deadline")
+    return ItemFailure.of(DeadlineExceeded.during("the calls to backends"))
 
 
 def unavailable(detail: str = "no backend of the model can be reached") -> ItemFailure:

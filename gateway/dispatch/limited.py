@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.dispatch.work import Work, WorkRunner
+from gateway.errors import DeadlineExceeded
 from gateway.rate_limit.work import Limiter, Reservation, WorkLimits, estimate, reserve
 from gateway.runtime.store import RuntimeStore
 from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Rule, Source
 
-_LATE = ItemFailure(
-    status=504, code="deadline_exceeded", detail="The limits could not be asked in time."
-)
+_LATE = ItemFailure.of(DeadlineExceeded.during("the check of the limits"))
 
 
 class LimitedRunner:

@@ -16,9 +16,9 @@ from gateway.dispatch.tracing import CallTracer
 from gateway.dispatch.work import Work, WorkItem
 from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
+from gateway.tasks import TaskScope
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
-from gateway.upstream.tasks import OwnedTasks
 
 Settle = Callable[[int, ItemOutcome], None]
 
@@ -33,7 +33,7 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     client: BackendClient
     reprobe: Callable[[Endpoint], None]
     tracer: CallTracer
-    tasks: OwnedTasks
+    tasks: TaskScope
     budget: RetryBudget
     hedging: Hedging
     counters: Counters
@@ -117,7 +117,7 @@ class DispatchOperation:
 
     def _launch(self, attempt: Attempt) -> None:
         attempt.started = self._loop.time()
-        task = self._means.tasks.start(self._attempt(attempt))
+        task = self._means.tasks.create_task(self._attempt(attempt))
         self._attempts[task] = attempt
         task.add_done_callback(self._attempt_ended)
         late = self._latencies.late

@@ -10,9 +10,9 @@ from typing import Self
 from backends.protocol import BackendState
 from gateway.routing.fleet import Fleet, ProbeFailure
 from gateway.routing.member import Health
+from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
-from gateway.upstream.tasks import OwnedTasks
 
 _log = logging.getLogger(__name__)
 # Probes of one backend are so many seconds apart, however often one is asked for.
@@ -75,7 +75,7 @@ class Prober:
         self._fleet = fleet
         self._client = client
         self._random = random
-        self._tasks = OwnedTasks()
+        self._tasks = TaskScope()
         self._watches: dict[Endpoint, _Watch] = {}
         self._interval = fleet.routing.probe_interval
         self._met: dict[Endpoint, BackendState] = {}
@@ -111,7 +111,7 @@ class Prober:
             watch = self._watches[endpoint] = _Watch(endpoint)
             if (met := self._met.get(endpoint)) is not None:
                 self._fleet.observe(endpoint, met)
-            watch.task = self._tasks.start(self._follow(watch))
+            watch.task = self._tasks.create_task(self._follow(watch))
         self._met = {}
 
     def _leave(self, endpoint: Endpoint) -> None:

@@ -1,7 +1,7 @@
-"""Reads HTTP/1.1 within bounds, answers what cannot be read with a problem, and closes gently.
+"""Bounds request heads and framing, and answers malformed requests with a problem document.
 
-uvicorn's protocol reads heads without end, takes what follows an upgrade that it does not offer for
-no HTTP, answers malformed requests as text, and leaves callers who have closed their half.
+uvicorn's protocol has no bound on the size of a head, stops parsing after an upgrade that it does
+not support, answers malformed requests as text, and drops clients that half-close the connection.
 """
 
 import asyncio
@@ -11,46 +11,45 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-import msgspec
 from typing_extensions import override
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import GatewayError, InternalError, InvalidRequest, VersionNotSupported
+from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from gateway.http.request_head import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     check_head,
     check_size,
-    decoded_path,
-    too_large,
+    decode_path,
+    header_fields_too_large,
 )
+from gateway.http.server_internals import STATUS_LINE, FlowControl, HttpToolsProtocol
 
 _log = logging.getLogger(__name__)
-# What is read is parsed in pieces, so that the bounds are looked at often enough.
-_PIECE = 4 * 1024
-_PIECE_OF_BODY = 16 * 1024
-# With so many requests that wait for the answers to those before them no more is parsed: each takes
-# a hundred times the memory of its bytes. More is parsed when half of them are answered.
+# Input is parsed in chunks, so that the bounds are checked often enough.
+_CHUNK_BYTES = 4 * 1024
+_BODY_CHUNK_BYTES = 16 * 1024
+# Parsing pauses at this many pipelined requests, since each takes a hundred times the memory of its
+# bytes. It resumes when half of them are answered.
 _MAX_PIPELINED = 16
-# Of chunk extensions, trailers and lengths of chunks; and so much more for each byte of a body,
-# since chunks may be as small as that.
-_MAX_FRAMING = 16 * 1024
-_FRAMING_OF_A_BYTE = 16
-# Of a body that nobody waits for any more, since its request is answered.
-_MAX_UNWANTED = 16 * 1024 * 1024
-# For so long the peer may still send, and read the answer: closing at once would reset the
-# connection, and the answer would be lost with it.
-_LINGER = 1.0
-_FRAMING = (b"content-length", b"transfer-encoding")
+# The bound on chunk extensions, trailers and chunk lengths; and the allowance for each byte of a
+# body, since chunks may be as small as one byte.
+_MAX_FRAMING_BYTES = 16 * 1024
+_FRAMING_PER_BYTE = 16
+# The bound on the rest of a body whose request is already answered.
+_MAX_DISCARDED_BYTES = 16 * 1024 * 1024
+# Seconds between the end of the response and the close: closing at once while the peer still sends
+# would reset the connection, and the peer would lose the response.
+_LINGER_TIMEOUT = 1.0
+_FRAMING_FIELDS = (b"content-length", b"transfer-encoding")
 
 
-class _Refused(Exception):
-    """Stops the parser; what for is known to the protocol."""
+class _ParsingStopped(Exception):
+    """Stops the parser from within a callback; the protocol's `_refusal` says why."""
 
 
 class ReadFlow(FlowControl):
-    """Reads no more while a part of what was read is not parsed, whoever asks for more."""
+    """Keeps reading paused while received bytes wait to be parsed."""
 
     is_held = False
 
@@ -60,40 +59,43 @@ class ReadFlow(FlowControl):
             super().resume_reading()
 
 
-class _AfterUpgrade:
-    """Hands a parser's events to a protocol, but for those of the head that it is fed first."""
+class _BodyAfterUpgrade:
+    """Forwards a parser's events to a protocol, except those of the first, synthetic head."""
 
     def __init__(self, protocol: "BoundedProtocol") -> None:
         self._protocol = protocol
-        self.is_silent = True
+        self.skips_head = True
 
     def on_message_begin(self) -> None:
-        """Pass it on."""
-        if not self.is_silent:
+        """Forward the event."""
+        if not self.skips_head:
             self._protocol.on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self.is_silent:
+        if not self.skips_head:
             self._protocol.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.is_silent:
+        if not self.skips_head:
             self._protocol.on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if not self.is_silent:
+        if not self.skips_head:
             self._protocol.on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._protocol.on_body(body)
 
     def on_message_complete(self) -> None:
-        self.is_silent = False
+        self.skips_head = False
         self._protocol.on_message_complete()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounds on heads and framing; `new_id` names what it refuses."""
+    """Extends uvicorn's protocol with bounds on heads and framing.
+
+    `new_id` makes the id of each request that it refuses.
+    """
 
     flow: ReadFlow
 
@@ -112,11 +114,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ignores_upgrade = False
         self._unanswered = 0
         self._events = 0
-        self._discarded = 0
-        self._reads_much = False
-        """Whether a piece of a body was read, behind which any number of heads may be."""
-        self._overhead = 0
-        """Bytes of the present head, or of the framing of the present body: a lower bound."""
+        self._discarded_bytes = 0
+        self._has_large_chunk = False
+        """Whether a chunk of body size was parsed, behind which any number of heads may follow."""
+        self._overhead_bytes = 0
+        """Bytes of the current head, or of the framing of the current body: a lower bound."""
         self._unparsed = b""
 
     @override
@@ -130,16 +132,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._discard(len(data))
             return
         self._unset_keepalive_if_required()
-        is_short = len(data) <= _PIECE and not self._unparsed
+        is_short = len(data) <= _CHUNK_BYTES and not self._unparsed
         if is_short and len(self.pipeline) < _MAX_PIPELINED:
-            self._read(data)
+            self._parse_chunk(data)
         else:
             self._unparsed += data
-            self._read_on()
+            self._parse_buffered()
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's may say to stay open
-        """Answer what the caller asked for in full before it closed its half, then close."""
+        """Answer the requests that the client sent in full before it half-closed, then close."""
         if self._is_lingering:
             self.transport.close()
             return True
@@ -156,10 +158,10 @@ class BoundedProtocol(HttpToolsProtocol):
     @override
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_body:
-            return  # trailers: RFC 9110 forbids to take them for header fields
+            return  # trailers: RFC 9110 forbids treating them as header fields
         if len(self.headers) == MAX_FIELDS:
-            self._stop(too_large())
-        # The parser leaves the blanks after a value (RFC 9112, 5.1).
+            self._stop(header_fields_too_large())
+        # The parser keeps whitespace after a value, which is not part of it (RFC 9112, 5.1).
         value = value.rstrip(b" \t")
         # As uvicorn does, without a call for each field.
         name = name.lower()
@@ -171,7 +173,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         try:
             check_head(self.parser.get_http_version(), self.url, self.headers)
-            if self._reads_much or self._overhead + 2 * _PIECE > MAX_HEAD_BYTES:
+            if self._has_large_chunk or self._overhead_bytes + 2 * _CHUNK_BYTES > MAX_HEAD_BYTES:
                 check_size(self.url, self.headers)
         except GatewayError as error:
             self._stop(error)
@@ -185,12 +187,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unanswered -= 1
             self._stop(InvalidRequest("The target of the request is no URL."))
         if b"%" in self.url:
-            self.scope["path"] = self.root_path + decoded_path(self.scope["raw_path"].decode())
+            self.scope["path"] = self.root_path + decode_path(self.scope["raw_path"].decode())
 
     @override
     def on_message_complete(self) -> None:
         if self._ignores_upgrade:
-            return  # to the parser the rest is another protocol's; it is the body
+            return  # the parser ends the message at an upgrade, but the body follows
         self._events += 1
         self._is_in_body = False
         super().on_message_complete()
@@ -202,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._unparsed and len(self.pipeline) <= _MAX_PIPELINED // 2:
-            self._read_on()
+            self._parse_buffered()
         if not self._unanswered:
             if self._refusal is not None:
                 self._end_refused(self._refusal)
@@ -210,22 +212,22 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     def refuse(self, error: GatewayError) -> None:
-        """Read no more, and end the connection with `error` once all before it is answered."""
+        """Stop reading, and close the connection with `error` after all earlier responses."""
         self._refusal = error
-        self._give_up_body()
+        self._abandon_body()
         if self._unanswered:
             self.flow.pause_reading()
         else:
             self._end_refused(error)
 
-    def _read_on(self) -> None:
-        """Parse what was read, as long as few requests wait for the answers to others."""
-        left = memoryview(self._unparsed)
-        while left and self._refusal is None and len(self.pipeline) < _MAX_PIPELINED:
-            size = _PIECE_OF_BODY if self._is_in_body else _PIECE
-            self._read(left[:size])
-            left = left[size:]
-        self._unparsed = b"" if self._refusal is not None else bytes(left)
+    def _parse_buffered(self) -> None:
+        """Parse buffered bytes until the bound on pipelined requests is reached."""
+        unparsed = memoryview(self._unparsed)
+        while unparsed and self._refusal is None and len(self.pipeline) < _MAX_PIPELINED:
+            size = _BODY_CHUNK_BYTES if self._is_in_body else _CHUNK_BYTES
+            self._parse_chunk(unparsed[:size])
+            unparsed = unparsed[size:]
+        self._unparsed = b"" if self._refusal is not None else bytes(unparsed)
         self.flow.is_held = bool(self._unparsed)
         if self._unparsed:
             self.flow.pause_reading()
@@ -233,64 +235,66 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end_at_eof()
 
     def _end_at_eof(self) -> None:
-        """Close the connection, whose caller has closed its half, once all is answered."""
-        self._give_up_body()
+        """Close a connection that the client has half-closed, once all requests are answered."""
+        self._abandon_body()
         if self._unanswered:
             self.cycle.keep_alive = False
         elif self._refusal is None:
             self.transport.close()
 
-    def _read(self, data: bytes | memoryview) -> None:
+    def _parse_chunk(self, data: bytes | memoryview) -> None:
         events = self._events
-        self._reads_much = self._reads_much or len(data) > _PIECE
+        self._has_large_chunk = self._has_large_chunk or len(data) > _CHUNK_BYTES
         body = len(self.cycle.body) if self._is_in_body else 0
         try:
-            self._parse(data)
+            self._feed_parser(data)
         except httptools.HttpParserError as error:
-            self.refuse(self._refusal or _error_of(error, self.parser.get_method()))
+            self.refuse(self._refusal or _parser_error(error, self.parser.get_method()))
             return
         if self._events != events:
-            self._overhead = 0
+            self._overhead_bytes = 0
         elif self._is_in_body:
             self._count_body(len(data), len(self.cycle.body) - body)
         else:
-            self._overhead += len(data)
-            if self._overhead > MAX_HEAD_BYTES:
-                self.refuse(too_large())
+            self._overhead_bytes += len(data)
+            if self._overhead_bytes > MAX_HEAD_BYTES:
+                self.refuse(header_fields_too_large())
 
     def _count_body(self, size: int, kept: int) -> None:
-        """Count what was read of a body, and how much of it was data that the application has."""
+        """Count `size` received bytes of a body, `kept` of which reached the application."""
         if self.cycle.response_complete:
-            self._overhead += size
-            if self._overhead > _MAX_UNWANTED:
+            self._overhead_bytes += size
+            if self._overhead_bytes > _MAX_DISCARDED_BYTES:
                 self.transport.abort()
         elif self.cycle.more_body:
-            self._overhead = max(0, self._overhead + size - kept * (1 + _FRAMING_OF_A_BYTE))
-            if self._overhead > _MAX_FRAMING:
+            self._overhead_bytes = max(
+                0, self._overhead_bytes + size - kept * (1 + _FRAMING_PER_BYTE)
+            )
+            if self._overhead_bytes > _MAX_FRAMING_BYTES:
                 self.refuse(InvalidRequest("The body's chunks have too much beside their data."))
 
-    def _parse(self, data: bytes | memoryview) -> None:
-        """Feed the parser; an upgrade is ignored, as RFC 9110 allows, and what follows is HTTP."""
+    def _feed_parser(self, data: bytes | memoryview) -> None:
+        """Feed the parser; an upgrade is ignored (RFC 9110), and what follows is parsed as HTTP."""
         while data:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
                 self._ignores_upgrade = False
-                framing = [b"%b: %b\r\n" % h for h in self.headers if h[0] in _FRAMING]
-                self.parser = httptools.HttpRequestParser(_AfterUpgrade(self))
+                framing = [b"%b: %b\r\n" % h for h in self.headers if h[0] in _FRAMING_FIELDS]
+                self.parser = httptools.HttpRequestParser(_BodyAfterUpgrade(self))
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
             else:
                 return
 
     def _stop(self, error: GatewayError) -> None:
-        """Have the parser stop, from within one of its events."""
+        """Stop the parser from within one of its callbacks."""
         self._refusal = error
-        raise _Refused
+        raise _ParsingStopped
 
-    def _give_up_body(self) -> None:
-        """Let go of the request whose body will not be read to its end, if there is one."""
+    def _abandon_body(self) -> None:
+        """Abandon the request whose body will not be read to its end, if there is one."""
         cycle = self.cycle
         if cycle is None or not cycle.more_body or cycle.response_complete:
             return
@@ -304,24 +308,26 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered -= 1
 
     def _end_refused(self, error: GatewayError) -> None:
-        self.transport.write(_response(error, self._new_id(), self.server_state.default_headers))
+        self.transport.write(
+            _encode_refusal(error, self._new_id(), self.server_state.default_headers)
+        )
         self.linger()
 
     def _discard(self, size: int) -> None:
-        self._discarded += size
-        if self._discarded > _MAX_UNWANTED:
+        self._discarded_bytes += size
+        if self._discarded_bytes > _MAX_DISCARDED_BYTES:
             self.transport.pause_reading()
 
     def linger(self) -> None:
-        """Write no more, and close when the peer has closed, or after a while."""
+        """Send no more, and close when the peer closes, or after `_LINGER_TIMEOUT`."""
         self._is_lingering = True
         self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(_LINGER, self.transport.close)
+        self.loop.call_later(_LINGER_TIMEOUT, self.transport.close)
 
 
-def _error_of(error: httptools.HttpParserError, method: bytes) -> GatewayError:
-    """Return what a request is refused with that the parser cannot read."""
+def _parser_error(error: httptools.HttpParserError, method: bytes) -> GatewayError:
+    """Return the gateway error that stands for a parser error."""
     if isinstance(error, httptools.HttpParserCallbackError):
         _log.error("unexpected failure", exc_info=error)
         return InternalError("This is our fault.")
@@ -330,23 +336,14 @@ def _error_of(error: httptools.HttpParserError, method: bytes) -> GatewayError:
     return InvalidRequest(f"This is no HTTP/1.1: {error}.")
 
 
-def _response(error: GatewayError, request_id: str, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the whole answer that says `error`, the last one of its connection."""
-    body = msgspec.json.encode(
-        {
-            "type": f"urn:sluicegate:error:{error.code}",
-            "title": error.title,
-            "status": error.status,
-            "code": error.code,
-            "detail": error.detail,
-            "request_id": request_id,
-        }
-    )
-    lines = [*headers, (b"content-type", b"application/problem+json")]
+def _encode_refusal(
+    error: GatewayError, request_id: str, headers: list[tuple[bytes, bytes]]
+) -> bytes:
+    """Return the complete response that reports `error` and closes the connection."""
+    body = encode_problem(error, request_id)
+    lines = [*headers, (b"content-type", MEDIA_TYPE)]
     lines += [(b"x-request-id", request_id.encode()), (b"cache-control", b"no-store")]
-    if error.retry_after is not None:
-        lines.append((b"retry-after", b"%d" % error.retry_after))
-        lines.append((b"retry-after-ms", b"%d" % (error.retry_after * 1000)))
+    lines += problem_headers(error)
     return b"%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
         STATUS_LINE[error.status],
         b"".join([b"%b: %b\r\n" % line for line in lines]),

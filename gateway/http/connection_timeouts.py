@@ -1,7 +1,7 @@
-"""How long a connection may wait before it asks for something, and how many there may be.
+"""Closes connections that time out, and rejects connections above the limit.
 
-uvicorn ends a connection that is idle after an answer. It waits for ever for the first request, and
-for the rest of a head: a few slow connections would use up a worker's files.
+uvicorn closes a connection that is idle after a response. It has no timeout for the first request
+or the rest of a head, so a few slow clients could use up a worker's file descriptors.
 """
 
 import asyncio
@@ -17,69 +17,70 @@ from gateway.errors import Overloaded, RequestTimeout
 from gateway.http.bounded_protocol import BoundedProtocol, ReadFlow
 from gateway.http.draining import Draining
 
-_SWEEP = 1.0
-# Connections beyond the bound that are told so at a time; others are closed without a word.
-_MAX_TURNED_AWAY = 256
+_CHECK_INTERVAL = 1.0
+# Connections above the limit that get a 503 at a time; more are aborted without a response.
+_MAX_REJECTED = 256
 
 
 class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on the connections of a worker, times in seconds."""
+    """Bounds the connections of a worker; times are in seconds."""
 
     head: float = 10.0
-    """From the opening, or a request's first byte, to the end of its head."""
+    """From accepting the connection, or a request's first byte, to the end of its head."""
     idle: float = 75.0
-    """Between two requests of a connection; or without a byte of an answer being taken."""
+    """Between two requests of a connection, or while the peer reads none of a response."""
     connections: int = 4096
+    """Connections open at a time."""
 
 
 class TimedProtocol(BoundedProtocol):
-    """uvicorn's protocol, which knows how long it has waited for a request.
+    """Extends the protocol with timeouts for heads, idle connections and stalled writes.
 
-    `turned_away` are the connections of this worker beyond the bound, while they are told so.
+    `rejected` holds the worker's connections above the limit until each has got its 503.
     """
 
     def __init__(
         self,
         *args: Any,
-        patience: ConnectionTimeouts | None = None,
-        turned_away: set[object] | None = None,
+        timeouts: ConnectionTimeouts | None = None,
+        rejected: set[object] | None = None,
         draining: Draining | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._patience = patience or ConnectionTimeouts()
-        self._turned_away = set() if turned_away is None else turned_away
+        self._timeouts = timeouts or ConnectionTimeouts()
+        self._rejected = set() if rejected is None else rejected
         self._draining = draining or Draining()
-        self._since = 0.0
-        self._has_begun = False
-        self._is_used = False
+        self._waiting_since = 0.0
+        self._is_in_head = False
+        self._has_had_request = False
         self._answered_at = 0.0
         self._unsent_bytes = 0
         self._unsent_since = 0.0
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self._patience.connections:
-            self._turn_away(transport)
+        if len(self.connections) >= self._timeouts.connections:
+            self._reject(transport)
             return
-        self._since = self.loop.time()
+        self._waiting_since = self.loop.time()
         super().connection_made(transport)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._turned_away.discard(self)
+        self._rejected.discard(self)
         super().connection_lost(exc)
 
     @override
     def on_message_begin(self) -> None:
-        self._since = self.loop.time()
-        self._has_begun = True
+        self._waiting_since = self.loop.time()
+        self._is_in_head = True
         super().on_message_begin()
 
     @override
     def on_headers_complete(self) -> None:
-        self._has_begun = False
-        self._is_used = True
+        self._is_in_head = False
+        self._has_had_request = True
         super().on_headers_complete()
 
     @override
@@ -87,55 +88,55 @@ class TimedProtocol(BoundedProtocol):
         self._answered_at = self.loop.time()
         super().on_response_complete()
 
-    def end_if_unread(self, now: float) -> None:
-        """End the connection if its peer takes nothing of what was written, closed or not."""
+    def abort_if_write_stalled(self, now: float) -> None:
+        """Abort the connection if its peer reads none of the response, closing or not."""
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since = unsent, now
-        elif unsent and now - self._unsent_since > self._patience.idle:
+        elif unsent and now - self._unsent_since > self._timeouts.idle:
             self.transport.abort()
 
-    def end_if_late(self, now: float) -> None:
-        """End the connection if it has waited for a request for too long."""
+    def close_if_timed_out(self, now: float) -> None:
+        """Close the connection if the wait for a request exceeded its timeout."""
         if self._refusal is not None:
             return
         if self.cycle is not None and not self.cycle.response_complete:
             return
-        patience = self._patience
-        waited = now - max(self._since, self._answered_at)
-        is_expected = self._has_begun or not self._answered_at
-        # uvicorn's timer ends idle ones, unless there are bytes that belong to no request.
-        if waited > patience.head + (0.0 if is_expected else patience.idle):
-            if self._has_begun:
+        timeouts = self._timeouts
+        waited = now - max(self._waiting_since, self._answered_at)
+        is_expected = self._is_in_head or not self._answered_at
+        # uvicorn's timer closes idle connections, but not those with bytes of no request.
+        if waited > timeouts.head + (0.0 if is_expected else timeouts.idle):
+            if self._is_in_head:
                 self.refuse(RequestTimeout("The head of the request did not arrive in time."))
             else:
                 self.transport.close()
 
-    def end_if_idle(self, *, is_last_call: bool) -> None:
-        """End the connection once nothing that was sent on it is left to answer.
+    def close_if_idle(self, *, is_last_call: bool) -> None:
+        """Close the connection once every request on it is answered.
 
-        One on which nothing was sent yet is kept until the last call.
+        A connection without any request yet is kept until `is_last_call`.
         """
-        if self._has_begun or _has_unread(self.transport):
+        if self._is_in_head or _has_unread(self.transport):
             return
-        is_unused = not self._answered_at and not self._is_used
+        is_unused = not self._answered_at and not self._has_had_request
         if is_unused and not is_last_call:
             return
         self.shutdown()
 
-    def _turn_away(self, transport: asyncio.Transport) -> None:
+    def _reject(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         self.flow = ReadFlow(transport)
-        if len(self._turned_away) >= _MAX_TURNED_AWAY:
+        if len(self._rejected) >= _MAX_REJECTED:
             transport.abort()
             return
-        self._turned_away.add(self)
+        self._rejected.add(self)
         detail = "There are too many connections; use fewer, or try again."
         self.refuse(Overloaded(detail, retry_after=1.0))
 
 
 def _has_unread(transport: asyncio.Transport) -> bool:
-    """Return whether bytes (or the peer's end) wait to be read: closing now would reset."""
+    """Return whether bytes or an end of stream are unread: closing then would send a reset."""
     descriptor: int = transport.get_extra_info("socket").fileno()
     if descriptor < 0:
         return False  # it is closed
@@ -144,14 +145,14 @@ def _has_unread(transport: asyncio.Transport) -> bool:
     return bool(poller.poll(0))
 
 
-async def end_late_connections(connections: Iterable[object]) -> None:
-    """Look once a second for connections that have waited too long, until cancelled."""
+async def enforce_timeouts(connections: Iterable[object]) -> None:
+    """Check all connections once a second until cancelled."""
     clock = asyncio.get_running_loop().time
     with contextlib.suppress(asyncio.CancelledError):
         while True:
-            await asyncio.sleep(_SWEEP)
+            await asyncio.sleep(_CHECK_INTERVAL)
             now = clock()
             for connection in list(connections):
                 if isinstance(connection, TimedProtocol):
-                    connection.end_if_unread(now)
-                    connection.end_if_late(now)
+                    connection.abort_if_write_stalled(now)
+                    connection.close_if_timed_out(now)

@@ -1,4 +1,4 @@
-"""How a process that serves HTTP leaves: what it says meanwhile, and for how long it serves."""
+"""Holds the draining state of a process that serves HTTP."""
 
 import asyncio
 import signal
@@ -7,50 +7,51 @@ from collections.abc import Callable
 
 
 class Stop(asyncio.Event):
-    """Set when the process is to end; `is_patient` says whether others must hear of it first."""
+    """Signals that the process should stop; `is_graceful` asks to announce draining first."""
 
-    is_patient = True
-    """False after SIGINT: somebody waits at a terminal, and nobody balances in front of that."""
+    is_graceful = True
+    """False after SIGINT: somebody waits at a terminal, and there is no load balancer."""
 
 
 class Draining:
-    """Whether the process is leaving; its listener, its connections and its readiness look here.
+    """Tells listener, connections and readiness whether the process is draining.
 
-    `delay` is the time between the news and the end of accepting. Under a supervisor
-    (`is_supervised`), which has the listening socket too, the supervisor waits for that, and
-    announces it with SIGUSR1; a process that is told to stop without it is replaced alone.
+    `delay` is the time in seconds between the announcement and the end of accepting. Under a
+    supervisor (`is_supervised`), which shares the listening socket, the supervisor waits for that
+    time and announces draining with SIGUSR1. A process that is stopped without the announcement is
+    replaced alone.
     """
 
     def __init__(self, *, delay: float = 0.0, is_supervised: bool = False) -> None:
         self.delay = delay
         self.is_supervised = is_supervised
         self.is_announced = False
-        """The whole machine is leaving: its readiness says so."""
+        """Whether the whole machine drains; its readiness then fails."""
         self.closes_connections = False
-        """Every answer is the last one of its connection, and says so."""
+        """Whether every response closes its connection."""
         self._on_close: list[Callable[[], None]] = []
 
-    def hear_announcement(self) -> None:
-        """Have SIGUSR1 announce it. Only the main thread of a process hears signals."""
+    def announce_on_sigusr1(self) -> None:
+        """Announce draining on SIGUSR1; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.announce)
 
     def announce(self) -> None:
-        """Say that the process is not ready, and serve on."""
+        """Report the process as not ready, and keep serving."""
         self.is_announced = True
         self.close_connections()
 
     def close_connections(self) -> None:
-        """Make every answer from now on the last one of its connection."""
+        """Make every response from now on close its connection."""
         if not self.closes_connections:
             self.closes_connections = True
             for callback in self._on_close:
                 callback()
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when answers begin to be the last ones of their connections."""
+        """Call `callback` when responses begin to close their connections."""
         self._on_close.append(callback)
 
 
 DRAINING = "draining: the gateway is stopping; it still answers what it is sent"
-"""What readiness says is missing."""
+"""The entry of readiness's `missing` while draining."""

@@ -1,4 +1,4 @@
-"""Decides by the head of a request whether RFC 9110 and RFC 9112 let it be answered."""
+"""Validates the head of a request by RFC 9110 and RFC 9112."""
 
 import re
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ _ENCODED_SLASH = re.compile("%2f", re.IGNORECASE)
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-def too_large() -> HeaderFieldsTooLarge:
-    """Return the error of a head that is beyond the bounds."""
+def header_fields_too_large() -> HeaderFieldsTooLarge:
+    """Return the error for a head above the bounds."""
     return HeaderFieldsTooLarge(
         f"The head of a request may have {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} header fields;"
         " send fewer, and the rest in the body."
     )
 
 
-def has_one_host(headers: Headers) -> bool:
-    """Tell whether there is exactly one `Host`, of characters that a host may have.
+def has_valid_host(headers: Headers) -> bool:
+    """Return whether there is exactly one `Host`, with characters that RFC 3986 allows.
 
     Names of `headers` are in lower case.
     """
@@ -42,16 +42,16 @@ def has_one_host(headers: Headers) -> bool:
 
 
 def check_head(version: str, target: bytes, headers: Headers) -> None:
-    """Make sure that a request may be answered; names of `headers` are in lower case.
+    """Validate version, host, framing and target; names of `headers` are in lower case.
 
     Raises:
-        VersionNotSupported: it is in another version of HTTP.
+        VersionNotSupported: the request is in another version of HTTP.
         TransferCodingNotSupported: its body is in a transfer coding other than `chunked`.
-        InvalidRequest: host, framing or target are not as they must be.
+        InvalidRequest: host, framing or target are invalid.
     """
     if version not in _VERSIONS:
         raise VersionNotSupported("HTTP/1.1 and HTTP/1.0 are spoken here; use one of them.")
-    if version == "1.1" and not has_one_host(headers):
+    if version == "1.1" and not has_valid_host(headers):
         raise InvalidRequest("Send exactly one `Host` header, with a host and a port, if any.")
     if codings := [value for name, value in headers if name == b"transfer-encoding"]:
         _check_codings(version, b",".join(codings).lower().split(b","))
@@ -60,14 +60,14 @@ def check_head(version: str, target: bytes, headers: Headers) -> None:
 
 
 def check_size(target: bytes, headers: Headers) -> None:
-    """Make sure that a head is within the bound on its size.
+    """Check a head against the bound on its size.
 
     Raises:
-        HeaderFieldsTooLarge: it is not.
+        HeaderFieldsTooLarge: it is larger.
     """
     fields = sum(len(name) + len(value) + 4 for name, value in headers)
     if fields + len(target) + _REST > MAX_HEAD_BYTES:
-        raise too_large()
+        raise header_fields_too_large()
 
 
 def _check_codings(version: str, codings: list[bytes]) -> None:
@@ -79,8 +79,8 @@ def _check_codings(version: str, codings: list[bytes]) -> None:
         raise TransferCodingNotSupported("No `Transfer-Encoding` but `chunked` is understood.")
 
 
-def decoded_path(raw: str) -> str:
-    """Return a path with its escapes decoded, but those of slashes: they separate nothing."""
+def decode_path(raw: str) -> str:
+    """Return a path with its escapes decoded, except escaped slashes, which do not separate."""
     return "%2F".join([unquote(part) for part in _ENCODED_SLASH.split(raw)])
 
 

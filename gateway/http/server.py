@@ -1,4 +1,4 @@
-"""Serves an ASGI application on one socket until told to stop, then lets requests in flight end."""
+"""Serves an ASGI application on one socket, and drains requests in flight when stopped."""
 
 import asyncio
 import contextlib
@@ -11,19 +11,19 @@ from litestar.types import ASGIApp
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.http.connection_timeouts import ConnectionTimeouts, TimedProtocol, end_late_connections
+from gateway.http.connection_timeouts import ConnectionTimeouts, TimedProtocol, enforce_timeouts
 from gateway.http.draining import Draining, Stop
 from gateway.http.write_coalescing import WriteCoalescingProtocol
-from gateway.sockets.listening import refuse_new, take_over, until_empty
+from gateway.sockets.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
 
 _BACKLOG = 2048
-_LOOK = 0.05
-# What a connection that was accepted last, and has sent nothing yet, is given to send a request.
-_FIRST_REQUEST = 1.0
+_POLL_INTERVAL = 0.05
+# Seconds that a newly accepted connection gets to send its first request at shutdown.
+_FIRST_REQUEST_TIMEOUT = 1.0
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are its owner's business, and which accepts nothing unanswered."""
+    """Extends uvicorn's server: handles no signals, and answers every accepted connection."""
 
     def __init__(
         self, config: uvicorn.Config, listener: socket.socket, siblings: Sequence[socket.socket]
@@ -38,7 +38,7 @@ class _Server(uvicorn.Server):
         yield
 
     def make_protocol(self) -> asyncio.Protocol:
-        """Return the protocol of a connection that was accepted elsewhere."""
+        """Return a protocol for a connection that was accepted from a sibling's socket."""
         make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         return make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
@@ -46,29 +46,29 @@ class _Server(uvicorn.Server):
 
     @property
     def has_siblings(self) -> bool:
-        """Whether other workers accept what waits at this one's socket."""
+        """Whether other workers accept connections from this one's socket."""
         return bool(self._siblings)
 
-    async def empty_queue(self) -> None:
-        """Accept what has come so far, and let nothing more come; for whoever owns the socket."""
+    async def drain_accept_queue(self) -> None:
+        """Refuse new connections, and accept those in the queue; for the owner of the socket."""
         if self.started:
-            refuse_new(self._listener)
-            await until_empty([self._listener])
+            refuse_new_connections(self._listener)
+            await wait_until_empty([self._listener])
 
     def stop_accepting(self) -> None:
-        """Accept nothing any more; connections that wait are others' to accept."""
+        """Stop accepting; other workers accept the connections in the queue."""
         for server in self.servers:
             server.close()
         for listener in (self._listener, *self._siblings):
             listener.close()
 
-    async def until_unused(self, within: float) -> None:
-        """Wait until there is no connection, no longer than `within`."""
+    async def wait_until_no_connections(self, within: float) -> None:
+        """Wait until no connection is open, at most `within` seconds."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + within
-        # uvicorn tells nobody of the end of a connection.
+        # uvicorn has no callback for the end of a connection.
         while self.server_state.connections and clock() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,14 +78,14 @@ class _Server(uvicorn.Server):
 
     async def _end_idle_connections(self) -> None:
         clock = asyncio.get_running_loop().time
-        deadline = clock() + _FIRST_REQUEST
+        deadline = clock() + _FIRST_REQUEST_TIMEOUT
         while self.server_state.connections:
             for connection in list(self.server_state.connections):
                 if isinstance(connection, TimedProtocol):
-                    connection.end_if_idle(is_last_call=clock() >= deadline)
+                    connection.close_if_idle(is_last_call=clock() >= deadline)
             if clock() >= deadline:
                 return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
 
 async def serve(
@@ -95,27 +95,27 @@ async def serve(
     drain: float,
     stop: asyncio.Event,
     protocol: Callable[..., asyncio.Protocol] = WriteCoalescingProtocol,
-    patience: ConnectionTimeouts | None = None,
+    timeouts: ConnectionTimeouts | None = None,
     draining: Draining | None = None,
     siblings: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve `app` on `listener`; after `stop` is set, leave as `draining` says.
+    """Serve `app` on `listener` until `stop` is set, then drain as `draining` says.
 
-    Open requests are then waited for, up to `drain`. Connections are bounded by `patience`, in
-    number and in how long they wait for a request. What waits at `siblings`, the sockets of other
-    workers, is accepted too where those do not do it.
+    Requests in flight get up to `drain` seconds. `timeouts` bounds the connections. Connections in
+    the accept queues of `siblings`, the sockets of other workers, are accepted too where those
+    workers do not accept them in time.
 
-    The listener is bound and starts to listen here: until then nobody can connect.
+    The listener is bound by the caller and starts to listen here.
     """
-    patience = patience or ConnectionTimeouts()
+    timeouts = timeouts or ConnectionTimeouts()
     draining = draining or Draining()
     config = uvicorn.Config(
         app,
         loop="none",
         http=partial(  # type: ignore[arg-type]  # it makes one
-            protocol, patience=patience, turned_away=set(), draining=draining
+            protocol, timeouts=timeouts, rejected=set(), draining=draining
         ),
-        timeout_keep_alive=max(1, round(patience.idle)),
+        timeout_keep_alive=max(1, round(timeouts.idle)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -127,50 +127,52 @@ async def serve(
     )
     server = _Server(config, listener, siblings)
     async with asyncio.TaskGroup() as tasks:
-        leaving = asyncio.Event()
+        stopping = asyncio.Event()
         watchers = [
-            tasks.create_task(_help(server, siblings, leaving)),
-            tasks.create_task(_leave(server, stop, draining, leaving)),
-            tasks.create_task(end_late_connections(server.server_state.connections)),
+            tasks.create_task(_accept_for_siblings(server, siblings, stopping)),
+            tasks.create_task(_shut_down_on(server, stop, draining, stopping)),
+            tasks.create_task(enforce_timeouts(server.server_state.connections)),
         ]
         await server.serve(sockets=[listener])
         for watcher in watchers:
             watcher.cancel()
 
 
-async def _help(server: _Server, siblings: Sequence[socket.socket], leaving: asyncio.Event) -> None:
-    while not server.started:  # noqa: ASYNC110 - nor of its start
-        await asyncio.sleep(_LOOK)
-    if not leaving.is_set():
-        await take_over(siblings, server.make_protocol, until=leaving)
-
-
-async def _leave(
-    server: _Server, stop: asyncio.Event, draining: Draining, leaving: asyncio.Event
+async def _accept_for_siblings(
+    server: _Server, siblings: Sequence[socket.socket], stopping: asyncio.Event
 ) -> None:
-    """Wait for `stop`, and then do what has to be done before the server may end."""
+    while not server.started:  # noqa: ASYNC110 - nor for its start
+        await asyncio.sleep(_POLL_INTERVAL)
+    if not stopping.is_set():
+        await accept_for_siblings(siblings, server.make_protocol, until=stopping)
+
+
+async def _shut_down_on(
+    server: _Server, stop: asyncio.Event, draining: Draining, stopping: asyncio.Event
+) -> None:
+    """Wait for `stop`, drain, and then let the server exit."""
     await stop.wait()
-    leaving.set()
+    stopping.set()
     if draining.is_announced:
-        pass  # by the supervisor, which has waited, and seen to it that nobody waits to be accepted
+        pass  # by the supervisor, which waited and drained the accept queues
     elif draining.is_supervised:
         draining.close_connections()
         if server.has_siblings and server.started:
-            server.stop_accepting()  # they accept from this socket until the successor is there
-        await server.until_unused(draining.delay)
+            server.stop_accepting()  # they accept from this socket until the successor starts
+        await server.wait_until_no_connections(draining.delay)
     else:
         draining.announce()
-        is_patient = not isinstance(stop, Stop) or stop.is_patient
-        await asyncio.sleep(draining.delay if is_patient else 0.0)
-        await server.empty_queue()
+        is_graceful = not isinstance(stop, Stop) or stop.is_graceful
+        await asyncio.sleep(draining.delay if is_graceful else 0.0)
+        await server.drain_accept_queue()
     server.should_exit = True
 
 
-def listener_on(host: str, port: int, inherited: int | None, *, setting: str) -> socket.socket:
+def open_listener(host: str, port: int, inherited: int | None, *, setting: str) -> socket.socket:
     """Return the `inherited` listening socket, or a new one on `host` and `port`.
 
     Raises:
-        ConfigurationError: the address cannot be had; `setting` is the variable to change.
+        ConfigurationError: the address cannot be bound; `setting` is the variable to change.
     """
     if inherited is not None:
         return socket.socket(fileno=inherited)

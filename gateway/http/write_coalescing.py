@@ -1,4 +1,4 @@
-"""An HTTP protocol that sends what one turn of the loop writes in one packet a connection.
+"""Coalesces the writes of one event-loop iteration into one packet a connection.
 
 uvicorn writes a response's head and its body apart: two system calls, and a client woken twice.
 """
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.http.connection_timeouts import TimedProtocol
+from gateway.http.server_internals import STATUS_LINE, RequestResponseCycle
 
-WHOLE = "sluicegate.whole"
+BUFFERED_HTTP = "sluicegate.buffered_http"
 """Names the ASGI extension `BufferedHttpExtension`."""
 
 CLOSE = b"connection: close\r\n"
@@ -23,9 +23,9 @@ _LINGER = 1.0
 
 
 class WriteCoalescer:
-    """Holds back what connections write until the turn of the loop ends.
+    """Holds back what connections write until the event-loop iteration ends.
 
-    `before` is called first: what must have happened before an answer leaves.
+    `before` is called first, for what must have happened before an answer is written.
     """
 
     def __init__(self, *, before: Callable[[], None] = lambda: None) -> None:
@@ -52,15 +52,18 @@ class WriteCoalescer:
 
 
 class WriteCoalescingTransport(asyncio.Transport):
-    """A transport that gathers what is written until `cork` releases it."""
+    """A transport that gathers what is written until `coalescer` releases it."""
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, cork: WriteCoalescer
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        coalescer: WriteCoalescer,
     ) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
-        self._cork = cork
+        self._coalescer = coalescer
         self._parts: list[bytes] = []
         self._has_ended = False
         self.is_body_due = False
@@ -69,7 +72,7 @@ class WriteCoalescingTransport(asyncio.Transport):
     @override
     def write(self, data: Any) -> None:
         if not self._parts:
-            self._cork.hold(self, self._loop)
+            self._coalescer.hold(self, self._loop)
         self._parts.append(data)
 
     @override
@@ -78,11 +81,11 @@ class WriteCoalescingTransport(asyncio.Transport):
             self.linger()
             return
         if self._parts:
-            self._cork.release()
+            self._coalescer.release()
         self._transport.close()
 
     def linger(self) -> None:
-        """Write no more, and close when told to again, or after a while."""
+        """Write no more, and close at the next `close`, or after a while."""
         self.write_eof()
         self._transport.resume_reading()
         self._loop.call_later(_LINGER, self.close)
@@ -94,7 +97,7 @@ class WriteCoalescingTransport(asyncio.Transport):
     @override
     def write_eof(self) -> None:
         if self._parts:
-            self._cork.release()
+            self._coalescer.release()
         self._has_ended = True
         if not self._transport.is_closing():
             self._transport.write_eof()
@@ -120,10 +123,10 @@ class WriteCoalescingTransport(asyncio.Transport):
         self._transport.resume_reading()
 
     def flush(self) -> None:
-        """Write what was gathered; for the cork.
+        """Write what was gathered; called by the coalescer.
 
         A request that was given up may say something after the end: that is discarded, since a
-        transport that raises would keep the cork from writing what other connections have.
+        transport that raises would keep the coalescer from writing what other connections have.
         """
         parts, self._parts = self._parts, []
         if parts and not self._has_ended and not self._transport.is_closing():
@@ -131,36 +134,36 @@ class WriteCoalescingTransport(asyncio.Transport):
 
 
 class WriteCoalescingProtocol(TimedProtocol):
-    """A protocol over a corked transport, with the ASGI extension `WHOLE`."""
+    """A protocol over a coalescing transport, with the ASGI extension `BUFFERED_HTTP`."""
 
     _last_cycle: RequestResponseCycle | None = None
 
-    def __init__(self, *args: Any, cork: WriteCoalescer | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, coalescer: WriteCoalescer | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._cork = cork or WriteCoalescer()
+        self._coalescer = coalescer or WriteCoalescer()
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._corked = WriteCoalescingTransport(transport, self.loop, self._cork)
-        super().connection_made(self._corked)
+        self._coalescing_transport = WriteCoalescingTransport(transport, self.loop, self._coalescer)
+        super().connection_made(self._coalescing_transport)
 
     @override
     def on_headers_complete(self) -> None:
         before = self.cycle
         super().on_headers_complete()
-        self._corked.is_body_due = True
+        self._coalescing_transport.is_body_due = True
         if self._draining.closes_connections:
             self._make_last(before)
-        self.scope["extensions"] = {WHOLE: BufferedHttpExtension(self.cycle)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {BUFFERED_HTTP: BufferedHttpExtension(self.cycle)}  # type: ignore[dict-item]
 
     @override
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._corked.is_body_due = self._is_in_body
+        self._coalescing_transport.is_body_due = self._is_in_body
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
-        self._corked.is_body_due = False
+        self._coalescing_transport.is_body_due = False
         return super().eof_received()
 
     def _make_last(self, before: RequestResponseCycle | None) -> None:
@@ -173,7 +176,7 @@ class WriteCoalescingProtocol(TimedProtocol):
 
 
 class BufferedHttpExtension:
-    """The ASGI extension `WHOLE`: a request's body and its answer, each in one piece.
+    """The ASGI extension `BUFFERED_HTTP`: a request's body and its answer, each in one piece.
 
     What the messages of ASGI would do in several steps, which cost a fifth of a cache hit more.
     """

@@ -1,21 +1,20 @@
-"""Lets equal items that several workers are asked for at once be computed by one of them.
+"""Coalesces equal items across workers by claims in the shared cache.
 
-Within a worker `gateway.inference.coalescing` does the same. Between workers a claim in Redis,
-under the address of the answer, says that somebody computes it. It is read where the answer would
-have been, so that whoever shares nothing waits for nothing.
+Within a worker `gateway.inference.coalescing` does the same. A claim lies in Redis under the
+address of the answer and says which worker computes it. The look-up of the answer reads it, so that
+requests without equal ones wait for nothing.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import msgspec
 
-from gateway.cache.entry import CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
+from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import joined_outcome
 from gateway.types import ItemOutcome
 
@@ -33,32 +32,10 @@ _RENEWED_AFTER = 0.5
 """Of a lease: a claim that is renewed so early outlives a renewal that is late."""
 
 
-class SharedCache(Protocol):
-    """The part of the result cache that tells workers of each other."""
-
-    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        """Claim `keys`; say which another worker has claimed, or just answered."""
-        ...
-
-    def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Let the claims on `keys` last."""
-        ...
-
-    def release(self, keys: Sequence[CacheKey]) -> None:
-        """End the claims on `keys`, which are not answered."""
-        ...
-
-    async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
-    ) -> list[CacheHit | None]:
-        """Return what is there by now."""
-        ...
-
-
 class ClaimingRunner:
-    """A runner that waits for what another worker computes already.
+    """A runner that waits for items that another worker computes already.
 
-    Of all workers that are asked for an item at once, one computes it: the others wait for its
+    Of all workers that need an item at once, one computes it: the others wait for its
     answer while its claim lasts (`lease` seconds, renewed while it works), for half of their time
     at most. Where it fails, or a claim ends without an answer, one of them claims the item and
     computes it.
@@ -94,7 +71,7 @@ class ClaimingRunner:
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
-            with self._claimed(items) as note:
+            with self._renewing_claims(items) as note:
 
                 def settled(index: int, outcome: ItemOutcome) -> None:
                     note(index, outcome)
@@ -112,7 +89,7 @@ class ClaimingRunner:
                 tasks.create_task(run(ours))
             now = asyncio.get_running_loop().time()
             until = now + (deadline - now) * _SHARE_OF_TIME
-            async for items in self._left_by_others(work, theirs, until, settle):
+            async for items in self._abandoned_by_others(work, theirs, until, settle):
                 tasks.create_task(run(items))
 
     async def _claim(
@@ -127,21 +104,21 @@ class ClaimingRunner:
             (theirs if is_theirs else ours).append(item)
         return ours, theirs
 
-    async def _left_by_others(
+    async def _abandoned_by_others(
         self,
         work: Work,
         items: list[WorkItem],
         until: float,
         settle: Callable[[int, ItemOutcome], None],
     ) -> AsyncIterator[list[WorkItem]]:
-        """Settle what others compute, and yield what they do not, or not in time."""
+        """Settle what other workers answer, and yield items that they do not answer in time."""
         now = asyncio.get_running_loop().time
         began, pause = now(), _FIRST_PAUSE
         while items and now() < until:
             await asyncio.sleep(min(pause, until - now()))
             long_pause = min(_LONGEST_PAUSE, (now() - began) * _SHARE_OF_WAIT)
             pause = min(2 * pause, max(_SHORT_PAUSE, long_pause))
-            items = await self._settle_found(work, items, settle)
+            items = await self._settle_answered(work, items, settle)
             # The look-up has just read the claims of others: to ask for these costs nothing.
             ours, items = await self._claim(work, items)
             if ours:
@@ -149,7 +126,7 @@ class ClaimingRunner:
         if items:
             yield items
 
-    async def _settle_found(
+    async def _settle_answered(
         self,
         work: Work,
         items: Sequence[WorkItem],
@@ -167,7 +144,9 @@ class ClaimingRunner:
         return left
 
     @contextmanager
-    def _claimed(self, items: Sequence[WorkItem]) -> Iterator[Callable[[int, ItemOutcome], None]]:
+    def _renewing_claims(
+        self, items: Sequence[WorkItem]
+    ) -> Iterator[Callable[[int, ItemOutcome], None]]:
         """Renew the claims on `items` until they end, as is noted; release what has no answer."""
         loop = asyncio.get_running_loop()
         unsettled = {item.index: item.key for item in items if item.key is not None}

@@ -1,4 +1,4 @@
-"""Lets equal items that are in flight at once be computed once."""
+"""Coalesces equal items that are in flight at once, so that each is computed once."""
 
 import asyncio
 from typing import NamedTuple
@@ -10,7 +10,10 @@ from gateway.types import Criticality, ItemOutcome
 
 
 class FlightMember(NamedTuple):
-    """A place in a flight: its outcome to come, whether its holder leads, what the leader is."""
+    """One caller's part in a flight: its future outcome, and whether the caller leads it.
+
+    `leader` is the criticality of the leader.
+    """
 
     outcome: asyncio.Future[ItemOutcome]
     leads: bool
@@ -28,11 +31,11 @@ class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Flights:
     """The items being computed by this worker, by key.
 
-    Whoever leads must `settle`, whatever happens: the others wait for it. A waiter that has gone
-    must not take the answer from the rest, so wait with `asyncio.wait`, never for the future
+    The leader must call `settle` in every case, as the followers wait for it. A follower that is
+    cancelled must not cancel the shared future: wait with `asyncio.wait`, never for the future
     itself.
-    An item may have been settled since the cache was asked: look once more after `join` said to
-    lead, where computing twice matters.
+    An item may have been settled since the cache was read: where computing it twice matters, the
+    leader reads memory once more after `join`.
     """
 
     def __init__(self) -> None:
@@ -45,7 +48,7 @@ class Flights:
         return key in self._flights
 
     def join(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> FlightMember:
-        """Return a place in `key`'s flight, which the caller leads if there is none yet."""
+        """Join `key`'s flight; the caller leads it if there is none yet."""
         flight = self._flights.get(key)
         if flight is not None:
             self._joined += 1

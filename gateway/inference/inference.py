@@ -1,9 +1,8 @@
-"""The use case: answer the items of a request from the cache, from work in flight, or by work.
+"""Answers the items of a request from the cache, from work in flight, or by new work.
 
-`Inference.prepare` decides what a request needs, `from_memory` answers what takes no waiting,
-`seek` asks the cache for those who wait without a task, and `infer` answers all the rest. Each miss
-is computed by a task that belongs to the gateway and not to the request, so that a caller who
-leaves harms nobody who joined.
+`Inference.prepare` plans a request, `from_memory` answers it without waiting, `lookup_nowait` reads
+the cache by callback, and `infer` answers all the rest. Each miss is computed by a task of the
+gateway, not of the request, so that requests which joined it do not depend on the first caller.
 """
 
 import asyncio
@@ -21,8 +20,13 @@ from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.inference.coalescing import FlightMember, Flights
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
-from gateway.inference.item_waits import ItemWaits, Lead, is_leaders_own
-from gateway.inference.last_answers import OldAnswers, StaleAnswers, answering, keeps_last
+from gateway.inference.item_waits import ItemWaits, LedTask, is_leaders_own
+from gateway.inference.last_answers import (
+    StaleAnswers,
+    StaleAnswersByIndex,
+    at_answering_revision,
+    keeps_last,
+)
 from gateway.inference.outcomes import (
     GIVEN_UP,
     LATE,
@@ -45,14 +49,13 @@ from gateway.types import (
 )
 
 _DEFAULT_ENTRY = ModelEntry()
-_OK = 200
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
 
 
 class Inference:
-    """Answers requests. Shared by every door of a worker."""
+    """Answers requests. Shared by all entry points of a worker."""
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class Inference:
         """
         name = (request.model, request.task, principal.tenant, request.parameters)
         plan = self._plans.get(name)
-        if plan is None or not self._holds(plan, runtime):
+        if plan is None or not self.is_current(plan, runtime):
             plan = self._plan(request, principal, runtime)
             if len(request.parameters) <= _LONGEST_REMEMBERED:
                 if len(self._plans) >= _MOST_REMEMBERED:
@@ -99,121 +102,109 @@ class Inference:
         keys = plan.prefix.keys(request.items)
         return PreparedRequest(request=request, plan=plan, keys=keys)
 
-    def holds(self, job: PreparedRequest, runtime: Runtime) -> bool:
-        """Tell whether `job` would be prepared in the same way under `runtime`."""
-        return self._holds(job.plan, runtime)
+    def is_current(self, plan: RequestPlan, runtime: Runtime) -> bool:
+        """Tell whether `prepare` would plan in the same way under `runtime`."""
+        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
 
-    def recall(self, job: PreparedRequest, runtime: Runtime) -> tuple[CachedResult | None, float]:
-        """Return what `peek` does for a caller without wishes, nothing where `holds` does not."""
-        # All of it in one place: this is a tenth of a memory hit.
-        plan = job.plan
-        if (
-            plan.runtime is not runtime
-            or plan.model is not self._models.model(plan.model.info.name)
-            or plan.entry.cache_ttl <= 0
-        ):
-            return None, 0.0
-        now = self._wall()
-        entry = self._cache.peek(job.keys[0], now)
-        if entry is None:
-            return None, 0.0
-        age = now - entry.stored_at
-        is_plain = entry.status == _OK and not entry.owner and age <= plan.entry.cache_ttl
-        if not is_plain and not plan.is_valid(entry, now):
-            return None, 0.0
-        return entry, max(0.0, age)
-
-    def peek(
-        self, job: PreparedRequest, directives: CacheDirectives
-    ) -> tuple[CachedResult | None, float]:
-        """Return the entry that answers a job of one item, if memory has it, and its age."""
-        if directives.no_cache or job.plan.entry.cache_ttl <= 0:
-            return None, 0.0
-        now = self._wall()
-        entry = self._cache.peek(job.keys[0], now)
-        if entry is None or not job.plan.is_valid(entry, now):
-            return None, 0.0
-        age = now - entry.stored_at
-        if directives.max_age is not None and age > directives.max_age:
-            return None, 0.0
-        return entry, max(0.0, age)
-
-    def from_memory(self, job: PreparedRequest, directives: CacheDirectives) -> Answer | None:
-        """Return the answer if this worker's memory has all of it."""
-        if not job.may_read(directives):
+    def read_hit(
+        self, prepared: PreparedRequest, key: CacheKey, now: float, directives: CacheDirectives
+    ) -> CachedResult | None:
+        """Return the entry that memory has for `key` if it answers a caller with `directives`."""
+        plan = prepared.plan
+        if directives.no_cache or plan.entry.cache_ttl <= 0:
             return None
+        entry = self._cache.peek(key, now)
+        if entry is None or not plan.is_valid(entry, now, directives.max_age):
+            return None
+        return entry
+
+    def read_single(
+        self, prepared: PreparedRequest, directives: CacheDirectives
+    ) -> tuple[CachedResult | None, float]:
+        """Return `read_hit` of the first item, and the entry's age in seconds."""
+        now = self._wall()
+        entry = self.read_hit(prepared, prepared.keys[0], now, directives)
+        return entry, 0.0 if entry is None else max(0.0, now - entry.stored_at)
+
+    def from_memory(self, prepared: PreparedRequest, directives: CacheDirectives) -> Answer | None:
+        """Return the answer if this worker's memory has all of it."""
         now = self._wall()
         outcomes = []
-        for key in job.keys:
-            hit = self._hit(job, self._cache.peek(key, now), "memory", now, directives)
-            if hit is None:
+        for key in prepared.keys:
+            entry = self.read_hit(prepared, key, now, directives)
+            if entry is None:
                 return None
-            outcomes.append(_as_asked(job, hit))
-        return Answer(model=job.plan.model, outcomes=outcomes)
+            outcomes.append(_outcome(prepared, entry, "memory", now))
+        return Answer(model=prepared.plan.model, outcomes=outcomes)
 
-    def seek(self, job: PreparedRequest, told: LookupCallback) -> None:
-        """Call `told`, in a later turn, with what the cache has for the items of a job.
+    def lookup_nowait(self, prepared: PreparedRequest, on_done: LookupCallback) -> None:
+        """Call `on_done`, in a later event-loop iteration, with what the cache has of the items.
 
-        The job's caller must be one that may read it: see `PreparedRequest.may_read`.
+        Only where the caller may read it: see `PreparedRequest.may_read`.
         """
-        self._cache.seek(job.keys, told, job.plan.is_valid)
+        self._cache.lookup_nowait(prepared.keys, on_done, prepared.plan.is_valid)
 
     def hits(
         self,
-        job: PreparedRequest,
+        prepared: PreparedRequest,
         found: Sequence[CacheHit | None],
         directives: CacheDirectives,
     ) -> list[ItemOutcome | None]:
         """Return what was found as outcomes, without those that are too old for the caller."""
-        now = self._wall()
-        hits = [
-            self._hit(job, f.entry, f.tier, now, directives) if f is not None else None
-            for f in found
+        now, is_valid, max_age = self._wall(), prepared.plan.is_valid, directives.max_age
+        return [
+            _outcome(prepared, hit.entry, hit.tier, now)
+            if hit is not None and is_valid(hit.entry, now, max_age)
+            else None
+            for hit in found
         ]
-        return [None if hit is None else _as_asked(job, hit) for hit in hits]
 
     async def infer(
-        self, job: PreparedRequest, caller: Caller, outcomes: list[ItemOutcome | None] | None = None
+        self,
+        prepared: PreparedRequest,
+        caller: Caller,
+        outcomes: list[ItemOutcome | None] | None = None,
     ) -> Answer:
         """Answer every item, as a result or a failure of its own, by the caller's deadline.
 
-        The cache is not asked again where `outcomes` are the `hits` that `seek` told of.
+        `outcomes`, from `hits`, replace the look-up in the cache.
 
         Raises:
             NotCached: the caller wanted cached answers only and one is missing.
         """
         if outcomes is None:
-            outcomes = await self._look_up(job, caller)
-        missing = _without(outcomes)
-        old: OldAnswers = {}
-        if missing and job.plan.unrevised is not None:
-            old = await self._stale.find(job, missing, caller.directives)
-            self._stale.serve(job, old, caller.directives, outcomes)
-            missing = _without(outcomes)
+            outcomes = await self._look_up(prepared, caller)
+        missing = _missing(outcomes)
+        old: StaleAnswersByIndex = {}
+        if missing and prepared.plan.unrevised is not None:
+            old = await self._stale.find(prepared, missing, caller.directives)
+            self._stale.serve(prepared, old, caller.directives, outcomes)
+            missing = _missing(outcomes)
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
-        is_whole = not (job.request.continue_on_error or old)
+        is_whole = not (prepared.request.continue_on_error or old)
         while missing:
-            waiting = self._join_or_lead(job, caller, missing)
+            waiting = self._join_or_lead(prepared, caller, missing)
             has_failed = await waiting.settled(caller, is_whole=is_whole)
             otherwise = GIVEN_UP if has_failed else LATE
-            for index, seat in waiting.seats.items():
+            for index, member in waiting.members.items():
                 outcomes[index] = flight_outcome(
-                    seat.outcome, leads=seat.leads, otherwise=otherwise
+                    member.outcome, leads=member.leads, otherwise=otherwise
                 )
-            missing = [] if has_failed else self._still_open(outcomes, waiting.seats, caller)
+            missing = (
+                []
+                if has_failed
+                else self._failed_for_leader_only(outcomes, waiting.members, caller)
+            )
             if has_failed:
-                waiting.give_up(job, self._flights)
+                waiting.give_up(prepared, self._flights)
         if old:
-            self._stale.stand_in(job, old, caller.directives, outcomes)
+            self._stale.serve_on_error(prepared, old, caller.directives, outcomes)
         return Answer(
-            model=answering(job.model, outcomes) if old else job.model,
+            model=at_answering_revision(prepared.model, outcomes) if old else prepared.model,
             outcomes=[o for o in outcomes if o is not None],
-            is_cacheable=job.entry.cache_ttl > 0,
+            is_cacheable=prepared.entry.cache_ttl > 0,
         )
-
-    def _holds(self, plan: RequestPlan, runtime: Runtime) -> bool:
-        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
 
     def _plan(
         self, request: InferenceRequest, principal: Principal, runtime: Runtime
@@ -265,73 +256,55 @@ class Inference:
             parameters=request.parameters,
         )
 
-    async def _look_up(self, job: PreparedRequest, caller: Caller) -> list[ItemOutcome | None]:
+    async def _look_up(self, prepared: PreparedRequest, caller: Caller) -> list[ItemOutcome | None]:
         directives = caller.directives
-        if not job.may_read(directives):
-            return [None] * len(job.keys)
+        if not prepared.may_read(directives):
+            return [None] * len(prepared.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            found = await self._cache.lookup(job.keys, job.plan.is_valid)
-            outcomes = self.hits(job, found, directives)
+            found = await self._cache.lookup(prepared.keys, prepared.plan.is_valid)
+            outcomes = self.hits(prepared, found, directives)
             _note_lookup(span, outcomes)
         return outcomes
 
-    def _landed(self, job: PreparedRequest, caller: Caller, key: CacheKey) -> ItemOutcome | None:
-        if not job.may_read(caller.directives):
-            return None
-        now = self._wall()
-        hit = self._hit(job, self._cache.peek(key, now), "memory", now, caller.directives)
-        return None if hit is None else _as_asked(job, hit)
-
-    def _hit(
-        self,
-        job: PreparedRequest,
-        entry: CachedResult | None,
-        tier: str,
-        now: float,
-        directives: CacheDirectives,
-    ) -> ItemOutcome | None:
-        if entry is None or not job.plan.is_valid(entry, now):
-            return None
-        return hit_outcome(entry, tier, now, directives.max_age)
-
     def _join_or_lead(
-        self, job: PreparedRequest, caller: Caller, missing: Sequence[int]
+        self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int]
     ) -> ItemWaits:
         waiting: dict[int, FlightMember] = {}
         led: list[int] = []
-        keys = job.flight_keys
+        keys = prepared.flight_keys
         for index in missing:
             key = keys[index]
-            seat = waiting[index] = self._flights.join(key, caller.criticality)
-            if not seat.leads:
+            member = waiting[index] = self._flights.join(key, caller.criticality)
+            if not member.leads:
                 continue
-            # Its flight may have landed while Redis was asked.
-            landed = self._landed(job, caller, job.keys[index])
-            if landed is not None:
-                self._flights.settle(key, landed)
+            # Its flight may have ended during the look-up in Redis.
+            now = self._wall()
+            entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
+            if entry is not None:
+                self._flights.settle(key, _outcome(prepared, entry, "memory", now))
             else:
                 led.append(index)
-        lead = Lead()
+        lead = LedTask()
         if led:
-            self._tasks.start(self._compute(job, caller, led, lead))
+            self._tasks.start(self._compute(prepared, caller, led, lead))
         return ItemWaits(waiting, lead)
 
     async def _compute(
-        self, job: PreparedRequest, caller: Caller, led: Sequence[int], lead: Lead
+        self, prepared: PreparedRequest, caller: Caller, led: Sequence[int], lead: LedTask
     ) -> None:
-        work = job.work(
+        work = prepared.work(
             led,
-            is_shared=job.is_shared and caller.directives == CacheDirectives(),
+            is_shared=prepared.is_shared and caller.directives == CacheDirectives(),
             principal=caller.principal,
             criticality=caller.criticality,
-            atomic=not job.request.continue_on_error,
+            atomic=not prepared.request.continue_on_error,
         )
-        unsettled, keys = set(led), job.flight_keys
+        unsettled, keys = set(led), prepared.flight_keys
         left = LOST
 
         def settle(index: int, outcome: ItemOutcome) -> None:
             if not caller.directives.no_store:
-                self._stale.keep(job, index, outcome)
+                self._stale.keep(prepared, index, outcome)
             unsettled.discard(index)
             self._flights.settle(keys[index], outcome)
 
@@ -350,7 +323,7 @@ class Inference:
             for index in unsettled:  # none may be waited for without end
                 self._flights.settle(keys[index], left)
 
-    def _still_open(
+    def _failed_for_leader_only(
         self,
         outcomes: Sequence[ItemOutcome | None],
         waiting: Mapping[int, FlightMember],
@@ -359,18 +332,21 @@ class Inference:
         """Return the items that joined another's lead which failed for reasons of its own."""
         if asyncio.get_running_loop().time() >= caller.deadline:
             return []
-        own = {seat.outcome for seat in waiting.values() if seat.leads}
+        own = {member.outcome for member in waiting.values() if member.leads}
         return [
             index
-            for index, seat in waiting.items()
-            if seat.outcome not in own
-            and is_leaders_own(outcomes[index], seat.leader, caller.criticality)
+            for index, member in waiting.items()
+            if member.outcome not in own
+            and is_leaders_own(outcomes[index], member.leader, caller.criticality)
         ]
 
 
-def _as_asked(job: PreparedRequest, hit: ItemOutcome) -> ItemOutcome:
-    """Return a hit as the caller wants it, who may not want an answer to a part of a text."""
-    return hit if job.request.truncate else refused_if_truncated(hit, job.model.info)
+def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
+    """Return a stored answer as an outcome: a refusal where the text must not be truncated."""
+    outcome = hit_outcome(entry, tier, now)
+    return (
+        outcome if prepared.request.truncate else refused_if_truncated(outcome, prepared.model.info)
+    )
 
 
 def _without_revision(info: ModelInfo) -> ModelInfo:
@@ -378,7 +354,7 @@ def _without_revision(info: ModelInfo) -> ModelInfo:
     return msgspec.structs.replace(info, revision="")
 
 
-def _without(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
+def _missing(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
     return [index for index, outcome in enumerate(outcomes) if outcome is None]
 
 

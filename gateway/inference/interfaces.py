@@ -1,4 +1,4 @@
-"""Declares what inference asks of the result cache and of the table of models."""
+"""Declares the interfaces of the result cache and the model table that inference depends on."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,30 +10,62 @@ from gateway.types import ServedModel
 LookupCallback = Callable[[list[CacheHit | None]], object]
 
 
-class ResultStore(Protocol):
-    """The result cache as inference reads it: it may forget, it must not lie, it does not raise."""
-
-    def peek(self, key: CacheKey, now: float) -> CachedResult | None:
-        """Return what memory holds."""
-        ...
-
+class _Lookup(Protocol):
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> list[CacheHit | None]:
-        """Return what any tier holds; what memory has and is not valid is asked of Redis."""
+        """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
+
+        Entries in memory that are not valid are looked up in Redis too, whose own may not be valid.
+        """
         ...
 
-    def seek(self, keys: Sequence[CacheKey], told: LookupCallback, is_valid: Validity) -> None:
-        """Call `told` with what `lookup` would return, in a later iteration of the event loop."""
+
+class ResultStore(_Lookup, Protocol):
+    """Answers by key. Nothing raises: a cache that is down is a miss, a store that fails is lost.
+
+    An entry is returned only to the very key it was stored under, and never after `expires_at`.
+    """
+
+    def peek(self, key: CacheKey, now: float) -> CachedResult | None:
+        """Return the entry if this worker's memory has it; `now` is the wall clock's."""
+        ...
+
+    def lookup_nowait(
+        self, keys: Sequence[CacheKey], on_done: LookupCallback, is_valid: Validity | None = None
+    ) -> None:
+        """Call `on_done` with what `lookup` would return: once, in a later event-loop iteration.
+
+        For callers without a task, which costs more than a hit in Redis does otherwise.
+        """
         ...
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
-        """Keep `entry`, best effort, without waiting."""
+        """Keep `entry`: in memory now, in Redis soon."""
+        ...
+
+
+class SharedCache(_Lookup, Protocol):
+    """The result cache's claims, by which workers learn what others compute."""
+
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
+        """Claim `keys`; say which another worker has claimed, or has just answered.
+
+        A stored answer that is not valid is replaced by the claim.
+        """
+        ...
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Extend the claims of this worker on `keys`."""
+        ...
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims of this worker on `keys`, which are not answered."""
         ...
 
 
 class ModelTable(Protocol):
-    """Which models are served, as the backends say."""
+    """The models that are served, as the backends report them."""
 
     def model(self, name: str) -> ServedModel | None:
         """Return the model of that name."""

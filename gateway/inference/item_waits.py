@@ -1,4 +1,4 @@
-"""How a request waits for its items, those that it leads and those that it joined."""
+"""Waits for the items of a request that are in flight, led by it or joined."""
 
 import asyncio
 from collections import Counter
@@ -16,8 +16,8 @@ _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
 _SHED = "overloaded"
 
 
-class Lead:
-    """The task that computes what a request leads, and whether that was given up."""
+class LedTask:
+    """The task that computes the items that a request leads. It can be cancelled before it runs."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None
@@ -34,17 +34,17 @@ class Lead:
         self._task = asyncio.current_task()
 
     def give_up(self) -> None:
-        """End the task, whose items are then settled as given up."""
+        """Cancel the task; its items are then settled as cancelled."""
         self._is_given_up = True
         if self._task is not None:
             self._task.cancel()
 
 
 class ItemWaits:
-    """The items of a request that are under way, by index, and what computes those it leads."""
+    """The items of a request that are in flight, by index, and the task for those it leads."""
 
-    def __init__(self, seats: Mapping[int, FlightMember], lead: Lead) -> None:
-        self.seats = seats
+    def __init__(self, members: Mapping[int, FlightMember], lead: LedTask) -> None:
+        self.members = members
         self._lead = lead
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._open = 0
@@ -64,7 +64,7 @@ class ItemWaits:
             if has_failed or not self._open:
                 self._ended.set_result(has_failed)
 
-        futures = {seat.outcome for seat in self.seats.values()}
+        futures = {member.outcome for member in self.members.values()}
         self._open = len(futures)
         for future in futures:
             future.add_done_callback(ended)
@@ -77,11 +77,11 @@ class ItemWaits:
             for future in futures:
                 future.remove_done_callback(ended)
 
-    def give_up(self, job: PreparedRequest, flights: Flights) -> None:
-        """End the work on what the request leads, unless somebody else waits for it, too."""
-        keys = job.flight_keys
-        led = {keys[index] for index, seat in self.seats.items() if seat.leads}
-        own = Counter(keys[index] for index, seat in self.seats.items() if not seat.leads)
+    def give_up(self, prepared: PreparedRequest, flights: Flights) -> None:
+        """Cancel the work on what the request leads, unless another request waits for it too."""
+        keys = prepared.flight_keys
+        led = {keys[index] for index, member in self.members.items() if member.leads}
+        own = Counter(keys[index] for index, member in self.members.items() if not member.leads)
         if all(flights.followers(key) <= own[key] for key in led):
             self._lead.give_up()
 
@@ -90,14 +90,14 @@ class ItemWaits:
         outcome = future.result()
         if outcome.failure is None:
             return False
-        seats = [seat for seat in self.seats.values() if seat.outcome is future]
-        return any(seat.leads for seat in seats) or not is_leaders_own(
-            outcome, seats[0].leader, caller.criticality
+        members = [member for member in self.members.values() if member.outcome is future]
+        return any(member.leads for member in members) or not is_leaders_own(
+            outcome, members[0].leader, caller.criticality
         )
 
 
 def is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
-    """Tell whether what a leader failed with says nothing about who joined it."""
+    """Tell whether the leader's failure has reasons that do not hold for who joined it."""
     if outcome is None or outcome.failure is None:
         return False
     code = outcome.failure.code

@@ -1,4 +1,4 @@
-"""Answers that are out of date: of the revision before, or older than their time.
+"""Stores and serves stale answers: of an earlier revision, or past their lifetime (RFC 5861).
 
 A model that opted in (`stale_while_revalidate`, `stale_if_error`) has each answer kept twice: under
 its key, and under one without a revision, where the last answer lies whoever gave it. The second
@@ -32,7 +32,7 @@ _MOST_JITTER = 0.5
 
 
 class StaleStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Items answered from before since the start, and the refreshes that followed."""
+    """Items answered with stale answers since the start, and the refreshes that followed."""
 
     served: int
     """While a refresh was due."""
@@ -44,21 +44,21 @@ class StaleStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Items not refreshed because as many as allowed were."""
 
 
-class _Old(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer from before; `staleness` is the seconds since it was the right one."""
+class _StaleAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored answer that is stale, for `staleness` seconds."""
 
     outcome: ItemOutcome
     staleness: float
 
 
-OldAnswers = dict[int, _Old]
+StaleAnswersByIndex = dict[int, _StaleAnswer]
 """By the item's index."""
 
 
 class StaleAnswers:
-    """Keeps the answers of jobs, and finds what may stand for those that are not there.
+    """Stores answers, and finds stale ones for items that the cache does not have.
 
-    An answer of another revision is out of date since this worker first missed an answer of the
+    An answer of another revision is stale since this worker first missed an answer of the
     present one, or since its own time was over, whichever was earlier.
     """
 
@@ -76,25 +76,25 @@ class StaleAnswers:
         self._refresher = Refresher(
             runner=runner, tasks=tasks, keep=self.keep, is_computed=flights.__contains__
         )
-        self._taken_up: dict[str, tuple[str, float]] = {}
+        self._revisions: dict[str, tuple[str, float]] = {}
         self._served = self._served_on_error = 0
 
-    def keep(self, job: PreparedRequest, index: int, outcome: ItemOutcome) -> None:
+    def keep(self, prepared: PreparedRequest, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""
-        if job.entry.cache_ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
+        if prepared.entry.cache_ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
             # What another worker computed is stored by it.
             return
         failure = outcome.failure
         if failure is not None and not _would_repeat(failure):
             return
-        if failure is not None and not job.request.truncate:
+        if failure is not None and not prepared.request.truncate:
             # Others may be answered by a part of the text.
             return
-        refusal_ttl = job.plan.runtime.document.cache.refusal_ttl
-        ttl = job.entry.cache_ttl if failure is None else refusal_ttl
+        refusal_ttl = prepared.plan.runtime.document.cache.refusal_ttl
+        ttl = prepared.entry.cache_ttl if failure is None else refusal_ttl
         if ttl <= 0:
             return
-        plan = job.plan
+        plan = prepared.plan
         entry = kept_entry(
             outcome,
             now=self._wall(),
@@ -102,64 +102,62 @@ class StaleAnswers:
             owner=plan.owner,
             owner_epoch=plan.owner_epoch,
         )
-        self._cache.store(job.keys[index], entry)
-        if job.plan.unrevised is not None:
-            (key,) = job.plan.unrevised.keys([job.request.items[index]])
-            self._cache.store(key, _last(job, entry))
+        self._cache.store(prepared.keys[index], entry)
+        if prepared.plan.unrevised is not None:
+            (key,) = prepared.plan.unrevised.keys([prepared.request.items[index]])
+            self._cache.store(key, _last(prepared, entry))
 
     async def find(
-        self, job: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
-    ) -> OldAnswers:
-        """Return what was answered to `missing` before and is not too old for the caller."""
-        unrevised = job.plan.unrevised
-        if unrevised is None or not _accepts_stale(job, directives):
+        self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
+    ) -> StaleAnswersByIndex:
+        """Return the stale answers to `missing` that are not too old for the caller."""
+        unrevised = prepared.plan.unrevised
+        if unrevised is None or not _accepts_stale(prepared, directives):
             return {}
-        items = job.request.items
+        items = prepared.request.items
         found = await self._cache.lookup(unrevised.keys([items[index] for index in missing]))
         now = self._wall()
-        taken_up = self._when_taken_up(job.model, now)
-        old: OldAnswers = {}
-        for index, one in zip(missing, found, strict=True):
-            if one is None or one.entry.revision == "" or not job.plan.is_kept(one.entry):
+        taken_up = self._revision_since(prepared.model, now)
+        old: StaleAnswersByIndex = {}
+        for index, hit in zip(missing, found, strict=True):
+            if hit is None or not _may_stand_in(prepared, hit.entry, now, directives.max_age):
                 continue
-            if one.entry.truncated_from and not job.request.truncate:
-                continue
-            outcome = hit_outcome(one.entry, one.tier, now, directives.max_age)
-            if outcome is not None:
-                outcome = msgspec.structs.replace(outcome, revision=one.entry.revision)
-                since = one.entry.stored_at + job.entry.cache_ttl
-                if one.entry.revision != job.model.info.revision:
-                    since = min(since, taken_up)
-                old[index] = _Old(outcome=outcome, staleness=now - since)
+            entry = hit.entry
+            since = entry.stored_at + prepared.entry.cache_ttl
+            if entry.revision != prepared.model.info.revision:
+                since = min(since, taken_up)
+            outcome = hit_outcome(entry, hit.tier, now)
+            outcome = msgspec.structs.replace(outcome, revision=entry.revision)
+            old[index] = _StaleAnswer(outcome=outcome, staleness=now - since)
         return old
 
     def serve(
         self,
-        job: PreparedRequest,
-        old: OldAnswers,
+        prepared: PreparedRequest,
+        old: StaleAnswersByIndex,
         directives: CacheDirectives,
         outcomes: list[ItemOutcome | None],
     ) -> None:
-        """Fill in `outcomes` what may be answered from before, and have it refreshed."""
-        bound = job.entry.stale_while_revalidate
+        """Fill in `outcomes` what a stale answer may be given for, and start to refresh it."""
+        bound = prepared.entry.stale_while_revalidate
         if directives.max_stale is not None:
-            bound = min(max(bound, job.entry.stale_if_error), directives.max_stale)
+            bound = min(max(bound, prepared.entry.stale_if_error), directives.max_stale)
         served = [index for index, one in old.items() if one.staleness < bound]
         for index in served:
-            outcomes[index] = _marked(old[index], Stale.REVALIDATING)
+            outcomes[index] = _as_stale(old[index], Stale.REVALIDATING)
         self._served += len(served)
         if served and not directives.no_store:
-            self._refresher.refresh(job, served)
+            self._refresher.refresh(prepared, served)
 
-    def stand_in(
+    def serve_on_error(
         self,
-        job: PreparedRequest,
-        old: OldAnswers,
+        prepared: PreparedRequest,
+        old: StaleAnswersByIndex,
         directives: CacheDirectives,
         outcomes: list[ItemOutcome | None],
     ) -> None:
-        """Replace in `outcomes` failures to reach a backend by what was answered before."""
-        bound = job.entry.stale_if_error
+        """Replace in `outcomes` failures to reach a backend by stale answers."""
+        bound = prepared.entry.stale_if_error
         if directives.max_stale is not None:
             bound = min(bound, directives.max_stale)
         for index, one in old.items():
@@ -167,7 +165,7 @@ class StaleAnswers:
             failure = outcome.failure if outcome is not None else None
             if failure is None or failure.status not in _UNANSWERED or one.staleness >= bound:
                 continue
-            outcomes[index] = _marked(one, Stale.ON_ERROR)
+            outcomes[index] = _as_stale(one, Stale.ON_ERROR)
             self._served_on_error += 1
 
     def statistics(self) -> StaleStatistics:
@@ -180,12 +178,12 @@ class StaleAnswers:
             refreshes_skipped=self._refresher.skipped,
         )
 
-    def _when_taken_up(self, model: ServedModel, now: float) -> float:
+    def _revision_since(self, model: ServedModel, now: float) -> float:
         info = model.info
-        revision, since = self._taken_up.get(info.name, ("", now))
+        revision, since = self._revisions.get(info.name, ("", now))
         if revision != info.revision:
             since = now
-            self._taken_up[info.name] = (info.revision, since)
+            self._revisions[info.name] = (info.revision, since)
         return since
 
 
@@ -199,7 +197,9 @@ def keeps_last(entry: ModelEntry) -> bool:
     return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0
 
 
-def answering(model: ServedModel, outcomes: Sequence[ItemOutcome | None]) -> ServedModel:
+def at_answering_revision(
+    model: ServedModel, outcomes: Sequence[ItemOutcome | None]
+) -> ServedModel:
     """Return `model` at the revision that gave every one of `outcomes`, else as it is."""
     revisions = {outcome.revision for outcome in outcomes if outcome is not None}
     revision = revisions.pop() if len(revisions) == 1 else ""
@@ -210,26 +210,38 @@ def answering(model: ServedModel, outcomes: Sequence[ItemOutcome | None]) -> Ser
     )
 
 
-def _accepts_stale(job: PreparedRequest, directives: CacheDirectives) -> bool:
+def _accepts_stale(prepared: PreparedRequest, directives: CacheDirectives) -> bool:
     """Tell whether the caller takes stale answers; RFC 9111: not with `max-age` alone."""
     if directives.max_stale is not None:
-        return job.may_read(directives) and directives.max_stale > 0
-    return job.may_read(directives) and directives.max_age is None
+        return prepared.may_read(directives) and directives.max_stale > 0
+    return prepared.may_read(directives) and directives.max_age is None
 
 
-def _last(job: PreparedRequest, entry: CachedResult) -> CachedResult:
-    """Return `entry` as it is kept for later; a refusal takes the place of the answer before."""
-    if entry.status == _REFUSED:
-        return entry
-    bound = max(job.entry.stale_while_revalidate, job.entry.stale_if_error)
-    # Redis shortens lives by up to the jitter, which must not eat up the bound.
-    kept = 1 - min(job.plan.runtime.document.cache.ttl_jitter, _MOST_JITTER)
-    return msgspec.structs.replace(
-        entry,
-        revision=job.model.info.revision,
-        expires_at=entry.stored_at + math.ceil((job.entry.cache_ttl + bound) / kept),
+def _may_stand_in(
+    prepared: PreparedRequest, entry: CachedResult, now: float, max_age: float | None
+) -> bool:
+    """Tell whether an answer may be given however stale it is; its lifetime is not looked at."""
+    return (
+        entry.revision != ""
+        and prepared.plan.is_kept(entry)
+        and (prepared.request.truncate or not entry.truncated_from)
+        and (max_age is None or now - entry.stored_at <= max_age)
     )
 
 
-def _marked(old: _Old, how: Stale) -> ItemOutcome:
+def _last(prepared: PreparedRequest, entry: CachedResult) -> CachedResult:
+    """Return `entry` as it is kept for later; a refusal takes the place of the answer before."""
+    if entry.status == _REFUSED:
+        return entry
+    bound = max(prepared.entry.stale_while_revalidate, prepared.entry.stale_if_error)
+    # Redis shortens lives by up to the jitter, which must not eat up the bound.
+    kept = 1 - min(prepared.plan.runtime.document.cache.ttl_jitter, _MOST_JITTER)
+    return msgspec.structs.replace(
+        entry,
+        revision=prepared.model.info.revision,
+        expires_at=entry.stored_at + math.ceil((prepared.entry.cache_ttl + bound) / kept),
+    )
+
+
+def _as_stale(old: _StaleAnswer, how: Stale) -> ItemOutcome:
     return msgspec.structs.replace(old.outcome, stale=how)

@@ -1,37 +1,27 @@
-"""How an item ends, from what the cache held or from the flight it was part of."""
+"""Makes item outcomes of cache entries and of flights, and cache entries of outcomes."""
 
 import asyncio
 
 from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult
 from gateway.dispatch import failures
+from gateway.errors import DeadlineExceeded, InternalError
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
     source=Source.FAILED,
-    failure=ItemFailure(
-        status=504,
-        code="deadline_exceeded",
-        detail="The request's time ran out; send fewer items, or ask for more with"
-        " `X-Request-Timeout`.",
-    ),
+    failure=ItemFailure.of(DeadlineExceeded.during("the computation")),
 )
 LOST = ItemOutcome(
     source=Source.FAILED,
-    failure=ItemFailure(
-        status=500, code="internal_error", detail="The gateway failed; its log says why."
-    ),
+    failure=ItemFailure.of(InternalError("The gateway failed; its log says why.")),
 )
 GIVEN_UP = ItemOutcome(source=Source.FAILED, failure=failures.cancelled())
 
 
-def hit_outcome(
-    entry: CachedResult, tier: str, now: float, max_age: float | None
-) -> ItemOutcome | None:
-    """Return a stored answer as an outcome, unless it is older than the caller accepts."""
+def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
+    """Return a stored answer as an outcome."""
     age = max(0.0, now - entry.stored_at)
-    if max_age is not None and age > max_age:
-        return None
     if entry.status != 200:  # noqa: PLR2004
         failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
         return ItemOutcome(source=Source.FAILED, failure=failure, age=age, tier=tier)
@@ -57,7 +47,7 @@ def joined_outcome(entry: CachedResult, now: float) -> ItemOutcome:
 
 
 def refused_if_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
-    """Return what a caller is told who wants no text cut: an answer to a part of one is refused."""
+    """Return a refusal in place of an answer to a truncated text, for `truncate: false`."""
     if not outcome.truncated_from:
         return outcome
     failure = ItemFailure(
@@ -95,7 +85,7 @@ def kept_entry(
 def flight_outcome(
     future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
 ) -> ItemOutcome:
-    """Return what a flight ended with; to those who joined it cost nothing."""
+    """Return the outcome of a flight; those who joined it are not charged for the work."""
     if not future.done():
         return otherwise
     outcome = future.result()

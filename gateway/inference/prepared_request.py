@@ -1,4 +1,4 @@
-"""A request with all that was decided about it: its items' keys in the cache, and their work."""
+"""Holds a request with its plan: the model, cache keys, and the work for items that miss."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -18,7 +18,7 @@ _WHOLE = b"whole"
 
 
 class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided about a model, a tenant and parameters, under one runtime."""
+    """The decisions about a model, a tenant and parameters, valid for one runtime."""
 
     runtime: Runtime
     model: ServedModel
@@ -35,17 +35,21 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The epoch of `owner`, which purging the tenant raises."""
         return self.runtime.epochs.get(self.owner, 0) if self.owner else 0
 
-    def is_valid(self, entry: CachedResult, now: float) -> bool:
-        """Tell whether a stored answer may still be given.
+    def is_valid(self, entry: CachedResult, now: float, max_age: float | None = None) -> bool:
+        """Tell whether a stored answer may be given to a caller who accepts `max_age` seconds.
 
-        The document may have shortened lives since it was stored, and the tenant whose request
+        The document may have shortened lifetimes since it was stored, and the tenant whose request
         computed it may have been purged.
         """
         if entry.status == _OK:
-            life = self.entry.cache_ttl
+            lifetime = self.entry.cache_ttl
         else:
-            life = self.runtime.document.cache.refusal_ttl
-        return now - entry.stored_at <= life and self.is_kept(entry)
+            lifetime = self.runtime.document.cache.refusal_ttl
+        if max_age is not None and max_age < lifetime:
+            lifetime = max_age
+        if now - entry.stored_at > lifetime:
+            return False
+        return not entry.owner or self.is_kept(entry)
 
     def is_kept(self, entry: CachedResult) -> bool:
         """Tell whether the tenant whose request computed it was not purged since."""
@@ -54,7 +58,7 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with all that was decided about it, whoever asks and until when."""
+    """A request with its plan and cache keys; caller and deadline are not part of it."""
 
     request: InferenceRequest
     plan: RequestPlan
@@ -72,7 +76,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flight_keys(self) -> list[CacheKey]:
-        """What equal work under way is joined by; whoever wants no text cut joins only others."""
+        """The keys of flights. Requests with `truncate: false` join only each other."""
         if self.request.truncate:
             return self.keys
         return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]

@@ -1,4 +1,4 @@
-"""Computes anew, in the background, what was answered from before: once, few at a time, last."""
+"""Refreshes stale answers in the background: each item once, few at a time, at low priority."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from gateway.types import Criticality, ItemOutcome
 class Refresher:
     """Refreshes items for nobody: no tenant's limit is charged, and nobody is billed.
 
-    Refreshes go in the bulk lane and are what full backends refuse first. Requests do not join
+    Refreshes are `bulk` work and sheddable: full backends refuse them first. Requests do not join
     them, so that none waits behind bulk work.
     """
 
@@ -37,12 +37,12 @@ class Refresher:
     def __len__(self) -> int:
         return len(self._items)
 
-    def refresh(self, job: PreparedRequest, indexes: Sequence[int]) -> None:
-        """Begin to refresh those of these items that nobody computes, while there is room."""
-        most = job.plan.runtime.document.cache.refreshes
+    def refresh(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
+        """Start to refresh those of these items that nobody computes, as many as allowed."""
+        most = prepared.plan.runtime.document.cache.refreshes
         begun: list[int] = []
         for index in indexes:
-            key = job.keys[index]
+            key = prepared.keys[index]
             if key in self._items or self._is_computed(key):
                 continue
             if len(self._items) >= most:
@@ -52,19 +52,21 @@ class Refresher:
             begun.append(index)
         if begun:
             self.begun += len(begun)
-            self._tasks.start(self._run(job, begun))
+            self._tasks.start(self._run(prepared, begun))
 
-    async def _run(self, job: PreparedRequest, indexes: Sequence[int]) -> None:
-        left = {job.keys[index] for index in indexes}
+    async def _run(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
+        left = {prepared.keys[index] for index in indexes}
 
         def settle(index: int, outcome: ItemOutcome) -> None:
-            self._keep(job, index, outcome)
+            self._keep(prepared, index, outcome)
             # From here on the item may be refreshed anew, which the end of this work must not undo.
-            self._items.discard(job.keys[index])
-            left.discard(job.keys[index])
+            self._items.discard(prepared.keys[index])
+            left.discard(prepared.keys[index])
 
-        work = job.work(indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk")
-        allowed = job.plan.runtime.document.deadline.default
+        work = prepared.work(
+            indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk"
+        )
+        allowed = prepared.plan.runtime.document.deadline.default
         deadline = asyncio.get_running_loop().time() + allowed
         try:
             await self._runner.run(work, deadline=deadline, settle=settle)

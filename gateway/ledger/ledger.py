@@ -15,8 +15,8 @@ from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
 from gateway.ledger.published import PublishedState
 from gateway.ledger.recording import Recording
+from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
-from gateway.ledger.shares import RegionShares
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.types import Batch, GroupBy, LedgerStatistics, Recorded, UsageRow
 from gateway.ledger.usage import UsageQueries, usage_rows
@@ -39,7 +39,7 @@ class Ledger:
         self._usage = UsageQueries(self._store)
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
-        self.shares = RegionShares(self._store)
+        self.shares = RegionalShareStore(self._store)
         self.prices = PublishedPrices(self._store)
         self.rollup = Rollup(self._store)
         self.published = PublishedState(self._store)

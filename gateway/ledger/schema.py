@@ -212,8 +212,8 @@ region_shares: Final = Table(
     Column("changed", BigInteger, nullable=False),
     Index("region_shares_counted", "counted"),
 )
-"""The share of each bucket's limit that a region has, see `share_policy`; of the bucket without a
-name, the share of all that have no row of their own."""
+"""The share of each bucket's limit that a region has; see `gateway.regional_limits.policy`. The
+bucket without a name stands for all that have no row."""
 
 quota_grants: Final = Table(
     "quota_grants",

@@ -13,7 +13,7 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.auth.bearer import bearer_token
+from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import RateLimited
 from gateway.rate_limit.base import Charge, Decision
@@ -41,12 +41,6 @@ class Ids(Protocol):
     def new(self) -> RequestId:
         """Return an id never given before."""
         ...
-
-
-def bearer(scope: Scope) -> bytes:
-    """Return the key that a request came with, empty when with none or with several."""
-    values = [value for name, value in scope["headers"] if name == b"authorization"]
-    return bearer_token(values[0]) if len(values) == 1 else b""
 
 
 class AdmissionMiddleware(ASGIMiddleware):
@@ -78,7 +72,7 @@ class AdmissionMiddleware(ASGIMiddleware):
         await next_app(scope, receive, _with_headers(scope, send))
 
     def _authenticate(self, scope: Scope) -> Principal:
-        key = bearer(scope)
+        key = find_bearer_token(scope["headers"])
         principal = self._keys.find(key)
         if principal is None:
             raise self._keys.refusal(key)

@@ -101,3 +101,33 @@ class RateLimiter(Protocol):
     def statistics(self) -> LimiterStatistics:
         """Return counts for metrics and tests."""
         ...
+
+
+class RegionalLimits(Protocol):
+    """Says which part of a rule's limit this region may use, and records the demand for it."""
+
+    def rule(self, bucket: str, rule: Rule) -> Rule:
+        """Return `rule` with this region's present part of the limit of `bucket`."""
+        ...
+
+    def record_demand(
+        self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
+    ) -> None:
+        """Record that callers requested `units`, admitted or not; `level` is what is left since.
+
+        A quota's period `ends` in so many seconds.
+        """
+        ...
+
+
+class UndividedLimits:
+    """Implements `RegionalLimits` for a gateway without regions: every limit applies in full."""
+
+    def rule(self, bucket: str, rule: Rule) -> Rule:
+        """Return `rule`."""
+        return rule
+
+    def record_demand(
+        self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
+    ) -> None:
+        """Do nothing."""

@@ -1,12 +1,12 @@
 """Says what a request is charged, and to which buckets."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import quote
 
-import msgspec
+from msgspec.structs import replace
 
-from gateway.rate_limit.base import Charge
+from gateway.rate_limit.base import Charge, RegionalLimits
 from gateway.types import CONCURRENT, Principal, Rule
 
 
@@ -60,6 +60,15 @@ def model_charges_for(
     return _held([(rule, bucket + rule.name) for rule in rules], amounts)
 
 
+def in_region(charges: Sequence[Charge], shares: RegionalLimits) -> list[Charge]:
+    """Return `charges` with their rules replaced by this region's parts, as `shares` say."""
+    rules = [shares.rule(charge.bucket, charge.rule) for charge in charges]
+    return [
+        charge if rule is charge.rule else replace(charge, rule=rule)
+        for charge, rule in zip(charges, rules, strict=True)
+    ]
+
+
 def _rules(
     principal: Principal,
     model: str,
@@ -98,4 +107,4 @@ def _held(
 def _renamed(rule: Rule, taken: set[str]) -> Rule:
     if rule.name not in taken:
         return rule
-    return msgspec.structs.replace(rule, name=f"key_{rule.name}")
+    return replace(rule, name=f"key_{rule.name}")

@@ -8,10 +8,10 @@ of each unit that has least left, with times as Go writes durations, as OpenAI's
 from functools import lru_cache
 from math import ceil
 
+from gateway.errors import MAX_RETRY_AFTER
 from gateway.rate_limit.base import Decision, PolicyState
 from gateway.types import Rule
 
-LONGEST_WAIT = 120.0
 _MONTH = 30 * 86_400  # clients want a number
 _MILLISECONDS = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
 Headers = list[tuple[bytes, bytes]]
@@ -58,7 +58,7 @@ def rate_limit_headers(decision: Decision) -> Headers:
     if decision.impossible or (decision.violated is not None and decision.violated.period):
         headers.append((b"x-should-retry", b"false"))
     elif not decision.allowed:
-        wait = min(decision.retry_after, LONGEST_WAIT)
+        wait = min(decision.retry_after, MAX_RETRY_AFTER)
         headers.append((b"retry-after", b"%d" % max(1, ceil(wait))))
         headers.append((b"retry-after-ms", b"%d" % max(1, ceil(wait * 1000))))
     return headers

@@ -10,8 +10,15 @@ from typing import Self
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, TimeoutError as RedisTimeout
 
-from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
+from gateway.rate_limit.base import (
+    Charge,
+    Decision,
+    LimiterStatistics,
+    RegionalLimits,
+    UndividedLimits,
+)
 from gateway.rate_limit.bucket import TOLERANCE, refusal
+from gateway.rate_limit.charges import in_region
 from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import Lease, LeaseHold, Leases
 from gateway.rate_limit.memory import MemoryRateLimiter
@@ -19,9 +26,8 @@ from gateway.rate_limit.refills import InFlightRefills, RefillWaiter, or_let_go,
 from gateway.rate_limit.refusals import refusal_here
 from gateway.rate_limit.repeated_charges import AskedCharge, LeasedCharge, RepeatedCharge, is_plain
 from gateway.rate_limit.script import TAKE, BucketRequest, returned, script_arguments
-from gateway.rate_limit.shares import LimitShares, WholeLimits, in_region
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.tasks import TaskOwner
+from gateway.tasks import TaskScope
 from gateway.types import CONCURRENT
 
 _FAILURES = (RedisError, OSError)
@@ -51,9 +57,9 @@ class RedisRateLimiter:
         monotonic: Callable[[], float],
         breaker: CircuitBreaker | None = None,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
-        shares: LimitShares | None = None,
+        shares: RegionalLimits | None = None,
     ) -> None:
-        self._shares = shares or WholeLimits()
+        self._shares = shares or UndividedLimits()
         self._script = redis.register_script(TAKE)
         self._holder = holder
         self._monotonic = monotonic
@@ -65,7 +71,7 @@ class RedisRateLimiter:
         self._leases = Leases()
         self._turns = InFlightRefills()
         self._waiting = RefillWaiter()
-        self._tasks = TaskOwner(drain=_DRAIN)
+        self._tasks = TaskScope(drain=_DRAIN)
         self._closing = asyncio.Event()
         self._by_lease = self._by_redis = self._by_share = self._refused = 0
         self._asked = self._failures = self._lapsed = self._shadowed = 0
@@ -249,7 +255,7 @@ class RedisRateLimiter:
         charges = in_region(charges, self._shares)
         self._refused += 1
         for charge in charges:
-            self._shares.asked(charge.bucket, charge.rule, charge.amount)
+            self._shares.record_demand(charge.bucket, charge.rule, charge.amount)
         return refusal_here(charges, [self._leases.get(c.bucket) for c in charges], now)
 
     def _is_idle(self, lease: Lease, now: float, idle: float) -> bool:
@@ -358,7 +364,7 @@ class RedisRateLimiter:
             all_ends.append(ends)
             taken = amount if allowed and units >= 0 else 0
             wanted = lease.spent if allowed else lease.spent + amount
-            self._shares.asked(charge.bucket, charge.rule, wanted, level=level, ends=ends)
+            self._shares.record_demand(charge.bucket, charge.rule, wanted, level=level, ends=ends)
             lease.answered(level=level, amount=taken, now=now, ends=ends)
             if units < 0:
                 over.append(part.charge)

@@ -257,7 +257,7 @@ def script_arguments(
         arguments += [part.want, part.kept, part.back]
         arguments += [int(part.charge.hold), int(rule.shadow)]
         if isinstance(rule, RegionalRule):
-            arguments += [rule.start, min(rule.grown, _FOR_EVER)]
+            arguments += [rule.unknown_level, min(rule.grown_for, _FOR_EVER)]
         else:
             arguments += [-1, 0]
     return arguments

@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 
 from backends.protocol import ChooseItem, Task, ZeroShotParameters
+from gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
 from gateway.rate_limit.base import Charge, Decision, Hold
 from gateway.rate_limit.charges import model_charges_for, work_charges_for
-from gateway.rate_limit.headers import LONGEST_WAIT
 from gateway.types import CONCURRENT, ItemFailure, Principal, Rule
 
 _SPECIAL_TOKENS = 2
@@ -128,16 +128,11 @@ def _refusal(decision: Decision) -> ItemFailure:
     if rule is None:
         raise ValueError("a refused decision says which rule refused")
     if decision.impossible:
-        return ItemFailure(
-            status=413,
-            code="payload_too_large",
-            detail=f"The limit `{rule.name}` never allows more than {rule.limit} {rule.unit} at"
-            " once, and the request may take more; send less in one request.",
+        detail = (
+            f"The limit `{rule.name}` never allows more than {rule.limit} {rule.unit} at once, and"
+            " the request may take more; send less in one request."
         )
-    return ItemFailure(
-        status=429,
-        code="rate_limited",
-        detail=f"The limit `{rule.name}` of {rule.unit} is used up; wait as `Retry-After` says.",
-        retryable=True,
-        retry_after=min(decision.retry_after, LONGEST_WAIT),
-    )
+        return ItemFailure.of(PayloadTooLarge(detail))
+    detail = f"The limit `{rule.name}` of {rule.unit} is used up; wait as `Retry-After` says."
+    retry_after = min(decision.retry_after, MAX_RETRY_AFTER)
+    return ItemFailure.of(RateLimited(detail, retry_after=retry_after))

@@ -1,10 +1,10 @@
-"""Decides whether a dependency is worth asking: closed, open or half-open; does no I/O itself."""
+"""Implements a circuit breaker for calls to Redis; does no I/O itself."""
 
 from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """Closed: ask. Open: do not. Half-open: one call may find out."""
+    """Lists the states: closed allows calls, open refuses them, half-open allows one probe."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -12,10 +12,10 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Opens after `failures` bad calls in a row; a call slower than `slow` seconds is a bad one.
+    """Opens after `failures` failed calls in a row; a call slower than `slow` seconds is a failure.
 
-    After `open_for` seconds one call is let through: if it is good the breaker closes, if it is bad
-    or slow another `open_for` seconds begin. The caller passes `now`, so that nothing here waits.
+    After `open_for` seconds one call is allowed as a probe: its success closes the breaker, its
+    failure keeps it open for another `open_for` seconds. The caller passes `now`.
     """
 
     def __init__(self, *, failures: int = 5, slow: float = 0.05, open_for: float = 1.0) -> None:
@@ -26,7 +26,7 @@ class CircuitBreaker:
         self._opened_at = 0.0
         self._state = BreakerState.CLOSED
         self.opened = 0
-        """How often it opened."""
+        """Counts transitions to open."""
 
     @property
     def state(self) -> BreakerState:
@@ -34,18 +34,18 @@ class CircuitBreaker:
         return self._state
 
     def allows(self, now: float) -> bool:
-        """Say whether to call at `now`; when half-open, only the first who asks hears yes."""
+        """Return whether to call at `now`; half-open, true for the first caller only."""
         if self._state is BreakerState.CLOSED:
             return True
         if now - self._opened_at < self._open_for:
             return False
-        # A probe that never reports back must not keep the breaker half-open for ever.
+        # A probe without an outcome must not keep the breaker half-open for ever.
         self._opened_at = now
         self._state = BreakerState.HALF_OPEN
         return True
 
     def succeeded(self, *, now: float, duration: float) -> None:
-        """A call was answered after `duration` seconds."""
+        """Record a call that was answered after `duration` seconds."""
         if duration > self._slow:
             self.failed(now=now)
             return
@@ -53,7 +53,7 @@ class CircuitBreaker:
         self._state = BreakerState.CLOSED
 
     def failed(self, *, now: float, is_certain: bool = False) -> None:
-        """A call failed or took too long; if `is_certain`, no other needs to find out."""
+        """Record a failed or slow call; `is_certain` opens the breaker at once."""
         self._bad_in_a_row += 1
         if self._state is BreakerState.OPEN:
             return

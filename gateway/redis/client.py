@@ -1,4 +1,4 @@
-"""Makes Redis clients that fail soon instead of stalling a request."""
+"""Makes redis-py clients that fail within a timeout instead of stalling a request."""
 
 from typing import Any
 
@@ -17,19 +17,19 @@ from typing_extensions import override
 
 from gateway.errors import ConfigurationError
 from gateway.redis.url import read_servers
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 _CONNECT_TIMEOUT = 2.0
-"""A longer wait for a lost packet only makes the next attempt later: the kernel sends it ever less
-often."""
+"""Waiting longer for a lost packet only delays the next attempt: the kernel's retransmissions back
+off."""
 
 
-class _LossAware(AbstractConnection):
-    """A connection that tells its loss from a reply that has not come yet.
+class _LossDetectingConnection(AbstractConnection):
+    """Distinguishes a lost connection from a reply that has not arrived yet.
 
-    Where keep-alive gives up, the error is `ETIMEDOUT`, and so Python's `TimeoutError`. To redis-py
-    that is the end of the time a read was given: it returns `None` at once, now and whenever it is
-    asked again. The pool asks whether something can be read, and replaces what fails.
+    When TCP keep-alive fails, the error is `ETIMEDOUT`, which is Python's `TimeoutError`. redis-py
+    takes that for a read timeout: it returns `None` at once, now and on every later read. The pool
+    calls `can_read`, and replaces connections for which it raises.
     """
 
     @override
@@ -50,8 +50,8 @@ class _LossAware(AbstractConnection):
             raise RedisConnectionError(f"the connection was lost: {loss}")
 
 
-class _KeptAlive(_LossAware):
-    """One over TCP that ends as `keepalive` says, and discards what nobody waits for."""
+class _KeepaliveConnection(_LossDetectingConnection):
+    """Sets `keepalive` on TCP connections, and discards unsent commands when one is closed."""
 
     def __init__(self, *, keepalive: TcpKeepalive, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -59,26 +59,26 @@ class _KeptAlive(_LossAware):
 
     @override
     async def _connect(self) -> None:
-        # The abstract method has a body of nothing, and that of TCP comes before it.
+        # The abstract method is empty; that of the TCP class comes before it.
         await super()._connect()  # type: ignore[safe-super,no-untyped-call]
         if self._writer is not None:
             self._keepalive.apply(self._writer.transport)
             discard_at_close(self._writer.transport)
 
 
-class _TcpConnection(_KeptAlive, Connection):
+class _TcpConnection(_KeepaliveConnection, Connection):
     pass
 
 
-class _TlsConnection(_KeptAlive, SSLConnection):
+class _TlsConnection(_KeepaliveConnection, SSLConnection):
     pass
 
 
-class _UnixConnection(_LossAware, UnixDomainSocketConnection):
+class _UnixConnection(_LossDetectingConnection, UnixDomainSocketConnection):
     pass
 
 
-_LOSS_AWARE: dict[type[AbstractConnection], type[AbstractConnection]] = {
+_CONNECTION_CLASSES: dict[type[AbstractConnection], type[AbstractConnection]] = {
     Connection: _TcpConnection,
     SSLConnection: _TlsConnection,
     UnixDomainSocketConnection: _UnixConnection,
@@ -90,17 +90,17 @@ def connect(
     *,
     timeout: float,
     connections: int = 16,
-    keepalive: TcpKeepalive = SHIPPED,
+    keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
 ) -> Redis:
     """Return a client of the Redis at `url` (`redis://`, `rediss://` or `unix://`).
 
     Waiting for a free connection and each read may take `timeout` seconds, connecting 2. Nothing is
     retried: redis-py would repeat a command ten times, and a script that takes tokens or appends
-    events must not run twice. Never cancel an await of this client: let a task that nobody cancels
-    run the command and wait for that task.
+    events must not run twice. Never cancel an await of this client: run the command in a task that
+    is not cancelled, and wait for that task.
 
     Raises:
-        ConfigurationError: the URL is that of several servers.
+        ConfigurationError: the URL names several servers.
     """
     if read_servers(url) is not None:
         raise ConfigurationError("this Redis must be one server, as `redis://host:port/0`")
@@ -110,7 +110,7 @@ def connect(
         address["keepalive"] = keepalive
     pool: BlockingConnectionPool = BlockingConnectionPool(
         max_connections=connections,
-        connection_class=_LOSS_AWARE[kind],
+        connection_class=_CONNECTION_CLASSES[kind],
         **{
             "timeout": timeout,
             "socket_timeout": timeout,

@@ -1,4 +1,4 @@
-"""Commands for a Redis Cluster, each sent to the node that has its key."""
+"""Sends commands to a Redis Cluster, each to the node that owns its key."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -10,17 +10,17 @@ from redis.crc import key_slot
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.pipeline import Command, RedisPipe, Replies
 from gateway.redis.url import Servers
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
-_LOOK_AGAIN = 1.0
-"""Seconds between two looks at who owns which slots."""
+_REFRESH_INTERVAL = 1.0
+"""Seconds between two reads of the slot map."""
 _FAILURES = 3
-"""Bad calls in a row after which a node is left alone: fewer than would end the whole tier."""
+"""Failures in a row that open a node's breaker: fewer than open the breaker of the whole tier."""
 _SLOTS = 16_384
 
 
 class _Node:
-    """A node's connection, and whether it is worth asking."""
+    """Holds the connection to a node and its circuit breaker."""
 
     def __init__(self, url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive) -> None:
         self.pipe = RedisPipe(url, timeout=timeout, keepalive=keepalive)
@@ -28,13 +28,11 @@ class _Node:
 
 
 class ClusterPipe:
-    """A `RedisPipe` over all nodes of a cluster; the first key of a command says who is asked.
+    """Runs commands on a cluster; the first key of a command, or of an `EVAL`, selects the node.
 
-    Of scripts, too, which come as `EVAL`.
-
-    `MGET` is taken apart: keys of several slots cannot be asked for at once, so each node gets a
-    `GET` for each of its keys, all in one piece. A node that fails costs its own keys only; where
-    every node fails, so does the call. A call slower than `slow` seconds is a bad one.
+    `MGET` is split, since its keys may be in several slots: each node gets a `GET` for each of its
+    keys, in one pipeline. A node that fails loses its own keys only; where every node fails, so
+    does the call. A call slower than `slow` seconds counts as a failure.
     """
 
     def __init__(
@@ -43,33 +41,35 @@ class ClusterPipe:
         *,
         timeout: float,
         slow: float,
-        keepalive: TcpKeepalive = SHIPPED,
+        keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._servers = servers
         self._make = partial(_Node, timeout=timeout, slow=slow, keepalive=keepalive)
         self._nodes: dict[str, _Node] = {}
         self._owners: list[_Node] = []
-        self._looking = asyncio.Lock()
-        self._look_at = 0.0
+        self._refreshing = asyncio.Lock()
+        self._refresh_at = 0.0
         self._is_stale = True
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command; an error of one command is its reply.
 
         Raises:
-            OSError: no node could be asked.
+            OSError: no node could be reached.
         """
         if self._is_stale:
-            await self._look()
-        single = [part for command in commands for part in _apart(command)]
-        replies = iter(await self._ask(single))
+            await self._refresh_owners()
+        single = [part for command in commands for part in _split_command(command)]
+        replies = iter(await self._execute_by_node(single))
         return [
             [_value(next(replies)) for _ in command[1:]] if command[0] == b"MGET" else next(replies)
             for command in commands
         ]
 
-    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
-        """Return `False`: several nodes are waited for."""
+    def execute_nowait(
+        self, commands: Sequence[Command], on_done: Callable[[Replies], object]
+    ) -> bool:
+        """Return `False`: commands for several nodes need a task."""
         return False
 
     async def aclose(self) -> None:
@@ -77,14 +77,14 @@ class ClusterPipe:
         for node in self._nodes.values():
             await node.pipe.aclose()
 
-    async def _ask(self, commands: Sequence[Command]) -> list[Any]:
+    async def _execute_by_node(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command of one key, or the error of its node."""
         shares: dict[_Node, list[int]] = {}
         for index, command in enumerate(commands):
             slot = key_slot(_bytes(command[at])) if len(command) > (at := _key_at(command)) else 0
             shares.setdefault(self._owners[slot], []).append(index)
         asked = [
-            self._ask_node(node, [commands[index] for index in share])
+            self._execute_on(node, [commands[index] for index in share])
             for node, share in shares.items()
         ]
         replies: list[Any] = [None] * len(commands)
@@ -99,12 +99,12 @@ class ClusterPipe:
             raise failed[0]
         return replies
 
-    async def _ask_node(self, node: _Node, commands: Sequence[Command]) -> list[Any] | OSError:
+    async def _execute_on(self, node: _Node, commands: Sequence[Command]) -> list[Any] | OSError:
         loop = asyncio.get_running_loop()
         started = loop.time()
         if not node.breaker.allows(started):
             self._is_stale = True
-            return ConnectionError("the node of these keys is left alone for a while")
+            return ConnectionError("the circuit breaker of the keys' node is open")
         try:
             replies = await node.pipe.execute(commands)
         except OSError as error:
@@ -113,27 +113,27 @@ class ClusterPipe:
             return error
         now = loop.time()
         node.breaker.succeeded(now=now, duration=now - started)
-        if any(_is_elsewhere(reply) for reply in replies):
+        if any(_is_redirect(reply) for reply in replies):
             self._is_stale = True
         return replies
 
-    async def _look(self) -> None:
-        """Ask who owns which slots, at most once a second while an answer is known."""
-        async with self._looking:
+    async def _refresh_owners(self) -> None:
+        """Read the slot map, at most once a second while there is one."""
+        async with self._refreshing:
             now = asyncio.get_running_loop().time()
-            if not self._is_stale or (self._owners and now < self._look_at):
+            if not self._is_stale or (self._owners and now < self._refresh_at):
                 return
-            self._look_at = now + _LOOK_AGAIN
+            self._refresh_at = now + _REFRESH_INTERVAL
             urls = [*self._nodes, *(url for url in self._servers.urls if url not in self._nodes)]
             for url in urls:
-                if await self._look_at_node(url):
+                if await self._read_owners(url):
                     self._is_stale = False
                     return
             if not self._owners:
-                raise ConnectionError("no node of the cluster says who owns the slots")
+                raise ConnectionError("no node of the cluster returned a complete slot map")
 
-    async def _look_at_node(self, url: str) -> bool:
-        """Learn the owners from one node; tell whether it knew them all."""
+    async def _read_owners(self, url: str) -> bool:
+        """Read the slot map from one node; return whether it was complete."""
         loop = asyncio.get_running_loop()
         node, started = self._node(url), loop.time()
         if not node.breaker.allows(started):
@@ -143,7 +143,7 @@ class ClusterPipe:
         except OSError:
             node.breaker.failed(now=loop.time())
             return False
-        # Else the one call that may find out whether a node is back would be used up.
+        # Otherwise this call would use up the breaker's only probe.
         node.breaker.succeeded(now=loop.time(), duration=loop.time() - started)
         owners: list[_Node | None] = [None] * _SLOTS
         for slots in _ranges(reply):
@@ -164,7 +164,7 @@ class ClusterPipe:
 
 
 class _Range(NamedTuple):
-    """Slots, both ends included, and the server that has them; no host: the one that was asked."""
+    """Names a slot range, both ends included, and its owner; no host means the replying node."""
 
     first: int
     last: int
@@ -173,7 +173,7 @@ class _Range(NamedTuple):
 
 
 def _ranges(reply: object) -> Iterator[_Range]:
-    """Yield what can be read of a reply to `CLUSTER SLOTS`."""
+    """Yield the valid entries of a reply to `CLUSTER SLOTS`."""
     for each in reply if isinstance(reply, list) else []:
         match each:
             case [int(first), int(last), [bytes() | None as host, int(port), *_], *_] if (
@@ -184,23 +184,23 @@ def _ranges(reply: object) -> Iterator[_Range]:
                 pass
 
 
-def _apart(command: Command) -> list[Command]:
+def _split_command(command: Command) -> list[Command]:
     if command[0] == b"MGET":
         return [(b"GET", name) for name in command[1:]]
     return [command]
 
 
 def _key_at(command: Command) -> int:
-    """Return the place of a command's first key; that of a script comes after their number."""
+    """Return the index of a command's first key; in `EVAL` it follows the number of keys."""
     return 3 if command[0] == b"EVAL" else 1
 
 
 def _value(reply: object) -> object:
-    """Return the value that `GET` replied with; none where it failed."""
+    """Return the value of a reply to `GET`, `None` where it is an error."""
     return None if isinstance(reply, Exception) else reply
 
 
-def _is_elsewhere(reply: object) -> bool:
+def _is_redirect(reply: object) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith(("MOVED", "ASK", "CLUSTERDOWN"))
 
 

@@ -1,4 +1,4 @@
-"""Opens a connection to whatever Redis a URL names: one server, Sentinel's primary, a cluster."""
+"""Opens connections to the Redis of a URL: one server, a Sentinel primary or a cluster."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -9,18 +9,23 @@ from gateway.redis.cluster import ClusterPipe
 from gateway.redis.pipeline import Command, RedisPipe, Replies
 from gateway.redis.sentinel import Sentinels
 from gateway.redis.url import Servers, read_servers
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class Pipe(Protocol):
-    """Runs commands; raises `OSError` when Redis cannot be asked, replies with its errors."""
+    """Runs commands; raises `OSError` when Redis is unreachable, and returns error replies."""
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command."""
         ...
 
-    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
-        """Call `told` once, in a later turn, with the replies; `False` where only `execute` can."""
+    def execute_nowait(
+        self, commands: Sequence[Command], on_done: Callable[[Replies], object]
+    ) -> bool:
+        """Send commands, and call `on_done` with the replies in a later event-loop iteration.
+
+        Return `False`, and send nothing, where only `execute` can send them.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -29,7 +34,7 @@ class Pipe(Protocol):
 
 
 class _PrimaryPipe(RedisPipe):
-    """A pipe to the primary that Sentinel names; looks for another when it is told `READONLY`."""
+    """Connects to the primary that Sentinel names, and reconnects after a `READONLY` error."""
 
     def __init__(self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive) -> None:
         # Connecting has `timeout` in all: a Sentinel that hangs must leave time for the next.
@@ -57,13 +62,15 @@ class _PrimaryPipe(RedisPipe):
         await self._sentinels.aclose()
 
 
-def open_pipe(url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = SHIPPED) -> Pipe:
+def open_pipe(
+    url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
+) -> Pipe:
     """Return a pipe to the Redis at `url`; everything may take `timeout` seconds.
 
-    A node of a cluster that takes longer than `slow` seconds is soon left alone for a while.
+    For a cluster, calls slower than `slow` seconds count towards opening a node's breaker.
 
     Raises:
-        ConfigurationError: the URL is that of several servers and cannot be read.
+        ConfigurationError: the URL names several servers and is invalid.
     """
     servers = read_servers(url)
     if servers is None:

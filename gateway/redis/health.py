@@ -1,4 +1,4 @@
-"""Knows whether the Redis of the result cache answers, for the readiness of the worker."""
+"""Monitors whether the Redis of the result cache is reachable, for the worker's readiness."""
 
 import asyncio
 import contextlib
@@ -10,13 +10,13 @@ from typing import Self
 from gateway.redis.connect import Pipe
 
 _INTERVAL = 1.0
-_PATIENCE = 0.5
+_PING_TIMEOUT = 0.5
 
 
-class RedisWatch:
-    """Asks `pipe` every second, more or less by chance, while it is entered; closes it then.
+class RedisHealthMonitor:
+    """Pings Redis over `pipe` every second, with jitter, while entered; closes `pipe` at its exit.
 
-    Look-ups do not tell: there may be none, and those that miss look like those that fail.
+    Cache lookups cannot tell: there may be none, and a failed one looks like a miss.
     """
 
     def __init__(
@@ -28,18 +28,18 @@ class RedisWatch:
     ) -> None:
         self._pipe = pipe
         self._interval = interval
-        self._chance = chance
+        self._random = chance
         self._reached = True
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def is_reached(self) -> bool:
-        """Whether it answered when it was asked last."""
+    def is_reachable(self) -> bool:
+        """Whether Redis answered the last ping."""
         return self._reached
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.get_running_loop().create_task(self._follow())
+        self._task = asyncio.get_running_loop().create_task(self._run())
         return self
 
     async def __aexit__(
@@ -53,18 +53,18 @@ class RedisWatch:
             await self._task
         await self._pipe.aclose()
 
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
         while not self._stopping.is_set():
-            self._reached = await answers(self._pipe)
+            self._reached = await responds_to_ping(self._pipe)
             with contextlib.suppress(TimeoutError):
-                pause = self._interval * (1.5 - self._chance())
+                pause = self._interval * (1.5 - self._random())
                 await asyncio.wait_for(self._stopping.wait(), pause)
 
 
-async def answers(pipe: Pipe) -> bool:
-    """Whether the Redis behind `pipe` answers soon; of a cluster, one of its nodes."""
+async def responds_to_ping(pipe: Pipe) -> bool:
+    """Return whether Redis answers a ping in time; of a cluster, one of its nodes."""
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_PING_TIMEOUT):
             (reply,) = await pipe.execute([(b"PING",)])
     except OSError:
         return False

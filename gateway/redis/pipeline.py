@@ -1,7 +1,7 @@
-"""One connection to Redis on which commands follow each other without waiting for replies.
+"""Pipelines commands over one connection to Redis.
 
-For what is asked thousands of times a second: redis-py spends 100 µs on a command, this 15 µs. It
-uses redis-py's reading of URLs, and the parser that redis-py uses, `hiredis`.
+For commands that run thousands of times a second: redis-py spends 100 µs on one, this 15 µs. URLs
+are parsed by redis-py, and replies by `hiredis`, the parser that redis-py uses.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ import hiredis
 from redis.asyncio.connection import SSLConnection, parse_url
 from typing_extensions import override
 
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 Command = tuple[bytes | str | int, ...]
 Replies = list[Any] | OSError
-"""A reply to each command, or why there are none."""
+"""A reply to each command, or the error of the connection."""
 _NOTHING: Final = object()
 # Its annotation says that a tuple has one member.
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
 class RedisPipe:
-    """Runs commands on the Redis at `url`; connects when it is used, and anew after a failure.
+    """Runs commands on the Redis at `url`; connects at first use, and reconnects after a failure.
 
-    Everything together may take `timeout` seconds. Whoever waits may be cancelled at any time: the
-    replies are read all the same, and thrown away. Belongs to one event loop. Where `locate` is
-    given, it tells host and port before each connection, and those of the URL do not count.
+    A call may take `timeout` seconds, connecting included. A caller may be cancelled at any time:
+    its replies are read and discarded. Belongs to one event loop. `locate` returns host and port
+    before each connection, in place of those of the URL.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RedisPipe:
         *,
         timeout: float,
         locate: Callable[[], Awaitable[tuple[str, int]]] | None = None,
-        keepalive: TcpKeepalive = SHIPPED,
+        keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._address: dict[str, Any] = dict(parse_url(url))
         self._timeout = timeout
@@ -56,19 +56,21 @@ class RedisPipe:
         """
         connection = self._connection
         if connection is None or connection.is_closed:
-            connection = await self._connected()
-        return await connection.ask(commands)
+            connection = await self._open_connection()
+        return await connection.execute(commands)
 
-    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
-        """Call `told` with what `execute` would return or raise: once, and not before a later turn.
+    def execute_nowait(
+        self, commands: Sequence[Command], on_done: Callable[[Replies], object]
+    ) -> bool:
+        """Send commands, and call `on_done` once with the replies or the error.
 
-        For callers without a task. Return `False`, and do nothing, where there is no connection
-        at present. `told` must not raise.
+        For callers without a task; `on_done` is called in a later event-loop iteration and must not
+        raise. Return `False`, and send nothing, while there is no connection.
         """
         connection = self._connection
         if connection is None or connection.is_closed:
             return False
-        connection.send(commands, told)
+        connection.send(commands, on_done)
         return True
 
     async def aclose(self) -> None:
@@ -76,8 +78,8 @@ class RedisPipe:
         if self._connection is not None:
             self._connection.close(ConnectionError("closed"))
 
-    async def _connected(self) -> "_Connection":
-        # Around the lock: whoever waits for another's attempt has no more time than that has.
+    async def _open_connection(self) -> "_Connection":
+        # Around the lock: waiting for another caller's attempt counts towards the timeout.
         async with asyncio.timeout(self._timeout), self._connecting:
             connection = self._connection
             if connection is None or connection.is_closed:
@@ -99,14 +101,14 @@ class RedisPipe:
         try:
             self._keepalive.apply(transport)
             discard_at_close(transport)
-            await connection.introduce(self._introduction())
+            await connection.authenticate(self._login_commands())
         except BaseException:
-            # Also when cancelled: nobody else knows of this connection.
-            connection.close(ConnectionError("not introduced"))
+            # Also when cancelled: nothing else refers to this connection.
+            connection.close(ConnectionError("the login failed"))
             raise
         return connection
 
-    def _introduction(self) -> list[Command]:
+    def _login_commands(self) -> list[Command]:
         commands: list[Command] = []
         if password := self._address.get("password"):
             user = self._address.get("username")
@@ -117,35 +119,35 @@ class RedisPipe:
 
 
 class _Batch:
-    """Commands sent together, the replies that have come, and until when they must."""
+    """Holds the replies and the timeout of commands that were sent together."""
 
-    __slots__ = ("missing", "replies", "timer", "told")
+    __slots__ = ("missing", "on_done", "replies", "timer")
 
     def __init__(
-        self, count: int, told: Callable[[Replies], object], timer: asyncio.TimerHandle
+        self, count: int, on_done: Callable[[Replies], object], timer: asyncio.TimerHandle
     ) -> None:
         self.missing = count
-        self.told = told
+        self.on_done = on_done
         self.timer = timer
         self.replies: list[Any] = []
 
     def end(self, outcome: Replies) -> None:
-        """Tell what became of it."""
+        """Cancel the timeout, and call `on_done`."""
         self.timer.cancel()
-        self.told(outcome)
+        self.on_done(outcome)
 
 
 class _Connection(asyncio.Protocol):
-    """Replies come in the order of the commands."""
+    """Matches replies to commands, by their order."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._waiting: deque[_Batch] = deque()
+        self._sent_batches: deque[_Batch] = deque()
         self.is_closed = False
 
-    async def ask(self, commands: Sequence[Command]) -> list[Any]:
+    async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands and return their replies."""
         if self.is_closed:
             raise ConnectionError("Redis closed the connection")
@@ -153,27 +155,27 @@ class _Connection(asyncio.Protocol):
         self.send(commands, partial(_resolve, outcome))
         return await outcome
 
-    def send(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> None:
-        """Send commands; without their replies in time the connection is lost."""
-        # First: what cannot be sent must not wait for replies.
+    def send(self, commands: Sequence[Command], on_done: Callable[[Replies], object]) -> None:
+        """Send commands; close the connection if their replies do not arrive in time."""
+        # First: commands that cannot be encoded must not wait for replies.
         self._transport.write(b"".join(map(_pack, commands)))
         timer = self._loop.call_later(self._timeout, self._end_late)
-        self._waiting.append(_Batch(len(commands), told, timer))
+        self._sent_batches.append(_Batch(len(commands), on_done, timer))
 
-    async def introduce(self, commands: Sequence[Command]) -> None:
-        """Say who we are and what we want to see."""
+    async def authenticate(self, commands: Sequence[Command]) -> None:
+        """Log in and select the database by `commands`."""
         if not commands:
             return
-        for reply in await self.ask(commands):
+        for reply in await self.execute(commands):
             if isinstance(reply, Exception):
                 raise ConnectionError(f"Redis refused the connection: {reply}")
 
     def close(self, error: OSError) -> None:
-        """Close at once; whoever waits is told why."""
+        """Close at once, and end every sent batch with `error`."""
         self.is_closed = True
         self._transport.abort()
-        waiting, self._waiting = self._waiting, deque()
-        for batch in waiting:
+        sent, self._sent_batches = self._sent_batches, deque()
+        for batch in sent:
             batch.end(error)
 
     @override
@@ -185,9 +187,9 @@ class _Connection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _NOTHING:
-                self._take(reply)
+                self._add_reply(reply)
         except (hiredis.ProtocolError, IndexError):
-            self.close(ConnectionError("what came is no reply"))
+            self.close(ConnectionError("Redis sent an invalid reply"))
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,18 +199,18 @@ class _Connection(asyncio.Protocol):
     def _end_late(self) -> None:
         self.close(TimeoutError("Redis did not answer in time"))
 
-    def _take(self, reply: Any) -> None:
-        batch = self._waiting[0]
+    def _add_reply(self, reply: Any) -> None:
+        batch = self._sent_batches[0]
         batch.replies.append(reply)
         batch.missing -= 1
         if not batch.missing:
-            self._waiting.popleft()
+            self._sent_batches.popleft()
             batch.end(batch.replies)
 
 
 def _resolve(outcome: asyncio.Future[list[Any]], replies: Replies) -> None:
     if outcome.done():
-        return  # whoever waited has gone
+        return  # the caller was cancelled
     if isinstance(replies, OSError):
         outcome.set_exception(replies)
     else:

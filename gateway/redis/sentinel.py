@@ -1,13 +1,13 @@
-"""Asks Redis Sentinel where the primary is."""
+"""Looks up the address of the primary in Redis Sentinel."""
 
 from collections.abc import Sequence
 
 from gateway.redis.pipeline import RedisPipe
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class Sentinels:
-    """The Sentinels at `urls`; each may take `timeout` seconds to answer."""
+    """Queries the Sentinels at `urls`; each may take `timeout` seconds to answer."""
 
     def __init__(
         self,
@@ -15,16 +15,16 @@ class Sentinels:
         *,
         primary: str,
         timeout: float,
-        keepalive: TcpKeepalive = SHIPPED,
+        keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._primary = primary
         self._pipes = [RedisPipe(url, timeout=timeout, keepalive=keepalive) for url in urls]
 
     async def locate(self) -> tuple[str, int]:
-        """Return the host and port of the primary; who answered is asked first the next time.
+        """Return the host and port of the primary; the next call tries the same Sentinel first.
 
         Raises:
-            OSError: no Sentinel knows.
+            OSError: no Sentinel knows the primary.
         """
         for pipe in list(self._pipes):
             try:

@@ -1,9 +1,9 @@
-"""Reads the URL of a Redis that is several servers.
+"""Parses Redis URLs that name several servers.
 
 `redis-sentinel://[user:password@]host:port,host:port/database?primary=name`
 `redis-cluster://[user:password@]host:port,host:port`
-With `rediss` in front the servers are spoken to over TLS. User and password are those of the
-servers with the data; Sentinels are asked without.
+The schemes `rediss-sentinel` and `rediss-cluster` use TLS. User and password are those of the
+data servers; Sentinels are queried without.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _PORTS = {"sentinel": 26_379, "cluster": 6_379}
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """What such a URL says. `kind` is `sentinel` or `cluster`; `base` is `redis` or `rediss`."""
+    """Holds the parts of a URL; `kind` is `sentinel` or `cluster`, `base` `redis` or `rediss`."""
 
     kind: str
     base: str
@@ -29,16 +29,16 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def urls(self) -> Sequence[str]:
-        """The URL of each server named, as one that has data."""
+        """The URL of each server named, as a data server."""
         return [self.url_of(host, port) for host, port in self.addresses]
 
     @property
     def sentinel_urls(self) -> Sequence[str]:
-        """The URL of each server named, as one that is a Sentinel."""
+        """The URL of each server named, as a Sentinel."""
         return [f"{self.base}://{_in_url(host)}:{port}" for host, port in self.addresses]
 
     def url_of(self, host: str, port: int) -> str:
-        """Return the URL of a server that has data."""
+        """Return the URL of a data server."""
         return f"{self.base}://{self.credentials}{_in_url(host)}:{port}/{self.database}"
 
     def host_of(self, url: str) -> str:
@@ -47,7 +47,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_servers(url: str) -> Servers | None:
-    """Return what the URL of several servers says, `None` where it is that of one.
+    """Return the parts of a URL that names several servers, `None` for other URLs.
 
     Raises:
         ConfigurationError: it names no servers, or no primary.

@@ -1,4 +1,4 @@
-"""Listening sockets: whether connections wait in one, and how one is closed without losing any."""
+"""Drains accept queues of listening sockets, so that closing one loses no connection."""
 
 import asyncio
 import contextlib
@@ -22,28 +22,28 @@ _DROP_SYN = struct.pack(
     *(0x06, 0, 0, 0),  # drop
     *(0x06, 0, 0, 0xFFFFFFFF),  # pass
 )
-# For the SYN that had passed the filter and is seen nowhere yet.
-_ARRIVAL = 0.1
-_LOOK = 0.01
-_EMPTY_WITHIN = 2.0
-_CONNECTIONS = ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6")
-_HANDSHAKE = b"03"
+# Seconds for a SYN that passed the filter and is in no table of the kernel yet.
+_HANDSHAKE_GRACE = 0.1
+_POLL_INTERVAL = 0.01
+_EMPTY_TIMEOUT = 2.0
+_PROC_TCP_TABLES = ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6")
+_SYN_RECV = b"03"
 
-# A connection that still waits so long after it was seen at another worker's socket is accepted:
-# twice this is what one waits at most for a worker that was killed.
+# Seconds that a connection may stay in another worker's accept queue before it is accepted here.
+# Where that worker was killed, a connection waits twice this at most.
 TAKEOVER_INTERVAL = 0.02
 _ACCEPTED_AT_ONCE = 64
 
 MakeProtocol = Callable[[], asyncio.Protocol]
 
 
-def refuse_new(listener: socket.socket) -> None:
-    """Begin no more handshakes at `listener`, in all processes that have it; does not block.
+def refuse_new_connections(listener: socket.socket) -> None:
+    """Drop SYN packets to `listener`, in all processes that share it; does not block.
 
-    Those that have begun end, and are still accepted. A caller who comes now sends his SYN again a
-    second later, and is refused by then, or taken by a successor. Without this a connection that
-    is made between the last `accept` and `close` would be reset, as it may be where the system
-    takes no such filter.
+    Handshakes under way complete, and are still accepted. A client that connects now repeats its
+    SYN a second later, and is then refused, or accepted by a successor. Without the filter, a
+    connection made between the last `accept` and `close` would be reset, as on systems without
+    such filters.
     """
     if sys.platform != "linux":
         return
@@ -53,57 +53,59 @@ def refuse_new(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
 
 
-async def until_empty(listeners: Sequence[socket.socket], *, within: float = _EMPTY_WITHIN) -> None:
-    """Wait until nobody waits to be accepted at any of `listeners`, which refuse new connections.
+async def wait_until_empty(
+    listeners: Sequence[socket.socket], *, within: float = _EMPTY_TIMEOUT
+) -> None:
+    """Wait until the accept queues of `listeners`, which refuse new connections, are empty.
 
-    Callers far away, who have not ended their handshake, are waited for too: they believe to be
-    connected half a round trip before the kernel does. Who accepts is others' business; without
-    them it ends after `within` seconds all the same.
+    Handshakes under way are waited for too: a distant client counts as connected half a round trip
+    before the kernel does. Others have to accept the connections. Ends after `within` seconds in
+    any case.
     """
     loop = asyncio.get_running_loop()
     started = loop.time()
     poller = _poller(listeners)
     ports = {listener.getsockname()[1] for listener in listeners}
-    while (passed := loop.time() - started) < within:
-        # In this order: what ends its handshake goes into the queue.
-        if passed >= _ARRIVAL and not _has_handshake(ports) and not _ready(poller):
+    while (elapsed := loop.time() - started) < within:
+        # In this order: a completed handshake moves into the queue.
+        if elapsed >= _HANDSHAKE_GRACE and not _has_handshake(ports) and not _ready(poller):
             return
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL_INTERVAL)
 
 
-async def take_over(
+async def accept_for_siblings(
     listeners: Sequence[socket.socket], make_protocol: MakeProtocol, *, until: asyncio.Event
 ) -> None:
-    """Accept, until `until`, what waits at `listeners` of others who do not accept it.
+    """Accept connections that stay in the queues of `listeners`, other workers' sockets.
 
-    That is the case when the other was killed, hangs or is stopping. `listeners` do not block.
-    Elsewhere than on Linux it does nothing.
+    They stay there when their worker was killed, hangs or stops. `listeners` are non-blocking. Ends
+    when `until` is set. Does nothing on systems other than Linux.
     """
     if not listeners or sys.platform != "linux":
         return
     poller = _poller(listeners)
-    with _Arrivals(listeners) as arrivals:
+    with _ArrivalWatcher(listeners) as arrivals:
         while True:
-            waited = await arrivals.next()
-            while waited:
+            pending = await arrivals.next()
+            while pending:
                 await asyncio.sleep(TAKEOVER_INTERVAL)
                 if until.is_set():
                     return
                 ready = _ready(poller)
                 for listener in listeners:
-                    if listener.fileno() in waited & ready:
+                    if listener.fileno() in pending & ready:
                         await _accept(listener, make_protocol)
-                waited = ready | arrivals.so_far()
+                pending = ready | arrivals.arrived_sockets()
 
 
-class _Arrivals:
-    """Tells at which sockets somebody has arrived, without looking while nobody does."""
+class _ArrivalWatcher:
+    """Reports which sockets got new connections, by edge-triggered epoll and without polling."""
 
     def __init__(self, listeners: Sequence[socket.socket]) -> None:
         self._loop = asyncio.get_running_loop()
         self._epoll = select.epoll()
         for listener in listeners:
-            # By edge: once for each arrival, and not for as long as somebody waits.
+            # Edge-triggered: once for each arrival, not for as long as the queue holds one.
             self._epoll.register(listener, select.EPOLLIN | select.EPOLLET)
 
     def __enter__(self) -> Self:
@@ -111,19 +113,19 @@ class _Arrivals:
 
     def __exit__(self, *exc_info: object) -> None:
         self._loop.remove_reader(self._epoll.fileno())
-        # Others have the sockets, too: only with this does the kernel stop telling of them.
+        # Other processes share the sockets: only closing epoll ends the kernel's notifications.
         self._epoll.close()
 
     async def next(self) -> set[int]:
-        """Return the sockets of those who arrive next; what comes soon after wakes nobody."""
+        """Wait for the next arrival and return its sockets; later arrivals do not wake the task."""
         arrived = asyncio.Event()
         self._loop.add_reader(self._epoll.fileno(), arrived.set)
         await arrived.wait()
         self._loop.remove_reader(self._epoll.fileno())
-        return self.so_far()
+        return self.arrived_sockets()
 
-    def so_far(self) -> set[int]:
-        """Return the sockets of those who have arrived since the last time."""
+    def arrived_sockets(self) -> set[int]:
+        """Return the sockets that got connections since the last call."""
         return {descriptor for descriptor, _ in self._epoll.poll(0)}
 
 
@@ -132,12 +134,12 @@ async def _accept(listener: socket.socket, make_protocol: MakeProtocol) -> None:
     for _ in range(_ACCEPTED_AT_ONCE):
         try:
             connection, _address = listener.accept()
-        except OSError:  # nobody waits any more, or there are no more files: the next look tells
-            return  # (or it is closed: this worker is leaving)
+        except OSError:  # the queue is empty, or no file descriptors are free: the next poll shows
+            return  # (or it is closed: this worker is stopping)
         connection.setblocking(False)
         try:
             await loop.connect_accepted_socket(make_protocol, connection)
-        except OSError:  # the caller has left meanwhile
+        except OSError:  # the client disconnected meanwhile
             connection.close()
 
 
@@ -153,11 +155,11 @@ def _ready(poller: select.poll) -> set[int]:
 
 
 def _has_handshake(ports: set[int]) -> bool:
-    """Return whether a handshake with one of `ports` has begun, as far as the kernel tells."""
-    for path in _CONNECTIONS:
+    """Return whether a handshake with one of `ports` is under way, by the kernel's tables."""
+    for path in _PROC_TCP_TABLES:
         with contextlib.suppress(OSError), Path(path).open("rb") as table:
             for line in table:
                 _, local, _, state, *_ = line.split(maxsplit=4)
-                if state == _HANDSHAKE and int(local.rpartition(b":")[2], 16) in ports:
+                if state == _SYN_RECV and int(local.rpartition(b":")[2], 16) in ports:
                     return True
     return False

@@ -1,4 +1,4 @@
-"""Options of TCP connections that end those whose other side is no longer reached."""
+"""Sets TCP options that close connections whose peer is unreachable."""
 
 import asyncio
 import contextlib
@@ -15,23 +15,23 @@ _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": "idle", "TCP_KEEPINTVL": "interval", "TCP_
 
 
 class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
-    """When a connection is given up: neither probes nor data are acknowledged.
+    """Bounds how long probes or data may stay unacknowledged before a connection is closed.
 
-    Without these options a connection whose packets are dropped lasts 15 minutes with data on its
-    way, and for ever without.
+    Without these options a connection whose packets are dropped lasts 15 minutes with data in
+    flight, and for ever without.
     """
 
     idle: int = 5
-    """Seconds without a packet after which the other side is probed."""
+    """Seconds without a packet after which the peer is probed."""
     interval: int = 2
     """Seconds between two probes."""
     count: int = 3
-    """Probes without an answer; where the system knows `user_timeout`, that decides."""
+    """Unanswered probes; where the system supports `user_timeout`, that decides."""
     user_timeout: float = 10.0
     """Seconds that sent data, or probes, may stay unacknowledged."""
 
     def options(self) -> Mapping[int, int]:
-        """Return the values by option of the level TCP, those that the system has."""
+        """Return the values by option of the level TCP, for options that the system has."""
         values = {
             getattr(socket, option): getattr(self, field)
             for option, field in _KEEPALIVE_OPTIONS.items()
@@ -42,7 +42,7 @@ class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
     def apply(self, transport: asyncio.BaseTransport) -> None:
-        """Set the options on the connection of `transport`; one that is not TCP has none."""
+        """Set the options on the connection of `transport`, if it is a TCP connection."""
         connection = transport.get_extra_info("socket")
         if _is_tcp(connection):
             # It may be closed already, which uvloop says with a `ValueError`.
@@ -53,10 +53,10 @@ class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def discard_at_close(transport: asyncio.BaseTransport) -> None:
-    """Have the closing of a connection discard what was not acknowledged, and reset it.
+    """Make closing the connection discard unacknowledged data and send a reset (`SO_LINGER` 0).
 
-    Else the kernel goes on sending it, and the other side runs, perhaps much later, a command that
-    nobody waits for any more.
+    Otherwise the kernel keeps sending it, and the peer may run, much later, a command whose caller
+    is gone.
     """
     connection = transport.get_extra_info("socket")
     if _is_tcp(connection):
@@ -69,5 +69,5 @@ def _is_tcp(connection: Any) -> bool:  # Any: asyncio's and uvloop's differ
     return connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
 
 
-SHIPPED: Final = TcpKeepalive()
-"""What connections have where nothing else is set."""
+DEFAULT_KEEPALIVE: Final = TcpKeepalive()
+"""The values of connections for which none are configured."""

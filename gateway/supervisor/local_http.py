@@ -1,6 +1,7 @@
-"""One HTTP request to a listener of this machine, small enough for a process that waits for others.
+"""Sends one HTTP request to a listener of this machine.
 
-The supervisor imports no HTTP library: it must be up before its children are.
+httpx is not used here: importing it takes 60 ms of processor time and adds 7.5 MB to the 27 MB of a
+supervisor, which must be up before its children are.
 """
 
 import asyncio

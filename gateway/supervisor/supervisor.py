@@ -10,7 +10,7 @@ from signal import SIGHUP, SIGINT, SIGTERM, Signals
 from types import TracebackType
 from typing import Any, Self
 
-from gateway.sockets.listening import refuse_new, until_empty
+from gateway.sockets.listening import refuse_new_connections, wait_until_empty
 from gateway.supervisor.child import Child
 from gateway.supervisor.process_table import ProcessEntry, start_of, write_table
 from gateway.supervisor.spawn import Spawner
@@ -139,8 +139,8 @@ async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -
         return
     if not force.is_set():
         for listener in listeners:
-            refuse_new(listener)
-        await until_empty(listeners)
+            refuse_new_connections(listener)
+        await wait_until_empty(listeners)
     for listener in listeners:
         listener.close()
 

@@ -1,4 +1,4 @@
-"""What the gateway asks of a client of backends, and how such a client fails."""
+"""Declares the client of backends, the transport it sends with, and the errors of both."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -6,6 +6,7 @@ from typing import Protocol
 
 from backends.protocol import BackendState, Call, Done, Failed, Report
 from gateway.types import Endpoint
+from gateway.upstream.transport import Origin
 
 Receive = Callable[[Done | Failed], None]
 
@@ -72,4 +73,46 @@ class BackendClient(Protocol):
 
     async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
         """Return what the backend says of itself, within `patience` seconds."""
+        ...
+
+
+class TransportResponse(Protocol):
+    """A status, and a body to be read as it arrives."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        ...
+
+    async def read(self) -> bytes:
+        """Return what has arrived of the body, nothing at its end.
+
+        Raises:
+            TransportError: the body ended too early.
+        """
+        ...
+
+    def close(self) -> None:
+        """Read no more, and give the connection back."""
+        ...
+
+
+class Transport(Protocol):
+    """Sends HTTP/1.1 requests. Belongs to one event loop; whoever calls bounds calls and bodies."""
+
+    async def send(
+        self, origin: Origin, head: bytes, body: bytes, *, patience: float | None = None
+    ) -> TransportResponse:
+        """Send a request, and return its response, to be closed, once the head is here.
+
+        `head` begins with the request line and lacks the length of `body`, which ends it. A new
+        connection may take `patience` seconds.
+
+        Raises:
+            TransportError: no response came.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
         ...

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -25,13 +25,19 @@ from backends.protocol import (
 )
 from gateway.config.document import RoutingEntry
 from gateway.errors import Overloaded
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
-from gateway.upstream.base import CallFailed, Cause, Receive
+from gateway.upstream.base import (
+    CallFailed,
+    Cause,
+    Receive,
+    Transport,
+    TransportResponse,
+)
 from gateway.upstream.shared_call import SharedCall
-from gateway.upstream.tasks import OwnedTasks
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, TlsFiles, follow_files
-from gateway.upstream.transport import BackendTransport, Response, TransportError, locate
+from gateway.upstream.transport import BackendTransport, TransportError, locate
 
 # A backend that works already gets what comes in this time, in seconds, as one call (as Nagle's
 # algorithm does with bytes); one that is idle gets the first item at once.
@@ -94,21 +100,23 @@ class HttpBackendClient:
         token: str = "",
         tls: ClientTls | None = None,
         look_interval: float = LOOK_INTERVAL,
-        tcp_keepalive: TcpKeepalive = SHIPPED,
+        tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._token = token.encode()
         self._tls = tls or ClientTls(TlsFiles())
         self._look_interval = look_interval
-        self._transport = BackendTransport(tls=self._tls, tcp_keepalive=tcp_keepalive)
-        self._tasks = OwnedTasks()
+        self._tcp_keepalive = tcp_keepalive
+        self._tasks = TaskScope()
         self._lanes: dict[BackendId, _Lane] = {}
         self._routing = RoutingEntry()
+        self._transports: dict[str, Transport] = {}
+        self._transport = self._transport_of(self._routing.client)
 
     async def __aenter__(self) -> Self:
         if self._tls.has_files:
             # Read before the first call: it must not find them broken.
             await asyncio.to_thread(self._tls.renew)
-            _ = self._tasks.start(follow_files(self._tls, self._look_interval))
+            self._tasks.start(follow_files(self._tls, self._look_interval))
         return self
 
     async def __aexit__(
@@ -118,11 +126,16 @@ class HttpBackendClient:
         trace: TracebackType | None,
     ) -> None:
         await self._tasks.__aexit__(kind, error, trace)
-        await self._transport.aclose()
+        for transport in self._transports.values():
+            await transport.aclose()
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
-        """Use the bounds of `routing`; what was kept for endpoints that left is dropped."""
+        """Use the bounds and the client of `routing`; drop what was kept for endpoints that left.
+
+        Calls in flight end with the client that they began with.
+        """
         self._routing = routing
+        self._transport = self._transport_of(routing.client)
         staying = {endpoint.backend for endpoint in endpoints}
         self._lanes = {name: lane for name, lane in self._lanes.items() if name in staying}
 
@@ -182,7 +195,7 @@ class HttpBackendClient:
 
     def _start(self, lane: _Lane, shared: SharedCall) -> None:
         if shared.is_wanted:
-            task = self._tasks.start(self._travel(lane, shared))
+            task = self._tasks.create_task(self._travel(lane, shared))
             shared.when_unwanted(task.cancel)
 
     async def _travel(self, lane: _Lane, shared: SharedCall) -> None:
@@ -217,7 +230,7 @@ class HttpBackendClient:
         """Send the call, and feed its answer to `reply` until it ends."""
         loop = asyncio.get_running_loop()
         deadline, patience = shared.deadline, shared.patience
-        response: Response | None = None
+        response: TransportResponse | None = None
         is_sent = False
         try:
             async with (
@@ -245,7 +258,7 @@ class HttpBackendClient:
                 response.close()
 
     async def _ask_state(self, lane: _Lane, patience: float, head: bytes) -> BackendState:
-        response: Response | None = None
+        response: TransportResponse | None = None
         try:
             async with asyncio.timeout(patience):
                 response = await self._send(lane, head, b"")
@@ -263,7 +276,12 @@ class HttpBackendClient:
             if response is not None:
                 response.close()
 
-    async def _send(self, lane: _Lane, head: bytes, body: bytes) -> Response:
+    def _transport_of(self, client: Literal["native", "httpx"]) -> Transport:
+        if client not in self._transports:
+            self._transports[client] = _transport(client, self._tls, self._tcp_keepalive)
+        return self._transports[client]
+
+    async def _send(self, lane: _Lane, head: bytes, body: bytes) -> TransportResponse:
         patience = self._routing.connect_timeout
         return await self._transport.send(lane.origin, head, body, patience=patience)
 
@@ -278,6 +296,17 @@ class HttpBackendClient:
         return lane
 
 
+def _transport(
+    client: Literal["native", "httpx"], tls: ClientTls, tcp_keepalive: TcpKeepalive
+) -> Transport:
+    if client == "native":
+        return BackendTransport(tls=tls, tcp_keepalive=tcp_keepalive)
+    # Importing httpx takes 100 ms and 9 MB, which few workers need.
+    from gateway.upstream.httpx_transport import HttpxTransport  # noqa: PLC0415
+
+    return HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
+
+
 def _place(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.url, endpoint.server_name
 
@@ -287,13 +316,13 @@ def _crowded() -> CallFailed:
     return CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
 
 
-def _lost(error: TransportError, response: Response | None) -> CallFailed:
+def _lost(error: TransportError, response: TransportResponse | None) -> CallFailed:
     if response is None:
         return CallFailed(Cause.UNREACHABLE, f"the backend cannot be reached ({error})")
     return CallFailed(Cause.CUT, f"the backend closed the connection in its answer ({error})")
 
 
-async def _body(response: Response, limit: int) -> bytes:
+async def _body(response: TransportResponse, limit: int) -> bytes:
     body = bytearray()
     while chunk := await response.read():
         body += chunk

@@ -15,7 +15,7 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.sockets.tcp_keepalive import SHIPPED, TcpKeepalive, discard_at_close
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 from gateway.upstream.connecting import Connector
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
@@ -67,6 +67,13 @@ def locate(url: str, server_name: str = "") -> Location:
     return Location(origin, host, path.encode())
 
 
+def explain_early_loss(*, is_tls: bool) -> str:
+    """Return why a connection may have been lost before any byte of the response."""
+    # A server judges our certificate when we believe to be done, and may say nothing.
+    hint = "is our certificate accepted?" if is_tls else "should the URL be `https://`?"
+    return f"the connection was lost before anything came: {hint}"
+
+
 class BackendTransport:
     """A pool without a limit; whoever calls bounds the calls. Belongs to one event loop.
 
@@ -78,7 +85,7 @@ class BackendTransport:
         *,
         keepalive: float = KEEPALIVE_EXPIRY,
         tls: ClientTls | None = None,
-        tcp_keepalive: TcpKeepalive = SHIPPED,
+        tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._keepalive = keepalive
         self._tcp_keepalive = tcp_keepalive
@@ -313,10 +320,7 @@ class _Connection(asyncio.Protocol):
             return explain(exc)
         if self._has_heard:
             return "the connection was lost"
-        # A server judges our certificate when we believe to be done, and may say nothing.
-        is_plain = self.context is None
-        hint = "should the URL be `https://`?" if is_plain else "is our certificate accepted?"
-        return f"the connection was lost before anything came: {hint}"
+        return explain_early_loss(is_tls=self.context is not None)
 
     @override
     def pause_writing(self) -> None:

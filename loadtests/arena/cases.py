@@ -1,4 +1,4 @@
-"""Which fault befalls which container, and when callers may see errors of it."""
+"""Lists the cases of the arena: each fault, its container, and when errors are allowed."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _SECOND = ["gateway-2", "backend-us"]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault of one container."""
+    """Combines one fault with one container."""
 
     service: str
     fault: str
@@ -22,7 +22,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What `--only` calls it."""
+        """The name by which `--only` selects it."""
         return f"{self.service}:{self.fault}"
 
 
@@ -48,7 +48,7 @@ _WINDOWS: dict[tuple[str, str], Window] = {
 
 
 def cases(services: dict[str, Service]) -> Iterator[Case]:
-    """Yield every case; those of a second container of the same kind come last."""
+    """Yield every case, those of a second container of the same kind last."""
     first = [name for name in services if name not in _SECOND]
     for names in (first, _SECOND):
         for fault in FAULTS:

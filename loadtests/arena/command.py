@@ -1,4 +1,4 @@
-"""`python -m loadtests arena`: the production layout in containers, one fault after another."""
+"""Runs the production layout in containers, fault after fault: `python -m loadtests arena`."""
 
 import fnmatch
 import sys
@@ -9,8 +9,8 @@ import click
 
 from loadtests.arena import images, podman, topology
 from loadtests.arena.cases import cases
-from loadtests.arena.faults import heal
-from loadtests.arena.record import Record, table
+from loadtests.arena.faults import clean_up
+from loadtests.arena.record import ResultFile, table
 from loadtests.arena.run import run_cases
 from loadtests.arena.system import Arena
 
@@ -51,7 +51,7 @@ def arena_command(
 
     Needs root, podman and debootstrap. Goes on where a run was stopped.
     """
-    record = Record(path)
+    record = ResultFile(path)
     if is_table:
         click.echo("\n".join(table(record.results().values())))
         return
@@ -66,7 +66,7 @@ def arena_command(
     _prepare(build=build, anew=anew, fresh=fresh)
     done = {} if again else record.results()
     arena = Arena()
-    heal(arena)
+    clean_up(arena)
     arena.start()
     try:
         left = [case for case in chosen if case.name not in done]

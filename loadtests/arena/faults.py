@@ -1,4 +1,4 @@
-"""What is done to a container: each fault begins, lasts, and is ended."""
+"""Defines the faults of containers: how each begins, is kept up, and is undone."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from loadtests.arena import topology
 from loadtests.arena.podman import HOME, PodmanError, inspect, run
-from loadtests.arena.system import Arena, ArenaError, until
+from loadtests.arena.system import Arena, ArenaError, wait_until
 from loadtests.arena.topology import Service
 
 _RESTART = 30.0
@@ -22,7 +22,7 @@ _CHUNK = b"\0" * 65_536
 
 
 class Fault(ABC):
-    """Something that befalls one container; all of it blocks."""
+    """A fault of one container. All methods block."""
 
     hold = 30.0
     """Seconds between `begin` and `end`."""
@@ -33,14 +33,14 @@ class Fault(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Make it happen."""
+        """Inject the fault."""
 
     def keep(self) -> None:  # noqa: B027 - most faults last by themselves
-        """Do what must be done again once a second while it lasts."""
+        """Repeat once a second what keeps the fault up."""
 
     @abstractmethod
     def end(self) -> None:
-        """Take it back; what it did to the project is the project's to mend.
+        """Undo the fault. The project has to recover by itself.
 
         A container that was away is back when its health check succeeds.
         """
@@ -51,7 +51,7 @@ class Fault(ABC):
 
 
 class Kill(Fault):
-    """SIGKILL to everything in the container; the engine starts it again."""
+    """Sends SIGKILL to the whole container; the engine restarts it."""
 
     hold = 0.0
 
@@ -66,12 +66,12 @@ class Kill(Fault):
             now = inspect(self.service.container)
             return now.status == "running" and now.pid not in (0, self._before.pid)
 
-        until(is_back, within=_RESTART, what=f"the engine did not restart {self.service.name}")
+        wait_until(is_back, within=_RESTART, what=f"the engine did not restart {self.service.name}")
         self.ready()
 
 
 class Stop(Fault):
-    """SIGTERM as its engine sends it, and a start later."""
+    """Stops the container with SIGTERM as its engine does, and starts it later."""
 
     hold = 10.0
 
@@ -87,7 +87,7 @@ class Stop(Fault):
 
 
 class Freeze(Fault):
-    """Every process in the container stands still, and its kernel goes on accepting."""
+    """Suspends every process in the container while its kernel goes on accepting connections."""
 
     @override
     def begin(self) -> None:
@@ -98,8 +98,8 @@ class Freeze(Fault):
         run("unpause", self.service.container)
 
 
-class Cut(Fault):
-    """No packet passes in one direction, without a word to either side."""
+class DropPackets(Fault):
+    """Drops all packets in one direction, silently for both sides."""
 
     hold = 90.0
     chain = ""
@@ -123,20 +123,20 @@ class Cut(Fault):
             raise ArenaError(f"the firewall of {self.service.name}: {done.stderr.strip()}")
 
 
-class CutIn(Cut):
-    """Nothing reaches the container; what it sends arrives."""
+class DropIncoming(DropPackets):
+    """Drops packets to the container; those it sends arrive."""
 
     chain = "INPUT"
 
 
-class CutOut(Cut):
-    """Nothing leaves the container; what is sent to it arrives."""
+class DropOutgoing(DropPackets):
+    """Drops packets from the container; those sent to it arrive."""
 
     chain = "OUTPUT"
 
 
 class FullDisk(Fault):
-    """Its volume has no byte left, and what becomes free is taken again."""
+    """Fills the container's volume and keeps it full."""
 
     hold = 45.0
 
@@ -164,8 +164,8 @@ class FullDisk(Fault):
             (self.service.disk / _FILE).unlink(missing_ok=True)
 
 
-class Address(Fault):
-    """The container is made anew and has another address under its name."""
+class ChangeAddress(Fault):
+    """Recreates the container with another address under the same name."""
 
     hold = 0.0
 
@@ -185,7 +185,7 @@ class Address(Fault):
 
 
 class Replace(Fault):
-    """The container is made anew of another version of its image, at the same address."""
+    """Recreates the container from another version of its image, at the same address."""
 
     hold = 0.0
 
@@ -201,8 +201,8 @@ class Replace(Fault):
         self.ready()
 
 
-class Rolling(Fault):
-    """Two containers of a kind are replaced, the second one when the first is well."""
+class RollingReplace(Fault):
+    """Replaces two containers of a kind, the second once the first is healthy."""
 
     hold = 0.0
 
@@ -217,19 +217,19 @@ class Rolling(Fault):
 
     @override
     def end(self) -> None:
-        """It ended with the last one."""
+        """Do nothing: the fault ended with the second container."""
 
 
 FAULTS: dict[str, type[Fault]] = {
     "kill": Kill,
     "stop": Stop,
     "freeze": Freeze,
-    "cut-in": CutIn,
-    "cut-out": CutOut,
+    "cut-in": DropIncoming,
+    "cut-out": DropOutgoing,
     "full": FullDisk,
-    "address": Address,
+    "address": ChangeAddress,
     "replace": Replace,
-    "rolling": Rolling,
+    "rolling": RollingReplace,
 }
 
 
@@ -244,8 +244,8 @@ def next_version(service: Service) -> str:
     return name
 
 
-def heal(arena: Arena) -> None:
-    """Take back what a run that was stopped in the middle left behind."""
+def clean_up(arena: Arena) -> None:
+    """Undo the faults that an interrupted run left behind."""
     for service in arena.services.values():
         with contextlib.suppress(PodmanError):
             run("unpause", service.container)

@@ -27,7 +27,7 @@ _KEYRINGS = Path("/usr/share/keyrings")
 
 
 def build(*, anew: bool) -> None:
-    """Build the bases that are missing, and the project's own images as they are now.
+    """Build the missing base images, and the project's own images from the current sources.
 
     With `anew`, the bases are built again, too.
     """
@@ -48,12 +48,12 @@ def build(*, anew: bool) -> None:
 
 
 def built_from() -> str:
-    """Return the commit whose images there are."""
+    """Return the commit from which the present images were built."""
     return _COMMIT.read_text() if _COMMIT.exists() else "unknown"
 
 
 def bases() -> dict[str, str]:
-    """Return the images of others that the project names, by what stands in for them here."""
+    """Return the foreign images that the project names, by their local stand-ins."""
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
     named = {service["image"] for service in services if "build" not in service}
     for file in (ROOT / "deploy").glob("*.Dockerfile"):
@@ -91,7 +91,7 @@ def _build(file: Path, context: Path, options: list[str]) -> None:
 
 
 def _import_minimal() -> None:
-    """Make an image of the smallest Debian there is (half a minute)."""
+    """Create an image of a minimal Debian (half a minute)."""
     print(f"making {_MINIMAL} with debootstrap")
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         options = ["--variant=minbase", "--include=ca-certificates"]
@@ -114,7 +114,7 @@ def _apt_mounts() -> Iterator[str]:
 
 
 def _pip_mounts(folder: Path) -> list[str]:
-    """Return the mounts that let pip in a build find what it finds on this machine."""
+    """Return the mounts that give pip in a build the package settings of this machine."""
     settings = configparser.ConfigParser()
     home = Path.home()
     home = Path.home()

@@ -1,4 +1,4 @@
-"""Whether a case went as it must: windows of errors, and the ledger beside the answers."""
+"""Judges a case: errors outside their windows, and differences between answers and ledger."""
 
 import math
 import time
@@ -9,7 +9,7 @@ import httpx
 import msgspec
 from typing_extensions import override
 
-from loadtests.arena.load import Sent
+from loadtests.arena.load import RequestOutcome
 
 SETTLED = 10.0
 """Seconds after a fault's end by which everything is well."""
@@ -17,7 +17,7 @@ _AGAIN = 3.0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """When errors may occur: seconds after the fault's beginning, and after its end.
+    """States when errors are allowed: seconds after the fault's begin, and after its end.
 
     A window that is `open` lasts from the beginning to `after_end` seconds after the end.
     """
@@ -26,8 +26,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     after_end: float = 0.0
     is_open: bool = False
 
-    def holds(self, sent: Sent, *, begun: float, ended: float) -> bool:
-        """Return whether a request was under way within the window, and so may have failed."""
+    def holds(self, sent: RequestOutcome, *, begun: float, ended: float) -> bool:
+        """Return whether a request was in flight within the window."""
         spans = [(begun, ended + self.after_end)] if self.is_open else []
         if self.after_begin:
             spans.append((begun, begun + self.after_begin))
@@ -45,15 +45,15 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         return " and ".join(parts) or "never"
 
 
-class Billed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger has of one request."""
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledger's record of one request."""
 
     times: int
     status: int
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of a case beside its ledger.
+class LedgerComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Compares the answers of a case with its ledger.
 
     `unanswered` are requests that the ledger has and whose caller got no answer.
     """
@@ -69,7 +69,7 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a case showed. `errors_from`, `errors_to`: seconds from the fault's beginning."""
+    """The outcome of a case. `errors_from`, `errors_to`: seconds from the fault's begin."""
 
     requests: int
     wrong: int
@@ -86,8 +86,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     slowest: float
 
 
-def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -> Verdict:
-    """Judge what was answered; `begun` and `ended` are of the fault."""
+def judge(sent: Sequence[RequestOutcome], window: Window, *, begun: float, ended: float) -> Verdict:
+    """Judge the answers of a case; `begun` and `ended` are the times of the fault."""
     failed = [each for each in sent if each.status != httpx.codes.OK]
     outside = [each for each in failed if not window.holds(each, begun=begun, ended=ended)]
     after = ended + SETTLED
@@ -107,13 +107,15 @@ def judge(sent: Sequence[Sent], window: Window, *, begun: float, ended: float) -
     )
 
 
-def compare(sent: Iterable[Sent], ledger: Mapping[str, Billed], items_billed: int) -> Books:
+def compare(
+    sent: Iterable[RequestOutcome], ledger: Mapping[str, LedgerEntry], items_billed: int
+) -> LedgerComparison:
     """Compare the answers with the ledger, request by request and in items."""
     sent = list(sent)
     answered = {each.id for each in sent if each.status == httpx.codes.OK}
     refused = {each.id for each in sent if each.status != httpx.codes.OK and each.id}
     paid = {id_ for id_, each in ledger.items() if each.status == httpx.codes.OK}
-    return Books(
+    return LedgerComparison(
         answered=len(answered),
         billed=len(paid),
         missing=len(answered - paid),
@@ -125,14 +127,14 @@ def compare(sent: Iterable[Sent], ledger: Mapping[str, Billed], items_billed: in
     )
 
 
-def settled(
-    look: Callable[[], Books],
+def wait_for_ledger(
+    look: Callable[[], LedgerComparison],
     *,
     within: float,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
-) -> tuple[Books, float]:
-    """Look once a second until no answer is missing, no longer than `within`, and once more later.
+) -> tuple[LedgerComparison, float]:
+    """Compare once a second until no answer is missing, at most `within`, and once more later.
 
     Later, since what is billed twice is so after it was billed once.
 
@@ -147,8 +149,8 @@ def settled(
     return look(), waited
 
 
-class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What else was seen of a case. `memory` is MiB by kind of process, as is `bounds`."""
+class CaseObservations(msgspec.Struct, frozen=True, kw_only=True):
+    """Further observations of a case. `memory` and `bounds` are MiB by kind of process."""
 
     unhealthy: list[str]
     memory: dict[str, float]
@@ -157,8 +159,8 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that got no answer of a gateway's."""
 
 
-def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
-    """Yield what is not as it must be."""
+def findings(verdict: Verdict, books: LedgerComparison, around: CaseObservations) -> Iterator[str]:
+    """Yield every violation of what must hold."""
     counted = (
         (verdict.wrong, "wrong answers"),
         (verdict.outside, "errors outside the window"),
@@ -183,8 +185,8 @@ def findings(verdict: Verdict, books: Books, around: Around) -> Iterator[str]:
             yield f"a process of {kind} had {mebibytes:.0f} MiB"
 
 
-def _said(sent: Sent) -> str:
-    """Return the status of a failure, and what its problem says."""
+def _said(sent: RequestOutcome) -> str:
+    """Return the status of a failure and its problem's code."""
     return f"{sent.status} {sent.code} {sent.detail}".strip()
 
 

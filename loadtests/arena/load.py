@@ -1,4 +1,4 @@
-"""An open loop through the balancer: requests leave when they are due, every answer is judged."""
+"""Sends an open-loop load through the balancer and judges every answer."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,15 @@ from typing import Self
 import httpx
 import msgspec
 
-from loadtests.arena.questions import Expected, Question, questions
+from loadtests.arena.questions import ExpectedAnswers, Question, questions
 
 _PATIENCE = 15.0
 """Seconds that a caller waits; the gateway's own deadline is 10."""
 _CONNECTIONS = 512
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and how it ended; `due` and `latency` in seconds, status 0 is no answer at all."""
+class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A request and its end; `due` and `latency` in seconds, status 0 without any answer."""
 
     due: float
     latency: float
@@ -33,16 +33,23 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """What the problem says."""
 
 
-class Load:
-    """Sends at `rate` a second from when it is entered until `finish`; `sent` is what came.
+class LoadGenerator:
+    """Sends `rate` requests a second while entered, until `finish`; `sent` holds the outcomes.
 
     At least `count` requests are sent.
     """
 
     def __init__(
-        self, port: int, *, keys: list[str], expected: Expected, rate: float, count: int, seed: int
+        self,
+        port: int,
+        *,
+        keys: list[str],
+        expected: ExpectedAnswers,
+        rate: float,
+        count: int,
+        seed: int,
     ) -> None:
-        self.sent: list[Sent] = []
+        self.sent: list[RequestOutcome] = []
         self._port = port
         self._keys = keys
         self._expected = expected
@@ -73,7 +80,7 @@ class Load:
             writer.close()
 
     async def finish(self) -> None:
-        """Send what is left of `count`, and wait until everything has ended."""
+        """Send the rest of `count`, and wait until every request has ended."""
         self._may_end = True
         if self._sending is not None:
             await self._sending
@@ -100,7 +107,7 @@ class Load:
                 status, head, body = await self._exchange(question)
         is_right = status == httpx.codes.OK and self._expected.is_right(question, body)
         self.sent.append(
-            Sent(
+            RequestOutcome(
                 due=due - self.started,
                 latency=asyncio.get_running_loop().time() - due,
                 status=status,

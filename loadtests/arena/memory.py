@@ -1,4 +1,4 @@
-"""How much memory each process of each container takes, at most."""
+"""Samples the largest memory of each process of each container."""
 
 import contextlib
 import threading
@@ -26,12 +26,12 @@ BOUNDS: dict[str, float] = {
 
 
 def kind_of(service: str) -> str:
-    """Return the kind of a service: what it is without its number or region."""
+    """Return the kind of a service: its name without number or region."""
     return next(kind for kind in BOUNDS if service.startswith(kind))
 
 
-class Watch:
-    """Samples while it is entered; `largest` is in MiB by kind of process."""
+class MemorySampler:
+    """Samples memory while entered; `largest` is in MiB by kind of process."""
 
     def __init__(self, arena: Arena) -> None:
         self.largest: defaultdict[str, float] = defaultdict(float)
@@ -75,7 +75,7 @@ class Watch:
 
 
 def _resident(folder: Path) -> float:
-    """Return what a process has in memory, in MiB; nothing of one that has just ended."""
+    """Return the resident memory of a process in MiB, 0 if it has just ended."""
     lines = (folder / "status").read_text().splitlines()
     line = next((line for line in lines if line.startswith("VmRSS")), "VmRSS: 0")
     return int(line.split()[1]) / _KIB

@@ -1,4 +1,4 @@
-"""Podman as the arena uses it: the command line, with a configuration of the arena's own.
+"""Calls podman's command line with a configuration of the arena's own.
 
 Checked with podman 4.3 of Debian 12, run by root. `runc` and `cgroupfs` work without systemd, and
 the limits on open files stay within those of the shell.
@@ -26,7 +26,7 @@ class PodmanError(Exception):
 
 
 def missing() -> str:
-    """Return what this machine lacks for the arena, empty where it lacks nothing."""
+    """Return what this machine lacks for the arena, empty if nothing."""
     if os.geteuid() != 0:
         return "the arena needs root: it mounts file systems and changes firewalls of containers"
     absent = [program for program in _PROGRAMS if shutil.which(program) is None]
@@ -36,7 +36,7 @@ def missing() -> str:
 
 
 def prepare() -> None:
-    """Write the configuration of containers that `run` uses."""
+    """Write the container configuration that `run` uses."""
     HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     init = shutil.which("catatonit") or _INIT
@@ -71,8 +71,8 @@ def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
     return done.stdout
 
 
-class Inspected(msgspec.Struct, frozen=True, kw_only=True):
-    """What podman knows of a container that runs, or of one that does not (`pid` 0)."""
+class ContainerState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a container as podman reports it; `pid` is 0 when it does not run."""
 
     pid: int
     status: str
@@ -83,11 +83,11 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     """The hardware address in each network."""
 
 
-def inspect(name: str) -> Inspected:
-    """Return what podman knows of the container `name`."""
+def inspect(name: str) -> ContainerState:
+    """Return the state of the container `name`."""
     (found,) = msgspec.json.decode(run("inspect", "--type", "container", name))
     networks = found["NetworkSettings"]["Networks"] or {}
-    return Inspected(
+    return ContainerState(
         pid=found["State"]["Pid"],
         status=found["State"]["Status"],
         restarts=found["RestartCount"],

@@ -1,4 +1,4 @@
-"""What the arena asks, and whether an answer is the one that was given while nothing failed."""
+"""Generates the arena's requests and compares answers with those given before any fault."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-4
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: `kept` says whether the answer may come from the cache."""
+    """A request; `kept` says whether the answer may come from the cache."""
 
     path: str
     model: str
@@ -41,7 +41,7 @@ _KINDS: tuple[tuple[float, str, str, int, bool], ...] = (
 
 
 def questions(seed: int) -> Iterator[Question]:
-    """Yield questions without end: several models and routes, some of which the cache answers."""
+    """Yield requests without end over several models and routes, some of them cacheable."""
     chooser = random.Random(seed)
     popular, others = _texts()
     weights = [kind[0] for kind in _KINDS]
@@ -58,23 +58,23 @@ def every_text() -> dict[tuple[str, str], list[str]]:
     return {(path, model): popular + others for _, path, model, _, _ in _KINDS}
 
 
-class Expected:
-    """The results by route, model and text, as given before anything failed."""
+class ExpectedAnswers:
+    """The expected results by route, model and text, recorded before any fault."""
 
     def __init__(self, results: Mapping[str, Any]) -> None:
         self._results = dict(results)
 
     @classmethod
-    def read(cls, path: Path) -> "Expected | None":
-        """Return what was written to `path`, if it was."""
+    def read(cls, path: Path) -> "ExpectedAnswers | None":
+        """Return what was written to `path`, or nothing."""
         return cls(msgspec.json.decode(path.read_bytes())) if path.exists() else None
 
     def write(self, path: Path) -> None:
-        """Keep it for later runs of the same models."""
+        """Store the results for later runs with the same models."""
         path.write_bytes(msgspec.json.encode(self._results))
 
     def add(self, path: str, model: str, texts: Sequence[str], body: bytes) -> None:
-        """Take the results of a quiet answer for what is right.
+        """Record the results of an answer given without a fault.
 
         Raises:
             ValueError: an earlier answer to the same was another.
@@ -85,7 +85,7 @@ class Expected:
                 raise ValueError(f"two answers of {model} to one text differ before any fault")
 
     def is_right(self, question: Question, body: bytes) -> bool:
-        """Return whether an answer says what was expected, item by item, and counts them."""
+        """Return whether an answer has the expected results, item by item, and counts them."""
         try:
             answer = msgspec.json.decode(body)
             expected = [

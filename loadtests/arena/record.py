@@ -1,15 +1,15 @@
-"""The results of cases, one line of JSON each, and the table they make."""
+"""Stores the results of cases as lines of JSON and renders them as a table."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from loadtests.arena.judging import Books, Verdict
+from loadtests.arena.judging import LedgerComparison, Verdict
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a case; `findings` is empty where it went as it must."""
+    """The result of a case; `findings` is empty if all held."""
 
     case: str
     commit: str
@@ -19,21 +19,21 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     ended: float
     window: str
     verdict: Verdict
-    books: Books
+    books: LedgerComparison
     ledger_settled: float
     """Seconds from the last answer until the ledger had all of them."""
     memory: dict[str, float]
     findings: list[str]
 
 
-class Record:
-    """A file of results; the last one of a case counts."""
+class ResultFile:
+    """A file of results, of which the last one of a case counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def add(self, result: Result) -> None:
-        """Append a result at once: what was measured is not lost when the run is stopped."""
+        """Append a result at once, so that an interrupted run loses nothing."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")

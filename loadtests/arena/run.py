@@ -12,12 +12,12 @@ from loadtests.arena import judging, topology
 from loadtests.arena.cases import Case
 from loadtests.arena.faults import FAULTS, Fault
 from loadtests.arena.images import built_from
-from loadtests.arena.judging import SETTLED, Billed, Books
-from loadtests.arena.load import Load, Sent
-from loadtests.arena.memory import BOUNDS, Watch
+from loadtests.arena.judging import SETTLED, LedgerComparison, LedgerEntry
+from loadtests.arena.load import LoadGenerator, RequestOutcome
+from loadtests.arena.memory import BOUNDS, MemorySampler
 from loadtests.arena.podman import HOME, PodmanError
-from loadtests.arena.questions import Expected, every_text
-from loadtests.arena.record import Record, Result
+from loadtests.arena.questions import ExpectedAnswers, every_text
+from loadtests.arena.record import Result, ResultFile
 from loadtests.arena.system import Arena, ArenaError
 from loadtests.arena.topology import BALANCER_PORT
 
@@ -31,19 +31,19 @@ _ITEMS_AT_ONCE = 60
 
 
 def run_cases(
-    arena: Arena, chosen: Sequence[Case], record: Record, *, requests: int, rate: float
+    arena: Arena, chosen: Sequence[Case], record: ResultFile, *, requests: int, rate: float
 ) -> None:
-    """Run the cases of `chosen`, print each result and keep it."""
+    """Run the chosen cases, print each result and store it."""
     expected = asyncio.run(prepare(arena))
     keys = arena.keys()
     commit = built_from()
     for number, case in enumerate(chosen):
-        _begin_well(arena)
+        _restore(arena)
         fault = FAULTS[case.fault](arena, arena.services[case.service])
         duration = _LEAD + fault.hold + SETTLED + _AFTER
         steady = rate or min(_FASTEST, requests / duration)
         seed = int(time.time()) + number
-        load = Load(
+        load = LoadGenerator(
             BALANCER_PORT, keys=keys, expected=expected, rate=steady, count=requests, seed=seed
         )
         result = asyncio.run(_run(arena, case, fault, load, steady, commit))
@@ -57,8 +57,8 @@ def run_cases(
         )
 
 
-def _begin_well(arena: Arena) -> None:
-    """Make anew what an earlier case left unwell: that is a finding of that case already."""
+def _restore(arena: Arena) -> None:
+    """Recreate containers that an earlier case left unhealthy, which is a finding of that case."""
     try:
         arena.until_healthy(list(arena.services))
     except ArenaError as error:
@@ -70,17 +70,17 @@ def _begin_well(arena: Arena) -> None:
         arena.until_healthy(list(arena.services))
 
 
-async def prepare(arena: Arena) -> Expected:
-    """Return what every question must be answered with, asked twice while nothing fails.
+async def prepare(arena: Arena) -> ExpectedAnswers:
+    """Return the expected answer to every question, asked twice without a fault.
 
     Raises:
         ArenaError: something fails all the same.
     """
     path = HOME / "expected.json"
-    known = Expected.read(path)
+    known = ExpectedAnswers.read(path)
     if known is not None:
         return known
-    expected = Expected({})
+    expected = ExpectedAnswers({})
     headers = {"authorization": f"Bearer {arena.keys()[0]}", "cache-control": "no-cache"}
     url = f"http://127.0.0.1:{BALANCER_PORT}"
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0) as client:
@@ -96,15 +96,15 @@ async def prepare(arena: Arena) -> Expected:
 
 
 async def _run(
-    arena: Arena, case: Case, fault: Fault, load: Load, rate: float, commit: str
+    arena: Arena, case: Case, fault: Fault, load: LoadGenerator, rate: float, commit: str
 ) -> Result:
     loop = asyncio.get_running_loop()
     started = time.time()
-    with Watch(arena) as watch:
+    with MemorySampler(arena) as watch:
         async with load:
             await asyncio.sleep(_LEAD)
             begun = loop.time() - load.started
-            stuck = await _befall(fault)
+            stuck = await _inject(fault)
             ended = loop.time() - load.started
             await asyncio.sleep(SETTLED)
             unhealthy = await asyncio.to_thread(arena.unhealthy)
@@ -113,9 +113,9 @@ async def _run(
             after = await asyncio.to_thread(_requests, arena)
             await load.finish()
     idle = [name for name, count in after.items() if count <= before.get(name, 0.0)]
-    books, settled = await asyncio.to_thread(_books, arena, load.sent, started)
+    books, settled = await asyncio.to_thread(_compare_with_ledger, arena, load.sent, started)
     verdict = judging.judge(load.sent, case.window, begun=begun, ended=ended)
-    around = judging.Around(
+    around = judging.CaseObservations(
         unhealthy=unhealthy,
         memory=dict(watch.largest),
         bounds=BOUNDS,
@@ -139,15 +139,15 @@ async def _run(
 
 
 def _requests(arena: Arena) -> dict[str, float]:
-    """Return how many requests each gateway answered; nothing where one cannot be asked."""
+    """Return how many requests each gateway answered, leaving out unreachable ones."""
     try:
         return arena.requests()
     except (httpx.HTTPError, PodmanError, KeyError):
         return {}
 
 
-async def _befall(fault: Fault) -> list[str]:
-    """Begin a fault, keep it for its time, and end it; return what of that was impossible."""
+async def _inject(fault: Fault) -> list[str]:
+    """Inject a fault, keep it up for its time, undo it; return the steps that failed."""
     loop = asyncio.get_running_loop()
     problems = []
 
@@ -166,18 +166,20 @@ async def _befall(fault: Fault) -> list[str]:
     return problems
 
 
-def _books(arena: Arena, sent: list[Sent], started: float) -> tuple[Books, float]:
-    """Compare answers with the ledger, as soon as it has them all, or after a minute."""
+def _compare_with_ledger(
+    arena: Arena, sent: list[RequestOutcome], started: float
+) -> tuple[LedgerComparison, float]:
+    """Compare answers with the ledger once it has them all, or after a minute."""
 
-    def look() -> Books:
+    def look() -> LedgerComparison:
         ledger, items = _ledger(arena, started)
         return judging.compare(sent, ledger, items)
 
-    return judging.settled(look, within=_LEDGER)
+    return judging.wait_for_ledger(look, within=_LEDGER)
 
 
-def _ledger(arena: Arena, started: float) -> tuple[dict[str, Billed], int]:
-    """Return what the ledger has since `started`: each request, and the items answered."""
+def _ledger(arena: Arena, started: float) -> tuple[dict[str, LedgerEntry], int]:
+    """Return the ledger's requests since `started`, and the items answered."""
     since = int(started * 1e9)
     query = f"SELECT id, requests, status, items, failed FROM usage_events WHERE time >= {since}"  # noqa: S608
     times: Counter[str] = Counter()
@@ -189,5 +191,5 @@ def _ledger(arena: Arena, started: float) -> tuple[dict[str, Billed], int]:
             status[one] = int(answered)
         if int(answered) == httpx.codes.OK:
             items += int(counted) - int(failed)
-    found = {one: Billed(times=count, status=status[one]) for one, count in times.items()}
+    found = {one: LedgerEntry(times=count, status=status[one]) for one, count in times.items()}
     return found, items

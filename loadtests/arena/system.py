@@ -1,4 +1,4 @@
-"""The running arena: everything of the topology, its operators' listener, its ledger."""
+"""Starts the arena's containers and gives access to its admin listener and its ledger."""
 
 import re
 import time
@@ -20,18 +20,18 @@ _LIMITS = [{"name": "wide", "unit": "requests", "capacity": 100_000_000, "window
 
 
 class ArenaError(Exception):
-    """The arena itself does not work; nothing can be said of the project."""
+    """The arena itself failed; the case says nothing of the project."""
 
 
 class Arena:
-    """All containers of the topology."""
+    """Holds all containers of the topology."""
 
     def __init__(self) -> None:
         self.services: dict[str, Service] = topology.services()
         self._admin_key = topology.secrets_of_the_arena()["SLUICEGATE_ADMIN_KEY"]
 
     def start(self) -> None:
-        """Start what does not run, each as soon as what it needs is healthy."""
+        """Start stopped containers, each as soon as its dependencies are healthy."""
         topology.make_networks()
         topology.make_volumes(self.services)
         there = run("ps", "--all", "--format", "{{.Names}}").split()
@@ -46,16 +46,18 @@ class Arena:
         self.until_healthy(list(self.services))
 
     def until_healthy(self, names: list[str], within: float = _START) -> None:
-        """Wait until each of `names` is.
+        """Wait until each of `names` is healthy.
 
         Raises:
             ArenaError: one is not in time.
         """
         for name in names:
-            until(partial(self._is_healthy, name), within=within, what=f"{name} is not healthy")
+            wait_until(
+                partial(self._is_healthy, name), within=within, what=f"{name} is not healthy"
+            )
 
     def unhealthy(self, names: list[str] | None = None) -> list[str]:
-        """Return the names of those whose health check fails, or that do not run."""
+        """Return the names of containers that are unhealthy or stopped."""
         chosen = [self.services[name] for name in names or self.services]
         return [service.name for service in chosen if not _healthy(service)]
 
@@ -63,7 +65,7 @@ class Arena:
         return not self.unhealthy([name])
 
     def keys(self) -> list[str]:
-        """Return the keys of the tenants, made once, each with limits wider than any load here."""
+        """Return the tenants' keys, created once, with limits above any load here."""
         path = HOME / "keys.json"
         if path.exists():
             keys: list[str] = msgspec.json.decode(path.read_bytes())
@@ -82,7 +84,7 @@ class Arena:
 
     @contextmanager
     def admin(self, gateway: str = "gateway-1") -> Iterator[httpx.Client]:
-        """Give a client of a gateway's operators' listener."""
+        """Return a client of a gateway's admin listener."""
         address = inspect(PREFIX + gateway).address[PREFIX + "edge"]
         headers = {"authorization": f"Bearer {self._admin_key}"}
         with httpx.Client(
@@ -115,8 +117,8 @@ class Arena:
         return [line.split("\t") for line in rows.splitlines()]
 
 
-def until(is_so: Callable[[], bool], *, within: float, what: str) -> float:
-    """Wait until `is_so`; return the seconds that took.
+def wait_until(is_so: Callable[[], bool], *, within: float, what: str) -> float:
+    """Wait until `is_so` returns true; return the seconds that took.
 
     Raises:
         ArenaError: not in time.

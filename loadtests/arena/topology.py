@@ -1,4 +1,4 @@
-"""The services of compose.yaml as containers of podman, on networks and volumes of the arena's own.
+"""Runs the services of compose.yaml as podman containers with own networks and volumes.
 
 Taken from the file as it stands: images, commands, environments, networks, users, read-only roots,
 dropped capabilities, restarts. Differences: volumes are small file systems of their own, so that a
@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from loadtests.arena.images import ROOT, full_name
-from loadtests.arena.podman import HOME, Inspected, inspect, run
+from loadtests.arena.podman import HOME, ContainerState, inspect, run
 
 PREFIX = "arena-"
 BALANCER_PORT = 18080
@@ -51,13 +51,13 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def disk(self) -> Path | None:
-        """The folder of this machine that is its volume; none where it writes nothing."""
+        """The folder of this machine that is its volume, or none."""
         named = [volume for volume in self.volumes if not volume.startswith(".")]
         return volume_folder(named[0].partition(":")[0]) if named else None
 
 
 def services(values: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """Return the services in an order in which they can start.
+    """Return the services in an order that respects their dependencies.
 
     `values` stand for the variables of `deploy/env.example`; by default those of the arena.
     """
@@ -78,7 +78,7 @@ def networks() -> dict[str, bool]:
 
 
 def secrets_of_the_arena() -> dict[str, str]:
-    """Return the values for `deploy/env.example`, made once."""
+    """Return values for `deploy/env.example`, generated once."""
     path = HOME / "secrets.json"
     names = re.findall(r"^(\w+)=$", (ROOT / "deploy/env.example").read_text(), re.MULTILINE)
     kept: dict[str, str] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
@@ -90,12 +90,12 @@ def secrets_of_the_arena() -> dict[str, str]:
 
 
 def volume_folder(name: str) -> Path:
-    """Return where the file system of a volume is mounted."""
+    """Return the mount point of a volume's file system."""
     return HOME / "volumes" / name
 
 
 def make_networks() -> None:
-    """Make the networks that are missing."""
+    """Create the missing networks."""
     there = run("network", "ls", "--format", "{{.Name}}").split()
     for name, internal in networks().items():
         if PREFIX + name not in there:
@@ -122,7 +122,7 @@ def make_volumes(chosen: Mapping[str, Service]) -> None:
 
 
 def remove(*, volumes: bool) -> None:
-    """Remove all containers and networks of the arena, with `volumes` also what they kept."""
+    """Remove the arena's containers and networks, and with `volumes` their data."""
     containers = run("ps", "--all", "--format", "{{.Names}}").split()
     own = [name for name in containers if name.startswith(PREFIX)]
     if own:
@@ -137,7 +137,7 @@ def remove(*, volumes: bool) -> None:
             run("network", "rm", "--force", name)
 
 
-def start(service: Service, *, image: str = "", former: Inspected | None = None) -> None:
+def start(service: Service, *, image: str = "", former: ContainerState | None = None) -> None:
     """Run a container of `service`: of another `image`, or at the addresses of a `former` one.
 
     Raises:
@@ -168,7 +168,7 @@ def is_healthy(service: Service) -> bool:
     return done.returncode == 0
 
 
-def _options(service: Service, former: Inspected | None) -> Iterator[str]:
+def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
     yield from ("--name", service.container, "--hostname", service.hostname or service.name)
     yield from ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--init")
     yield from ("--security-opt=no-new-privileges", "--restart=always", f"--memory={_MEMORY}")
@@ -220,7 +220,7 @@ def _service(name: str, found: Mapping[str, Any], values: Mapping[str, str]) -> 
 
 
 def _ordered(chosen: Mapping[str, Service]) -> Iterator[str]:
-    """Yield what needs nothing else first."""
+    """Yield services, dependencies first."""
     done: set[str] = set()
     while len(done) < len(chosen):
         ready = [n for n, each in chosen.items() if n not in done and set(each.needs) <= done]

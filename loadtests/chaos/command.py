@@ -1,4 +1,4 @@
-"""`python -m loadtests chaos`."""
+"""Runs the chaos matrix from the command line: `python -m loadtests chaos`."""
 
 import click
 

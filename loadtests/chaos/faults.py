@@ -1,4 +1,4 @@
-"""The faults of the matrix: what is done to some backends, and how it is undone."""
+"""Defines the faults of the chaos matrix: how each is injected into backends and undone."""
 
 import asyncio
 import signal
@@ -6,38 +6,38 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from loadtests.chaos.proxy import SOUND, Fault
+from loadtests.chaos.proxy import SOUND, ProxyFault
 from loadtests.chaos.system import PacedBackend
 
 Act = Callable[[PacedBackend], Awaitable[None]]
 
 
-class Disaster(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault by `name`: how it comes, and how it goes."""
+class BackendFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A named fault with the actions that inject and undo it."""
 
     name: str
-    strike: Act
-    mend: Act
+    inject: Act
+    undo: Act
 
 
-async def strike(disaster: Disaster, victims: Sequence[PacedBackend]) -> None:
-    """Let it come over all of them at once."""
-    await asyncio.gather(*map(disaster.strike, victims))
+async def inject(fault: BackendFault, victims: Sequence[PacedBackend]) -> None:
+    """Inject the fault into all `victims` at once."""
+    await asyncio.gather(*map(fault.inject, victims))
 
 
-async def mend(disaster: Disaster, victims: Sequence[PacedBackend]) -> None:
-    """Undo it."""
-    await asyncio.gather(*map(disaster.mend, victims))
+async def undo(fault: BackendFault, victims: Sequence[PacedBackend]) -> None:
+    """Undo the fault in all `victims` at once."""
+    await asyncio.gather(*map(fault.undo, victims))
 
 
-def _proxied(name: str, fault: Fault) -> Disaster:
+def _proxied(name: str, fault: ProxyFault) -> BackendFault:
     async def come(backend: PacedBackend) -> None:
-        await backend.proxy.become(fault)
+        await backend.proxy.set_fault(fault)
 
     async def go(backend: PacedBackend) -> None:
-        await backend.proxy.become(SOUND)
+        await backend.proxy.set_fault(SOUND)
 
-    return Disaster(name=name, strike=come, mend=go)
+    return BackendFault(name=name, inject=come, undo=go)
 
 
 async def _kill(backend: PacedBackend) -> None:
@@ -62,15 +62,15 @@ async def _change(backend: PacedBackend) -> None:
 
 
 async def _leave(_: PacedBackend) -> None:
-    """A revision stays."""
+    """Do nothing: a revision stays."""
 
 
-DISASTERS = (
-    Disaster(name="kill -9", strike=_kill, mend=_start),
-    Disaster(name="SIGSTOP", strike=_stop, mend=_continue),
-    _proxied("2 s latency", Fault(latency=2.0)),
-    _proxied("30 % errors", Fault(errors=0.3)),
-    _proxied("refused", Fault(refuses=True)),
-    _proxied("half-open", Fault(silent=True)),
-    Disaster(name="mixed revisions", strike=_change, mend=_leave),
+BACKEND_FAULTS = (
+    BackendFault(name="kill -9", inject=_kill, undo=_start),
+    BackendFault(name="SIGSTOP", inject=_stop, undo=_continue),
+    _proxied("2 s latency", ProxyFault(latency=2.0)),
+    _proxied("30 % errors", ProxyFault(errors=0.3)),
+    _proxied("refused", ProxyFault(refuses=True)),
+    _proxied("half-open", ProxyFault(silent=True)),
+    BackendFault(name="mixed revisions", inject=_change, undo=_leave),
 )

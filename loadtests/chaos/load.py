@@ -1,4 +1,4 @@
-"""An open loop of requests of one item each, whose every answer is judged."""
+"""Sends an open-loop load of one-item requests and judges every answer."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 import msgspec
 
-from loadtests.chaos.models import MODEL, Judge, texts
+from loadtests.chaos.models import MODEL, AnswerChecker, texts
 from loadtests.chaos.system import KEY
 
 # No answer takes longer: the gateway's own deadline is shorter.
@@ -18,8 +18,8 @@ _LONGEST = 30.0
 _GRACE = 15.0
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was due at `due` (loop time) and how it ended; status 0 is no answer at all.
+class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was due at `due` (loop time) and its end; status 0 without any answer.
 
     `latency` counts from when it was due. `retry_after` is what a refusal said.
     """
@@ -31,8 +31,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: str = ""
 
 
-class Load:
-    """Sends at `rate` a second, spaced at random, while it is entered; `sent` is what came.
+class LoadGenerator:
+    """Sends at `rate` a second, spaced at random, while entered; `sent` holds the outcomes.
 
     `repeat` is the one text to send. With `insists`, who is refused comes back when told to.
     """
@@ -40,7 +40,7 @@ class Load:
     def __init__(
         self,
         port: int,
-        judge: Judge,
+        judge: AnswerChecker,
         *,
         rate: float,
         seed: int,
@@ -53,7 +53,7 @@ class Load:
         if timeout is not None:
             headers["x-request-timeout"] = str(timeout)
         self.rate = rate
-        self.sent: list[Sent] = []
+        self.sent: list[RequestOutcome] = []
         self._judge = judge
         self._texts: Iterator[str] = texts(seed)
         self._chooser = random.Random(seed)
@@ -78,7 +78,7 @@ class Load:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._connections.close()
-        self._pass_judgement()
+        self._judge_answers()
 
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
@@ -96,14 +96,14 @@ class Load:
             due = asyncio.get_running_loop().time()
 
     async def _try(self, due: float, text: str) -> float:
-        """Send once; return the seconds after which to do so again, 0 when that was all."""
+        """Send once; return the seconds until a retry is due, 0 for none."""
         loop = asyncio.get_running_loop()
         status, head, body = 0, b"", b""
         with contextlib.suppress(OSError, EOFError, TimeoutError):
             async with asyncio.timeout(_LONGEST):
                 content = msgspec.json.encode({"model": MODEL, "input": [text]})
                 status, head, body = await self._connections.exchange(content)
-        found = Sent(
+        found = RequestOutcome(
             due=due,
             latency=loop.time() - due,
             status=status,
@@ -115,8 +115,8 @@ class Load:
         self.sent.append(found)
         return float(found.retry_after) if self._insists and found.retry_after else 0.0
 
-    def _pass_judgement(self) -> None:
-        """Judge when nothing is measured any more."""
+    def _judge_answers(self) -> None:
+        """Judge the answers after the measurement."""
         for place, text, body in self._unjudged:
             is_right = self._judge.is_right(text, body)
             self.sent[place] = msgspec.structs.replace(self.sent[place], is_right=is_right)
@@ -124,7 +124,7 @@ class Load:
 
 
 class _Connections:
-    """Connections that are kept, as many as are needed at a time."""
+    """A pool of keep-alive connections without a bound."""
 
     def __init__(self, host: str, port: int, headers: dict[str, str]) -> None:
         lines = ["POST /v1/embed HTTP/1.1", "host: gateway"]
@@ -157,7 +157,7 @@ class _Connections:
         return await asyncio.open_connection(self._host, self._port)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         for _, writer in self._idle:
             writer.transport.abort()
 

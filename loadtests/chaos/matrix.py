@@ -1,4 +1,4 @@
-"""The chaos matrix: one fault after another, of one backend and of a whole region."""
+"""Runs the chaos matrix: one fault after another, of one backend and of a whole region."""
 
 import asyncio
 import tempfile
@@ -8,12 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from loadtests.chaos.faults import DISASTERS, Disaster, mend, strike
-from loadtests.chaos.load import Load, Sent
-from loadtests.chaos.models import Judge
-from loadtests.chaos.system import ChaosSystem, Pace, Spec, chaos_system
+from loadtests.chaos.faults import BACKEND_FAULTS, BackendFault, inject, undo
+from loadtests.chaos.load import LoadGenerator, RequestOutcome
+from loadtests.chaos.models import AnswerChecker
+from loadtests.chaos.system import BackendSpec, BatchPace, ChaosSystem, chaos_system
 
-PACE = Pace(base=2e-3, token=5.8e-4)
+PACE = BatchPace(base=2e-3, token=5.8e-4)
 # Of every text, its two special tokens included.
 _TOKENS = 10
 # Rows of a full batch.
@@ -22,7 +22,7 @@ CAPACITY = _ROWS / (PACE.base + PACE.token * _TOKENS * _ROWS)
 """Items a second that a backend can do at its best."""
 SHARE = 0.6
 _SPECS = tuple(
-    Spec(name=f"{region}-{number}", region=region, pace=PACE)
+    BackendSpec(name=f"{region}-{number}", region=region, pace=PACE)
     for region in ("eu", "us")
     for number in range(2)
 )
@@ -37,10 +37,10 @@ _WARM_UP = 3.0
 Extent = Literal["one", "region"]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How a case went: latencies in seconds, `errors` and `attempts` per item of those sent."""
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a case: latencies in seconds, `errors` and `attempts` per item sent."""
 
-    disaster: str
+    fault: str
     extent: Extent
     rate: float
     items: int
@@ -54,30 +54,30 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_case(
-    folder: Path, disaster: Disaster, extent: Extent, *, quiet: float, faulty: float
-) -> Verdict:
-    """Run the load for `quiet` seconds, let the fault come, and go on for `faulty` seconds."""
+    folder: Path, fault: BackendFault, extent: Extent, *, quiet: float, faulty: float
+) -> CaseResult:
+    """Run the load for `quiet` seconds, inject the fault, and go on for `faulty` seconds."""
     async with chaos_system(folder, _SPECS) as system:
         victims = system.of_region("eu")[: 1 if extent == "one" else 2]
         rate = SHARE * CAPACITY * (len(_SPECS) - len(victims))
-        judges = [Judge(victim.models) for victim in system.backends.values()]
-        load = Load(system.port, judges[0], rate=rate, seed=1)
-        hasty = Load(system.port, judges[0], rate=_HASTY_RATE, seed=2, timeout=_HASTE)
+        judges = [AnswerChecker(victim.models) for victim in system.backends.values()]
+        load = LoadGenerator(system.port, judges[0], rate=rate, seed=1)
+        hasty = LoadGenerator(system.port, judges[0], rate=_HASTY_RATE, seed=2, timeout=_HASTE)
         async with load, hasty:
             begun = asyncio.get_running_loop().time()
             await asyncio.sleep(_WARM_UP + quiet)
             struck = asyncio.get_running_loop().time()
-            await strike(disaster, victims)
+            await inject(fault, victims)
             judges[0].learn()
             await asyncio.sleep(faulty)
         attempts = await attempts_per_item(system)
-        await mend(disaster, victims)
+        await undo(fault, victims)
     before = [s for s in load.sent if begun + _WARM_UP <= s.due < struck]
     after = [s for s in load.sent if s.due >= struck + WINDOW]
     counted = [s for s in load.sent if s.due >= begun + _WARM_UP]
     answered = [s for s in load.sent + hasty.sent if s.status == 200]
-    return Verdict(
-        disaster=disaster.name,
+    return CaseResult(
+        fault=fault.name,
         extent=extent,
         rate=rate,
         items=len(counted),
@@ -91,14 +91,14 @@ async def run_case(
 
 
 async def attempts_per_item(system: ChaosSystem) -> float:
-    """Return how often an item was tried, repeats and hedges included, since the start."""
+    """Return the attempts per item since the start, retries and hedges included."""
     await asyncio.sleep(_TOLD)
     done = await system.dispatched()
     first = done.computed + done.failed
     return (first + done.retried + done.hedged) / first
 
 
-def percentile(sent: Sequence[Sent], share: float) -> float:
+def percentile(sent: Sequence[RequestOutcome], share: float) -> float:
     """Return the latency that `share` of the requests did not exceed."""
     latencies = sorted(s.latency for s in sent)
     return latencies[min(len(latencies) - 1, int(share * len(latencies)))] if latencies else 0.0
@@ -106,18 +106,18 @@ def percentile(sent: Sequence[Sent], share: float) -> float:
 
 def measure(
     *, quiet: float, faulty: float, only: Sequence[str] = (), extents: Sequence[Extent] = ()
-) -> list[Verdict]:
+) -> list[CaseResult]:
     """Run the cases (those whose names begin with one of `only`) and print a line of each."""
     print(_LINE.format(*_HEAD))
     print("|" + "---|" * len(_HEAD))
     verdicts = []
-    for disaster in DISASTERS:
-        if only and not disaster.name.startswith(tuple(only)):
+    for fault in BACKEND_FAULTS:
+        if only and not fault.name.startswith(tuple(only)):
             continue
         for extent in extents or ("one", "region"):
             with tempfile.TemporaryDirectory() as folder:
                 verdict = asyncio.run(
-                    run_case(Path(folder), disaster, extent, quiet=quiet, faulty=faulty)
+                    run_case(Path(folder), fault, extent, quiet=quiet, faulty=faulty)
                 )
             print(line(verdict), flush=True)
             verdicts.append(verdict)
@@ -131,11 +131,11 @@ _HEAD = (
 _LINE = "| " + " | ".join(["{}"] * len(_HEAD)) + " |"
 
 
-def line(verdict: Verdict) -> str:
+def line(verdict: CaseResult) -> str:
     """Return a case as a line of a table."""
     v = verdict
     return _LINE.format(
-        v.disaster,
+        v.fault,
         "one backend" if v.extent == "one" else "a region",
         f"{v.rate:.0f}",
         v.items,

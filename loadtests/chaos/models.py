@@ -1,4 +1,4 @@
-"""A repository of one model whose answers can be foretold, in two revisions that differ."""
+"""Writes a model whose answers are predictable, in revisions that answer differently."""
 
 import random
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class _Body(msgspec.Struct):
 
 
 def write_revision(root: Path, number: int) -> None:
-    """Write revision `number`; each gives every word another id, and so every text another answer.
+    """Write revision `number`, whose token ids and so whose answers are its own.
 
     It appears all at once, as a reload wants it.
     """
@@ -52,8 +52,8 @@ def texts(seed: int) -> Iterator[str]:
         yield " ".join(chooser.choices(WORDS, k=_WORDS))
 
 
-class Judge:
-    """Knows the right answers of every revision written below `root`."""
+class AnswerChecker:
+    """Computes the right answers of every revision written below `root`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -62,7 +62,7 @@ class Judge:
         self.learn()
 
     def learn(self) -> None:
-        """Take up the newest revision."""
+        """Read the newest revision."""
         model = read_catalogue(self._root).models[MODEL]
         tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
         tokenizer.no_padding()
@@ -70,7 +70,7 @@ class Judge:
         self._known[model.revision] = tokenizer
 
     def is_right(self, text: str, body: bytes) -> bool:
-        """Tell whether `body` answers `text` as the revision that it names does."""
+        """Return whether `body` answers `text` as the revision that it names does."""
         answer = msgspec.json.decode(body, type=_Body)
         tokenizer = self._known.get(answer.revision)
         if tokenizer is None or len(answer.results) != 1:

@@ -1,4 +1,4 @@
-"""A proxy between gateway and backend that delays, drops, refuses and fails at command."""
+"""Proxies calls to a backend and delays, drops, refuses or fails them on demand."""
 
 import asyncio
 import random
@@ -13,10 +13,10 @@ _END = b"\r\n\r\n"
 _ERROR = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What the proxy does to those who come: nothing, by default.
+class ProxyFault(msgspec.Struct, frozen=True, kw_only=True):
+    """The behaviour of the proxy, transparent by default.
 
-    `silent` takes everything and passes nothing on, `refuses` closes the door. `stalls` is the
+    `silent` takes everything and passes nothing on, `refuses` closes its listener. `stalls` is the
     share of calls whose answer comes `stall` seconds late.
     """
 
@@ -28,11 +28,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     refuses: bool = False
 
 
-SOUND = Fault()
+SOUND = ProxyFault()
 
 
 class FaultyProxy:
-    """Stands before the backend on `target`; `items` counts those that were sent to it."""
+    """Proxies calls to the backend at `target`; `items` counts the items passed to it."""
 
     def __init__(self, target: int, *, seed: int = 1) -> None:
         self.target = target
@@ -58,8 +58,8 @@ class FaultyProxy:
     ) -> None:
         await self._close()
 
-    async def become(self, fault: Fault) -> None:
-        """Behave like this from now on; who was left in silence is cut off."""
+    async def set_fault(self, fault: ProxyFault) -> None:
+        """Behave like this from now on, and cut connections that were kept silent."""
         before, self._fault = self._fault, fault
         for writer in self._muted:
             writer.transport.abort()
@@ -100,21 +100,21 @@ class FaultyProxy:
                 each.transport.abort()
 
     @property
-    def fault(self) -> Fault:
-        """What it does now."""
+    def fault(self) -> ProxyFault:
+        """The present behaviour."""
         return self._fault
 
     def chance(self, share: float) -> bool:
-        """Throw the dice."""
+        """Return a random number."""
         return share > 0 and self._random.random() < share
 
     def mute(self, writer: asyncio.StreamWriter) -> None:
-        """Remember whom nothing was said to."""
+        """Register a connection that is kept silent."""
         self._muted.append(writer)
 
 
 class _Connection:
-    """One connection of the gateway, and that to the backend which belongs to it."""
+    """A connection of the gateway with its connection to the backend."""
 
     def __init__(self, proxy: FaultyProxy, writer: asyncio.StreamWriter) -> None:
         self._proxy = proxy
@@ -124,7 +124,7 @@ class _Connection:
     async def serve(
         self, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]
     ) -> None:
-        """Pass requests on, and answers back, until one side leaves."""
+        """Forward requests and answers until one side closes."""
         back, forth = await asyncio.open_connection("127.0.0.1", self._proxy.target)
         writers.append(forth)
         answers = asyncio.create_task(self._pass_back(back))

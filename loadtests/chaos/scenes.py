@@ -1,4 +1,4 @@
-"""Scenes beside the matrix: all down, unlike backends, stalls, a spike and an overflow pool."""
+"""Runs scenes beside the matrix: total outage, unequal backends, stalls, a spike."""
 
 import asyncio
 import tempfile
@@ -7,23 +7,23 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.chaos.load import Load, Sent
+from loadtests.chaos.load import LoadGenerator, RequestOutcome
 from loadtests.chaos.matrix import CAPACITY, PACE, percentile
-from loadtests.chaos.models import Judge
-from loadtests.chaos.proxy import SOUND, Fault
-from loadtests.chaos.system import Pace, PacedBackend, Spec, chaos_system
+from loadtests.chaos.models import AnswerChecker
+from loadtests.chaos.proxy import SOUND, ProxyFault
+from loadtests.chaos.system import BackendSpec, BatchPace, PacedBackend, chaos_system
 
 _TWO_REGIONS = (
-    Spec(name="eu-0", region="eu", pace=PACE),
-    Spec(name="us-0", region="us", pace=PACE),
+    BackendSpec(name="eu-0", region="eu", pace=PACE),
+    BackendSpec(name="us-0", region="us", pace=PACE),
 )
-_REFUSES = Fault(refuses=True)
+_REFUSES = ProxyFault(refuses=True)
 _GLANCE = 0.25
 _SETTLING = 3.0
 
 
-class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """All regions down, then one backend back; times in seconds.
+class OutageResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an outage of all regions and the return of one backend; times in seconds.
 
     `recovered` is when the last request that was refused was due, after the return. `shares` are
     the items a second that the backend was sent in each quarter of a second after it, `waits` the
@@ -42,13 +42,13 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int
 
 
-async def all_down(folder: Path, *, down: float, after: float, insists: bool) -> Outage:
-    """Take both regions away for `down` seconds, and give one backend back."""
+async def total_outage(folder: Path, *, down: float, after: float, insists: bool) -> OutageResult:
+    """Take both regions down for `down` seconds, and bring one backend back."""
     async with chaos_system(folder, _TWO_REGIONS) as system:
-        judge = Judge(system.backends["eu-0"].models)
+        judge = AnswerChecker(system.backends["eu-0"].models)
         known = "good film about money"
-        load = Load(system.port, judge, rate=0.6 * CAPACITY, seed=1, insists=insists)
-        hits = Load(system.port, judge, rate=20.0, seed=2, repeat=known)
+        load = LoadGenerator(system.port, judge, rate=0.6 * CAPACITY, seed=1, insists=insists)
+        hits = LoadGenerator(system.port, judge, rate=20.0, seed=2, repeat=known)
         clock = asyncio.get_running_loop().time
         async with load, hits:
             await asyncio.sleep(_SETTLING)
@@ -56,7 +56,7 @@ async def all_down(folder: Path, *, down: float, after: float, insists: bool) ->
             await _all(system.backends.values(), _REFUSES)
             await asyncio.sleep(down)
             proxy = system.backends["us-0"].proxy
-            await proxy.become(SOUND)
+            await proxy.set_fault(SOUND)
             rose, before, shares = clock(), proxy.items, []
             while clock() < rose + after:
                 await asyncio.sleep(_GLANCE)
@@ -66,7 +66,7 @@ async def all_down(folder: Path, *, down: float, after: float, insists: bool) ->
     # The probes need a moment to find out; what is refused then has been tried.
     known_down = [s for s in refused if fell + 1.0 <= s.due < rose]
     while_down = [s for s in hits.sent if fell <= s.due < rose]
-    return Outage(
+    return OutageResult(
         refusals=len(known_down),
         told=sum(s.status == 503 and bool(s.retry_after) for s in known_down),
         slowest_refusal=max(s.latency for s in known_down),
@@ -83,16 +83,16 @@ async def all_down(folder: Path, *, down: float, after: float, insists: bool) ->
     )
 
 
-async def unlike(folder: Path, *, duration: float) -> dict[str, float]:
-    """Offer 90 % of what two backends can do, one three times faster; return the items of each."""
-    slow = Pace(base=3 * PACE.base, token=3 * PACE.token)
+async def unequal_backends(folder: Path, *, duration: float) -> dict[str, float]:
+    """Offer 90 % of two backends' capacity, one three times faster; return the items of each."""
+    slow = BatchPace(base=3 * PACE.base, token=3 * PACE.token)
     specs = (
-        Spec(name="fast", region="eu", pace=PACE),
-        Spec(name="slow", region="eu", pace=slow),
+        BackendSpec(name="fast", region="eu", pace=PACE),
+        BackendSpec(name="slow", region="eu", pace=slow),
     )
     async with chaos_system(folder, specs) as system:
-        judge = Judge(system.backends["fast"].models)
-        async with Load(system.port, judge, rate=0.9 * CAPACITY * 4 / 3, seed=1) as load:
+        judge = AnswerChecker(system.backends["fast"].models)
+        async with LoadGenerator(system.port, judge, rate=0.9 * CAPACITY * 4 / 3, seed=1) as load:
             await asyncio.sleep(_SETTLING)
             before = {name: b.proxy.items for name, b in system.backends.items()}
             await asyncio.sleep(duration)
@@ -109,12 +109,12 @@ async def unlike(folder: Path, *, duration: float) -> dict[str, float]:
 
 async def stalls(folder: Path, *, duration: float, hedge_share: float) -> dict[str, float]:
     """Let one of two backends stall for a second in 5 % of its calls; return latencies."""
-    specs = tuple(Spec(name=f"eu-{n}", region="eu", pace=PACE) for n in range(2))
+    specs = tuple(BackendSpec(name=f"eu-{n}", region="eu", pace=PACE) for n in range(2))
     routing = {"hedge_share": hedge_share, "spill_after": 1.0}
     async with chaos_system(folder, specs, routing=routing) as system:
-        judge = Judge(system.backends["eu-0"].models)
-        await system.backends["eu-0"].proxy.become(Fault(stalls=0.05, stall=1.0))
-        async with Load(system.port, judge, rate=0.3 * 2 * CAPACITY, seed=1) as load:
+        judge = AnswerChecker(system.backends["eu-0"].models)
+        await system.backends["eu-0"].proxy.set_fault(ProxyFault(stalls=0.05, stall=1.0))
+        async with LoadGenerator(system.port, judge, rate=0.3 * 2 * CAPACITY, seed=1) as load:
             begun = asyncio.get_running_loop().time()
             await asyncio.sleep(_SETTLING + duration)
         await asyncio.sleep(2.5)
@@ -131,8 +131,8 @@ async def stalls(folder: Path, *, duration: float, hedge_share: float) -> dict[s
     }
 
 
-class Spike(msgspec.Struct, frozen=True, kw_only=True):
-    """Items a second of the overflow pool before, during and after a tenfold spike.
+class SpikeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Items per second of the overflow pool before, during and after a tenfold spike.
 
     `first_used` is how long after its begin the pool was used, `idle_again` how long after its end
     it was no more.
@@ -145,16 +145,16 @@ class Spike(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
 
 
-async def spike(folder: Path, *, calm: float, busy: float) -> Spike:
+async def spike(folder: Path, *, calm: float, busy: float) -> SpikeResult:
     """Send a fifth of the capacity, ten times that, and a fifth again."""
     specs = (
-        Spec(name="eu-0", region="eu", pace=PACE),
-        Spec(name="spare-0", region="eu", pace=PACE, overflow=True),
-        Spec(name="spare-1", region="eu", pace=PACE, overflow=True),
+        BackendSpec(name="eu-0", region="eu", pace=PACE),
+        BackendSpec(name="spare-0", region="eu", pace=PACE, overflow=True),
+        BackendSpec(name="spare-1", region="eu", pace=PACE, overflow=True),
     )
     rate = 0.2 * CAPACITY
     async with chaos_system(folder, specs) as system:
-        judge = Judge(system.backends["eu-0"].models)
+        judge = AnswerChecker(system.backends["eu-0"].models)
         spares = [system.backends[f"spare-{n}"].proxy for n in range(2)]
         clock = asyncio.get_running_loop().time
 
@@ -169,15 +169,15 @@ async def spike(folder: Path, *, calm: float, busy: float) -> Spike:
                 await asyncio.sleep(0.02)
                 uses.append((clock(), used()))
 
-        async with Load(system.port, judge, rate=rate, seed=1) as load:
+        async with LoadGenerator(system.port, judge, rate=rate, seed=1) as load:
             await watch(calm)
             before, begun = used(), clock()
-            async with Load(system.port, judge, rate=9 * rate, seed=2) as more:
+            async with LoadGenerator(system.port, judge, rate=9 * rate, seed=2) as more:
                 await watch(busy)
                 ended = clock()
             await watch(calm)
     growing = [at for (at, n), (_, last) in zip(uses[1:], uses, strict=False) if n > last]
-    return Spike(
+    return SpikeResult(
         before=before,
         during=used() - before,
         first_used=min((at for at in growing if at >= begun), default=float("inf")) - begun,
@@ -186,26 +186,26 @@ async def spike(folder: Path, *, calm: float, busy: float) -> Spike:
     )
 
 
-async def _all(backends: Iterable[PacedBackend], fault: Fault) -> None:
-    await asyncio.gather(*(backend.proxy.become(fault) for backend in backends))
+async def _all(backends: Iterable[PacedBackend], fault: ProxyFault) -> None:
+    await asyncio.gather(*(backend.proxy.set_fault(fault) for backend in backends))
 
 
-def _within(sent: Sequence[Sent], second: float) -> list[Sent]:
+def _within(sent: Sequence[RequestOutcome], second: float) -> list[RequestOutcome]:
     return [s for s in sent if second <= s.due < second + 1.0]
 
 
-def _wrong(sent: Sequence[Sent]) -> int:
+def _wrong(sent: Sequence[RequestOutcome]) -> int:
     return sum(s.status == 200 and not s.is_right for s in sent)
 
 
 def measure(only: Sequence[str] = ()) -> None:
-    """Run the scenes and print what came of each."""
+    """Run the scenes and print their results."""
     scenes: dict[str, Callable[[Path], Coroutine[object, object, object]]] = {
-        "all down": lambda folder: all_down(folder, down=4.0, after=6.0, insists=False),
-        "all down, callers insist": lambda folder: all_down(
+        "all down": lambda folder: total_outage(folder, down=4.0, after=6.0, insists=False),
+        "all down, callers insist": lambda folder: total_outage(
             folder, down=4.0, after=8.0, insists=True
         ),
-        "unlike": lambda folder: unlike(folder, duration=15.0),
+        "unlike": lambda folder: unequal_backends(folder, duration=15.0),
         "stalls, no hedging": lambda folder: stalls(folder, duration=15.0, hedge_share=0.0),
         "stalls, hedging": lambda folder: stalls(folder, duration=15.0, hedge_share=0.05),
         "spike": lambda folder: spike(folder, calm=4.0, busy=6.0),

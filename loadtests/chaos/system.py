@@ -1,4 +1,4 @@
-"""A gateway and its backends as processes, with a proxy before each backend."""
+"""Runs a gateway and its backends as processes, with a faulty proxy before each backend."""
 
 import asyncio
 import os
@@ -33,28 +33,28 @@ _PLENTY = 10**9
 _PATIENCE = 60.0
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a batch: `base`, and `token` for each token."""
+class BatchPace(msgspec.Struct, frozen=True, kw_only=True):
+    """The duration of a batch in seconds: `base`, plus `token` per token."""
 
     base: float = 2e-3
     token: float = 5e-4
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend to run: over a repository of its own, or `models`; `settings` win over the pace."""
+class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Specifies a backend: its own repository or `models`; `settings` override the pace."""
 
     name: str
     region: str
-    pace: Pace = Pace()
+    pace: BatchPace = BatchPace()
     overflow: bool = False
     models: Path | None = None
     settings: dict[str, str] = {}
 
 
 class PacedBackend:
-    """A backend process of declared speed, its repository, and the proxy before it."""
+    """Runs a backend of declared speed with its repository and the proxy before it."""
 
-    def __init__(self, spec: Spec, folder: Path) -> None:
+    def __init__(self, spec: BackendSpec, folder: Path) -> None:
         self.spec = spec
         self.models = spec.models or folder / spec.name
         if spec.models is None:
@@ -83,7 +83,7 @@ class PacedBackend:
         )
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the process."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
@@ -94,11 +94,11 @@ class PacedBackend:
             self._child.send_signal(number)
 
     async def ready(self) -> None:
-        """Return once it answers."""
+        """Wait until it answers."""
         await _until_ok(f"http://127.0.0.1:{self.port}{STATE_PATH}")
 
     async def change_revision(self) -> None:
-        """Have it serve another revision of its model from now on."""
+        """Switch it to another revision of its model."""
         write_revision(self.models, 2)
         async with httpx.AsyncClient(timeout=_PATIENCE) as client:
             answer = await client.post(f"http://127.0.0.1:{self.port}{RELOAD_PATH}")
@@ -106,7 +106,7 @@ class PacedBackend:
 
 
 class ChaosSystem:
-    """What runs: `backends` by name, and a gateway on `port`."""
+    """Holds the running `backends` by name, and a gateway on `port`."""
 
     def __init__(self, backends: Sequence[PacedBackend], port: int, redis: Redis) -> None:
         self.backends = {backend.spec.name: backend for backend in backends}
@@ -118,18 +118,18 @@ class ChaosSystem:
         return [each for each in self.backends.values() if each.spec.region == region]
 
     async def reports(self) -> list[dict[str, Any]]:
-        """Return what each worker says of itself; at most a second or two old."""
+        """Return each worker's statistics, at most two seconds old."""
         return [msgspec.json.decode(text) for text in (await self._control.reports()).values()]
 
     async def dispatched(self) -> DispatchStatistics:
-        """Return what the worker's dispatcher did."""
+        """Return the counts of the worker's dispatcher."""
         (report,) = await self.reports()
         return msgspec.convert(report["dispatch"], DispatchStatistics)
 
 
 @asynccontextmanager
 async def chaos_system(
-    folder: Path, specs: Sequence[Spec], **document: Any
+    folder: Path, specs: Sequence[BackendSpec], **document: Any
 ) -> AsyncIterator[ChaosSystem]:
     """Run backends, a proxy before each, Valkey, and a gateway of one worker over them.
 
@@ -191,7 +191,7 @@ def _configure(
 
 
 class _Gateway:
-    """The gateway's supervisor and what it started."""
+    """Runs the gateway's supervisor and its children."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

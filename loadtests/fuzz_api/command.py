@@ -1,4 +1,4 @@
-"""`python -m loadtests fuzz-api`."""
+"""Runs the API fuzzer from the command line: `python -m loadtests fuzz-api`."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Sends what the OpenAPI documents allow and what they do not, and compares answers with them.
+"""Sends requests generated from the OpenAPI documents and checks the answers against them.
 
 The requests are Schemathesis's. Each document has a gateway of its own: operators change things.
 """
@@ -44,7 +44,7 @@ _MORE_CHECKS = {"customers": ("negative_data_rejection",), "operators": ()}
 DOCUMENTS = tuple(_MORE_CHECKS)
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class DocumentCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a document: whether all answers were as it says, and the report."""
 
     document: str
@@ -54,7 +54,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(
     folder: Path, document: str, *, examples: int, seed: int, is_short: bool = False
-) -> Checked:
+) -> DocumentCheck:
     """Send up to so many cases to each operation of a document's listener.
 
     All bounds and combinations of parameters are tried as well, unless it `is_short`.
@@ -81,7 +81,7 @@ def check(
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=folder, timeout=3600
         )
-    return Checked(
+    return DocumentCheck(
         document=document, is_true=done.returncode == 0, report=done.stdout + done.stderr
     )
 

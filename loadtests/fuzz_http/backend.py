@@ -1,4 +1,4 @@
-"""A backend whose answers say whose they are: run as a process, it prints its URL.
+"""Serves a backend whose answers name tenant and text; as a process it prints its URL.
 
 Each result has the shape that its task has. A label holds the scope that the gateway computes for
 (a tenant) and the text, so that an answer to another caller or another text is seen as such.
@@ -24,7 +24,7 @@ MODELS = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
 
 
 def label(scope: str, text: str) -> str:
-    """Return the label of a text that is asked in `scope`."""
+    """Return the label of a text asked for in `scope`."""
     return f"{scope}|{text}"
 
 
@@ -53,7 +53,7 @@ async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
 
 
 def _check(call: Call, body: Any) -> None:
-    """Refuse what a real backend refuses."""
+    """Refuse calls that a real backend refuses."""
     if call.task is Task.CHOOSE:
         check_choices(body["choices"])
     elif call.task is Task.ZERO_SHOT:
@@ -82,7 +82,7 @@ def _result(task: Task, scope: str, body: Any) -> Any:
 
 @contextlib.contextmanager
 def backend(backend_id: str) -> Iterator[str]:
-    """Run one as a process, and give its URL."""
+    """Run the backend as a process and yield its URL."""
     command = [sys.executable, "-m", "loadtests.fuzz_http.backend", backend_id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

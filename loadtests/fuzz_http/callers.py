@@ -1,4 +1,4 @@
-"""The callers: five tenants with a key each, and what they ask."""
+"""Lists the callers: five tenants, a key each, and the bodies of their requests."""
 
 import hashlib
 import json
@@ -21,30 +21,30 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> str:
-        """What the gateway computes for, as the backend sees it."""
+        """The scope that the gateway passes to backends."""
         return f"tenant:{self.tenant}"
 
 
 def callers(seed: int) -> list[Caller]:
-    """Return the callers of a seed; all have the same length of key."""
+    """Return the callers of a seed, whose keys all have the same length."""
     return [
         Caller(tenant=name, key=f"sk-{hashlib.sha256(f'{seed}/{name}'.encode()).hexdigest()[:40]}")
         for name in NAMES
     ]
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """A body that is right, and the texts it asks about."""
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid body and the texts in it."""
 
     content: bytes
     texts: tuple[str, ...]
 
 
-def body(chance: random.Random, unique: str) -> Body:
-    """Return a right body for `/v1/classify`; `unique` is no other body's."""
+def body(chance: random.Random, unique: str) -> RequestBody:
+    """Return a valid body for `/v1/classify`; with `unique`, one that no other request has."""
     if chance.random() < 0.8:
         text = _text(chance, unique)
-        return Body(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))
+        return RequestBody(content=b'{"model":"stub","input":"%b"}' % text.encode(), texts=(text,))
     texts = tuple(_text(chance, f"{unique}.{index}") for index in range(chance.randint(1, 6)))
     fields: list[tuple[str, object]] = [("model", "stub"), ("input", list(texts))]
     if len(texts) == 1 and chance.random() < 0.5:
@@ -55,7 +55,7 @@ def body(chance: random.Random, unique: str) -> Body:
     content = json.dumps(dict(fields), indent=indent)
     if chance.random() < 0.3:
         content = content.replace("t", "\\u0074")  # the same to a reader, names included
-    return Body(content=content.encode(), texts=texts)
+    return RequestBody(content=content.encode(), texts=texts)
 
 
 _WISHES: list[tuple[str, object]] = [

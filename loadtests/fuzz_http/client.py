@@ -1,4 +1,4 @@
-"""Plays scripts on real connections and holds what comes back against what must."""
+"""Runs scripts on real connections and compares the responses with the expected ones."""
 
 import asyncio
 from itertools import pairwise
@@ -7,8 +7,8 @@ from typing import cast
 import msgspec
 from typing_extensions import override
 
-from loadtests.fuzz_http.expect import Expect, Wrong, judge
-from loadtests.fuzz_http.hostile import Last, anything_of
+from loadtests.fuzz_http.expect import ExpectedResponse, UnexpectedResponse, judge
+from loadtests.fuzz_http.hostile import FinalMessage, any_response_in
 from loadtests.fuzz_http.reader import ResponseReader
 from loadtests.fuzz_http.script import Script
 
@@ -17,7 +17,7 @@ _KEPT = 4096
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that must not be, and the bytes that led to it."""
+    """A violation, with the bytes that led to it."""
 
     number: int
     what: str
@@ -27,8 +27,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What came last."""
 
 
-class Player:
-    """Plays scripts against the server on `port`; counts the statuses of answers by kind.
+class ScriptRunner:
+    """Runs scripts against the server on `port`; counts the statuses of answers by kind.
 
     A connection on which nothing happens for `bound` seconds is a hang.
     """
@@ -38,8 +38,8 @@ class Player:
         self._bound = bound
         self.answers: dict[tuple[str, int], int] = {}
 
-    async def play(self, script: Script) -> Finding | None:
-        """Play one script to its end; return what was found, if anything."""
+    async def run_script(self, script: Script) -> Finding | None:
+        """Run one script to its end; return the finding, if any."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             lambda: _Connection(script, self.answers), "127.0.0.1", self._port
@@ -53,7 +53,7 @@ class Player:
             if connection.is_answered:
                 what = "a hang: all is answered, and the connection is not closed"
             return connection.finding(what)
-        except Wrong as wrong:
+        except UnexpectedResponse as wrong:
             return connection.finding(str(wrong))
         finally:
             connection.leave()
@@ -61,26 +61,26 @@ class Player:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: sends the script, judges each response as it comes."""
+    """Sends a script on one connection and judges each response."""
 
     def __init__(self, script: Script, answers: dict[tuple[str, int], int]) -> None:
         self._script = script
         self._answers = answers
         self._reader = ResponseReader()
         self._received = b""
-        self._expects: list[Expect] = list(script.expects)
+        self._expects: list[ExpectedResponse] = list(script.expects)
         last = script.last
-        self._tail: Expect | None = None
+        self._tail: ExpectedResponse | None = None
         if last is not None and last.expect is not None:
             self._expects.append(last.expect)
         elif last is not None:
-            self._tail = anything_of(last.scope, last.name)
+            self._tail = any_response_in(last.scope, last.name)
         self._next = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def open(self) -> int:
-        """How many answers are still to come."""
+        """The number of answers still to come."""
         return len(self._expects) - self._next
 
     @property
@@ -98,7 +98,7 @@ class _Connection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             self._judge_all()
-        except Wrong as wrong:
+        except UnexpectedResponse as wrong:
             self._fail(wrong)
 
     @override
@@ -115,9 +115,11 @@ class _Connection(asyncio.Protocol):
             return
         left = self._expects[self._next :]
         if self._reader.rest and self._tail is None:
-            self._fail(Wrong("the connection is closed within a response"))
+            self._fail(UnexpectedResponse("the connection is closed within a response"))
         elif left and not self._may_end_before(left):
-            self._fail(Wrong(f"{left[0].name}: the connection is closed without an answer"))
+            self._fail(
+                UnexpectedResponse(f"{left[0].name}: the connection is closed without an answer")
+            )
         else:
             self.done.set_result(None)
 
@@ -137,7 +139,7 @@ class _Connection(asyncio.Protocol):
         if last is not None:
             await self._send_last(last)
 
-    async def _send_last(self, last: Last) -> None:
+    async def _send_last(self, last: FinalMessage) -> None:
         size, pause = last.pace
         size = size or max(1, len(last.content))
         for start in range(0, len(last.content), size):
@@ -158,7 +160,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def finding(self, what: str) -> Finding:
-        """Return `what` was found here, with all bytes."""
+        """Return the violation `what` with the bytes of this connection."""
         last = self._script.last.content if self._script.last else b""
         sent = b"".join([*self._script.parts[self._next :], last])
         return Finding(number=self._script.number, what=what, sent=sent, received=self._received)
@@ -168,7 +170,7 @@ class _Connection(asyncio.Protocol):
             expect = self._expects[self._next] if self.open else self._tail
             if expect is None:
                 if self._reader.rest:
-                    raise Wrong("more is answered than was asked")
+                    raise UnexpectedResponse("more is answered than was asked")
                 break
             response = self._reader.next(to_head=expect.to_head)
             if response is None:
@@ -178,7 +180,7 @@ class _Connection(asyncio.Protocol):
             self._answers[kind] = self._answers.get(kind, 0) + 1
             is_over = response.headers.get(b"connection", b"").lower() == b"close"
             if is_over and not self._may_close(expect):
-                raise Wrong(f"{expect.name}: the connection is to be closed")
+                raise UnexpectedResponse(f"{expect.name}: the connection is to be closed")
             if self.open:
                 self._next += 1
         if self.is_answered and self._tail is None and not self._awaits_end():
@@ -191,18 +193,18 @@ class _Connection(asyncio.Protocol):
             return False
         return last.resets or (last.expect is not None and last.expect.must_close)
 
-    def _may_close(self, expect: Expect) -> bool:
+    def _may_close(self, expect: ExpectedResponse) -> bool:
         # After the last whole request the server may know already that the sender has finished.
         is_last = self._tail is not None and self.open <= 1
         return is_last or expect.may_close or expect.must_close
 
-    def _may_end_before(self, left: list[Expect]) -> bool:
+    def _may_end_before(self, left: list[ExpectedResponse]) -> bool:
         return all(expect.may_be_silent for expect in left)
 
     def _read_on(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _fail(self, wrong: Wrong) -> None:
+    def _fail(self, wrong: UnexpectedResponse) -> None:
         if not self.done.done():
             self.done.set_exception(wrong)

@@ -1,4 +1,4 @@
-"""`python -m loadtests fuzz-http`."""
+"""Runs the HTTP fuzzer from the command line: `python -m loadtests fuzz-http`."""
 
 import random
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from loadtests.fuzz_http.client import Finding
-from loadtests.fuzz_http.run import MEMORY_BOUND, Fuzzed, fuzz
+from loadtests.fuzz_http.run import MEMORY_BOUND, FuzzResult, fuzz
 
 _SHOWN = 3000
 
@@ -28,11 +28,13 @@ def fuzz_http_command(
         done = fuzz(Path(folder), seed=chosen, requests=requests, only=only, without=without)
     show(done)
     if done.findings or done.trouble:
-        sys.exit("\n\n".join([*(told(done, one) for one in done.findings), *done.trouble]))
+        sys.exit(
+            "\n\n".join([*(describe_finding(done, one) for one in done.findings), *done.trouble])
+        )
 
 
-def show(done: Fuzzed) -> None:
-    """Print what a run showed."""
+def show(done: FuzzResult) -> None:
+    """Print the result of a run."""
     rate = done.requests / done.seconds
     print(
         f"{done.requests} requests on {done.connections} connections in {done.seconds:.0f} s,"
@@ -46,8 +48,8 @@ def show(done: Fuzzed) -> None:
         print(f"  {name}: {most // 1024**2}")
 
 
-def told(done: Fuzzed, finding: Finding) -> str:
-    """Return a finding with how to see it again, and its bytes."""
+def describe_finding(done: FuzzResult, finding: Finding) -> str:
+    """Return a finding with its bytes and the command that reproduces it."""
     again = f"make fuzz-http ARGS='--seed {done.seed} --only {finding.number}'"
     return (
         f"{finding.what}\n  again: {again}\n"

@@ -1,4 +1,4 @@
-"""What must come back for a request, known before it is sent and from the request alone.
+"""States the expected response of a request, derived from the request alone.
 
 Nothing here asks the gateway's code: rules are those of RFC 9110, RFC 9112 and docs/api.md.
 """
@@ -15,8 +15,8 @@ LENIENT = frozenset(
 """What a request of which nothing is known may end with: no 500, and nobody gave up."""
 
 
-class Expect(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one request."""
+class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The expected response to one request."""
 
     name: str
     """The kind of request."""
@@ -36,19 +36,19 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A response as it was read; names of headers in lower case."""
+    """A parsed response; header names in lower case."""
 
     status: int
     headers: dict[bytes, bytes]
     body: bytes
 
 
-class Wrong(Exception):
-    """A response is not what it must be."""
+class UnexpectedResponse(Exception):
+    """The response differs from the expected one."""
 
 
-def judge(expect: Expect, response: Response) -> None:
-    """Return if `response` is what `expect` says.
+def judge(expect: ExpectedResponse, response: Response) -> None:
+    """Compare `response` with `expect`.
 
     Raises:
         Wrong: it is not.
@@ -57,9 +57,9 @@ def judge(expect: Expect, response: Response) -> None:
     # A machine that is busy otherwise has too little left for what would be answered else.
     is_refused = status == _OVERLOADED and OK in expect.statuses
     if status not in expect.statuses and not is_refused:
-        raise Wrong(f"{expect.name}: {status} is none of {sorted(expect.statuses)}")
+        raise UnexpectedResponse(f"{expect.name}: {status} is none of {sorted(expect.statuses)}")
     if not response.headers.get(b"x-request-id"):
-        raise Wrong(f"{expect.name}: {status} without an X-Request-Id")
+        raise UnexpectedResponse(f"{expect.name}: {status} without an X-Request-Id")
     if expect.to_head:
         return
     if status >= 400:
@@ -68,15 +68,15 @@ def judge(expect: Expect, response: Response) -> None:
         _judge_results(expect, response)
 
 
-def _judge_problem(expect: Expect, response: Response) -> None:
+def _judge_problem(expect: ExpectedResponse, response: Response) -> None:
     if not response.headers.get(b"content-type", b"").startswith(b"application/problem+json"):
-        raise Wrong(f"{expect.name}: {response.status} is no problem")
+        raise UnexpectedResponse(f"{expect.name}: {response.status} is no problem")
     problem = _json(expect, response.body)
     if problem.get("status") != response.status or not problem.get("code"):
-        raise Wrong(f"{expect.name}: the problem says another status, or no code")
+        raise UnexpectedResponse(f"{expect.name}: the problem says another status, or no code")
 
 
-def _judge_results(expect: Expect, response: Response) -> None:
+def _judge_results(expect: ExpectedResponse, response: Response) -> None:
     if expect.texts is not None and len(expect.texts) == 1:  # the commonest, and so the cheapest
         wanted = b'"results":[{"labels":[{"label":%b,"score":1.0}]}]'
         if wanted % msgspec.json.encode(f"{expect.scope}|{expect.texts[0]}") in response.body:
@@ -86,14 +86,18 @@ def _judge_results(expect: Expect, response: Response) -> None:
     if expect.texts is not None:
         wanted_labels = [f"{expect.scope}|{text}" for text in expect.texts]
         if labels != wanted_labels:
-            raise Wrong(f"{expect.name}: a crossed answer, {labels} in place of {wanted_labels}")
+            raise UnexpectedResponse(
+                f"{expect.name}: a crossed answer, {labels} in place of {wanted_labels}"
+            )
     elif not all(label.startswith(f"{expect.scope}|") for label in labels):
-        raise Wrong(f"{expect.name}: a crossed answer, {labels} is not of {expect.scope}")
+        raise UnexpectedResponse(
+            f"{expect.name}: a crossed answer, {labels} is not of {expect.scope}"
+        )
 
 
-def _json(expect: Expect, body: bytes) -> dict[str, Any]:
+def _json(expect: ExpectedResponse, body: bytes) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(body)
     except ValueError as error:
-        raise Wrong(f"{expect.name}: the body is no JSON") from error
+        raise UnexpectedResponse(f"{expect.name}: the body is no JSON") from error
     return found

@@ -1,4 +1,4 @@
-"""Requests that end a connection: wrong, ambiguous, too large, cut short, or no HTTP at all."""
+"""Generates requests that end a connection: wrong, ambiguous, too large, truncated, not HTTP."""
 
 import random
 from collections.abc import Callable
@@ -6,16 +6,21 @@ from collections.abc import Callable
 import msgspec
 
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS
-from loadtests.fuzz_http.expect import LENIENT, Expect
+from loadtests.fuzz_http.expect import LENIENT, ExpectedResponse
 from loadtests.fuzz_http.mutations import is_json, mutated, mutated_json
-from loadtests.fuzz_http.requests import OK, Wellformed, answered, ends
+from loadtests.fuzz_http.requests import (
+    OK,
+    ValidRequestGenerator,
+    inference_response,
+    response_with_status,
+)
 
 HEAD_BYTES, HEAD_FIELDS = 64 * 1024, 100
 """What a head may have; more is refused."""
 
 
-class Last(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent last on a connection.
+class FinalMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The last bytes of a connection.
 
     Without an `expect` any responses may come that are of `scope`; the connection ends within a
     bound all the same. `half_closes`: nothing is sent after it, and the server is told.
@@ -23,7 +28,7 @@ class Last(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     content: bytes
-    expect: Expect | None = None
+    expect: ExpectedResponse | None = None
     scope: str = ""
     half_closes: bool = False
     resets: bool = False
@@ -33,13 +38,13 @@ class Last(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing more comes, and the connection stays: the server has to end it."""
 
 
-class Hostile:
-    """Makes what ends a connection."""
+class HostileGenerator:
+    """Generates final messages that end a connection."""
 
-    def __init__(self, chance: random.Random, right: Wellformed) -> None:
+    def __init__(self, chance: random.Random, right: ValidRequestGenerator) -> None:
         self._chance = chance
         self._right = right
-        self._makers: list[tuple[float, Callable[[], Last]]] = [
+        self._makers: list[tuple[float, Callable[[], FinalMessage]]] = [
             (4, self.framing),
             (3, self.mutated_head),
             (4, self.mutated_json),
@@ -59,14 +64,14 @@ class Hostile:
             (0.1, self.never_ending),
         ]
 
-    def next(self) -> Last:
-        """Return the end of a connection."""
+    def next(self) -> FinalMessage:
+        """Return the next final message."""
         weights = [weight for weight, _ in self._makers]
         ((_, make),) = self._chance.choices(self._makers, weights)
         return make()
 
-    def framing(self) -> Last:
-        """Return a body whose length is said wrongly, or twice."""
+    def framing(self) -> FinalMessage:
+        """Return a body whose length is given wrongly, or twice."""
         caller, sent = self._right.caller(), self._right.body()
         size = len(sent.content)
         # Where it were taken for a request of its own, another's answer would come back.
@@ -93,11 +98,11 @@ class Hostile:
             ]
         )
         head = self._right.head(b"POST", b"/v1/classify", [*self._right.lines(caller), *lengths])
-        expect = ends("framing", 400, 413, 501)
+        expect = response_with_status("framing", 400, 413, 501)
         return _refused("framing", head + sent.content + other, expect)
 
-    def coding(self) -> Last:
-        """Return a chunked body whose chunks are wrong."""
+    def coding(self) -> FinalMessage:
+        """Return a chunked body with wrong chunks."""
         caller = self._right.caller()
         other = self._right.plain().content
         chunks = self._chance.choice(
@@ -113,9 +118,9 @@ class Hostile:
         )
         lines = [*self._right.lines(caller), b"Transfer-Encoding: chunked"]
         head = self._right.head(b"POST", b"/v1/classify", lines)
-        return _refused("chunks", head + chunks + other, ends("chunks", 400))
+        return _refused("chunks", head + chunks + other, response_with_status("chunks", 400))
 
-    def bad_field(self) -> Last:
+    def bad_field(self) -> FinalMessage:
         """Return a head with a line that is no field."""
         caller, sent = self._right.caller(), self._right.body()
         line = self._chance.choice(
@@ -148,22 +153,24 @@ class Hostile:
         is_kept = any(name in line for name in (b"Folded", b"Bell", b"X-Tab"))
         if is_kept:
             expect = msgspec.structs.replace(
-                answered("field", caller, sent), statuses=frozenset({200, 400}), may_close=True
+                inference_response("field", caller, sent),
+                statuses=frozenset({200, 400}),
+                may_close=True,
             )
-            return Last(name="field", content=content, expect=expect)
-        return _refused("field", content, ends("field", 400))
+            return FinalMessage(name="field", content=content, expect=expect)
+        return _refused("field", content, response_with_status("field", 400))
 
-    def host(self) -> Last:
-        """Return a request without a `Host`, or with two (RFC 9112, 3.2)."""
+    def host(self) -> FinalMessage:
+        """Return a request without `Host`, or with two (RFC 9112, 3.2)."""
         caller, sent = self._right.caller(), self._right.body()
         lines = [line for line in self._right.lines(caller) if not line.startswith(b"Host")]
         lines += self._chance.choice([[], [b"Host: a", b"Host: b"], [b"Host: a", b"host: a"]])
         lines.append(b"Content-Length: %d" % len(sent.content))
         head = self._right.head(b"POST", b"/v1/classify", lines)
-        expect = msgspec.structs.replace(ends("host", 400), may_close=True)
-        return Last(name="host", content=head + sent.content, expect=expect)
+        expect = msgspec.structs.replace(response_with_status("host", 400), may_close=True)
+        return FinalMessage(name="host", content=head + sent.content, expect=expect)
 
-    def version(self) -> Last:
+    def version(self) -> FinalMessage:
         """Return a request of another version of HTTP."""
         caller, sent = self._right.caller(), self._right.body()
         plain = b"POST /v1/classify HTTP/%b\r\n" + b"\r\n".join(self._right.lines(caller))
@@ -173,19 +180,21 @@ class Hostile:
             keep = self._chance.choice([b"", b"\r\nConnection: keep-alive"])
             content = plain % b"1.0" + length + keep + b"\r\n\r\n" + sent.content
             expect = msgspec.structs.replace(
-                answered("HTTP/1.0", caller, sent), may_close=True, must_close=not keep
+                inference_response("HTTP/1.0", caller, sent), may_close=True, must_close=not keep
             )
-            return Last(name="HTTP/1.0", content=content, expect=expect)
+            return FinalMessage(name="HTTP/1.0", content=content, expect=expect)
         if chance < 0.6:  # RFC 9112, 6.1: the framing is faulty
             content = plain % b"1.0" + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
             content += self._right.in_chunks(sent.content) + self._right.plain().content
-            return _refused("chunked HTTP/1.0", content, ends("chunked HTTP/1.0", 400))
+            return _refused(
+                "chunked HTTP/1.0", content, response_with_status("chunked HTTP/1.0", 400)
+            )
         other = self._chance.choice([b"2.0", b"1.2", b"0.9", b"3", b"11", b"1.1x", b"x.y"])
         content = plain % other + length + b"\r\n\r\n" + sent.content
         return _anything("version", content, caller.scope)
 
-    def target(self) -> Last:
-        """Return a request line that is hardly one."""
+    def target(self) -> FinalMessage:
+        """Return a request with a malformed request line."""
         caller, sent = self._right.caller(), self._right.body()
         line = self._chance.choice(
             [
@@ -213,25 +222,25 @@ class Hostile:
         content = b"\r\n".join([line, *lines]) + b"\r\n\r\n" + sent.content
         return _anything("target", content, caller.scope)
 
-    def mutated_head(self) -> Last:
-        """Return a right request, some bytes of which are others."""
+    def mutated_head(self) -> FinalMessage:
+        """Return a valid request with some bytes changed."""
         caller, sent = self._right.caller(), self._right.body()
         lines = [*self._right.lines(caller), b"Content-Length: %d" % len(sent.content)]
         content = self._right.head(b"POST", b"/v1/classify", lines) + sent.content
         return _anything("mutated", mutated(self._chance, content), caller.scope)
 
-    def mutated_json(self) -> Last:
-        """Return a request whose body is JSON no more, or another."""
+    def mutated_json(self) -> FinalMessage:
+        """Return a request whose JSON body is changed or broken."""
         caller, sent = self._right.caller(), self._right.body()
         content = mutated_json(self._chance, sent.content)
         lines = [*self._right.lines(caller), b"Content-Length: %d" % len(content)]
         head = self._right.head(b"POST", b"/v1/classify", lines)
         statuses = OK | {400, 403, 404, 413, 422} if is_json(content) else frozenset({400, 413})
-        expect = Expect(name="JSON", statuses=statuses, scope=caller.scope)
-        return Last(name="JSON", content=head + content, expect=expect)
+        expect = ExpectedResponse(name="JSON", statuses=statuses, scope=caller.scope)
+        return FinalMessage(name="JSON", content=head + content, expect=expect)
 
-    def garbage(self) -> Last:
-        """Return what another protocol begins with."""
+    def garbage(self) -> FinalMessage:
+        """Return the first bytes of another protocol."""
         noise = self._chance.randbytes(self._chance.randint(1, 200))
         content = self._chance.choice(
             [
@@ -246,39 +255,43 @@ class Hostile:
         )
         return _anything("garbage", content, "")
 
-    def cut(self) -> Last:
-        """Return the beginning of a request, after which the sender has no more to send."""
+    def cut(self) -> FinalMessage:
+        """Return a truncated request, followed by a half close."""
         whole = self._right.spelled().content
         content = whole[: self._chance.randrange(1, len(whole))]
         return _anything("cut", content, "")
 
-    def half_closed(self) -> Last:
-        """Return a whole request, after which the sender has no more to send."""
+    def half_closed(self) -> FinalMessage:
+        """Return a whole request, followed by a half close."""
         request = self._chance.choice([self._right.plain, self._right.chunked])()
         expect = msgspec.structs.replace(request.expect, name="half-closed", must_close=True)
-        return Last(name="half-closed", content=request.content, expect=expect, half_closes=True)
+        return FinalMessage(
+            name="half-closed", content=request.content, expect=expect, half_closes=True
+        )
 
-    def reset(self) -> Last:
-        """Return a request, whole or cut, after which the connection is reset."""
+    def reset(self) -> FinalMessage:
+        """Return a whole or truncated request, followed by a reset."""
         request = self._right.plain()
         size = len(request.content)
         size = self._chance.choice([size, self._chance.randrange(1, size)])
         scope = request.expect.scope
-        return Last(name="reset", content=request.content[:size], scope=scope, resets=True)
+        return FinalMessage(name="reset", content=request.content[:size], scope=scope, resets=True)
 
-    def expecting(self) -> Last:
-        """Return a request that waits to be asked for its body, which comes all the same."""
+    def expecting(self) -> FinalMessage:
+        """Return a request with `Expect: 100-continue` that sends its body without waiting."""
         caller, sent = self._right.caller(), self._right.body()
         what = self._chance.choice([b"100-continue", b"100-Continue", b"200-ok"])
         lines = [*self._right.lines(caller), b"Expect: " + what]
         lines.append(b"Content-Length: %d" % len(sent.content))
         head = self._right.head(b"POST", b"/v1/classify", lines)
         expect = msgspec.structs.replace(
-            answered("expect", caller, sent), statuses=frozenset({200, 417}), may_close=True
+            inference_response("expect", caller, sent),
+            statuses=frozenset({200, 417}),
+            may_close=True,
         )
-        return Last(name="expect", content=head + sent.content, expect=expect)
+        return FinalMessage(name="expect", content=head + sent.content, expect=expect)
 
-    def too_large(self) -> Last:
+    def too_large(self) -> FinalMessage:
         """Return a body with too many bytes or items."""
         caller = self._right.caller()
         if self._chance.random() < 0.5:
@@ -288,10 +301,10 @@ class Hostile:
             content = b'{"model":"stub","input":[%b]}' % items
         lines = [*self._right.lines(caller), b"Content-Length: %d" % len(content)]
         head = self._right.head(b"POST", b"/v1/classify", lines)
-        expect = msgspec.structs.replace(ends("too large", 413), may_close=True)
-        return Last(name="too large", content=head + content, expect=expect)
+        expect = msgspec.structs.replace(response_with_status("too large", 413), may_close=True)
+        return FinalMessage(name="too large", content=head + content, expect=expect)
 
-    def long_head(self) -> Last:
+    def long_head(self) -> FinalMessage:
         """Return a head with too many bytes or fields."""
         caller = self._right.caller()
         more = self._chance.choice(
@@ -303,10 +316,10 @@ class Hostile:
         )
         lines = [*self._right.lines(caller), *more, b"Content-Length: 2"]
         content = self._right.head(b"POST", b"/v1/classify", lines) + b"{}"
-        return _refused("long head", content, ends("long head", 431))
+        return _refused("long head", content, response_with_status("long head", 431))
 
-    def trickled(self) -> Last:
-        """Return a right request that comes some bytes at a time."""
+    def trickled(self) -> FinalMessage:
+        """Return a valid request that arrives a few bytes at a time."""
         request = self._right.spelled()
         # On a slow machine the head may take longer than a head may.
         statuses = OK | {408}
@@ -314,10 +327,10 @@ class Hostile:
             request.expect, name="trickled", statuses=statuses, may_close=True
         )
         pace = (self._chance.randint(1, 9), self._chance.choice([0.0, 0.001, 0.01]))
-        return Last(name="trickled", content=request.content, expect=expect, pace=pace)
+        return FinalMessage(name="trickled", content=request.content, expect=expect, pace=pace)
 
-    def never_ending(self) -> Last:
-        """Return the beginning of a request whose sender goes on waiting."""
+    def never_ending(self) -> FinalMessage:
+        """Return a truncated request whose sender keeps the connection open."""
         caller, sent = self._right.caller(), self._right.body()
         lines = [*self._right.lines(caller), b"X-Request-Timeout: 1"]
         lines.append(b"Content-Length: %d" % len(sent.content))
@@ -325,20 +338,22 @@ class Hostile:
         whole = head + sent.content
         content = whole[: self._chance.choice([9, len(head) - 3, len(whole) - 1])]
         expect = msgspec.structs.replace(
-            ends("never ending", 408), must_close=True, may_be_silent=True
+            response_with_status("never ending", 408), must_close=True, may_be_silent=True
         )
-        return Last(name="never ending", content=content, expect=expect, is_left_open=True)
+        return FinalMessage(name="never ending", content=content, expect=expect, is_left_open=True)
 
 
-def _refused(name: str, content: bytes, expect: Expect) -> Last:
-    """Return what is refused, after which the connection ends: nobody knows what would follow."""
-    return Last(name=name, content=content, expect=msgspec.structs.replace(expect, must_close=True))
+def _refused(name: str, content: bytes, expect: ExpectedResponse) -> FinalMessage:
+    """Return a refused message, after which the server must close the connection."""
+    return FinalMessage(
+        name=name, content=content, expect=msgspec.structs.replace(expect, must_close=True)
+    )
 
 
-def _anything(name: str, content: bytes, scope: str) -> Last:
-    return Last(name=name, content=content, scope=scope, half_closes=True)
+def _anything(name: str, content: bytes, scope: str) -> FinalMessage:
+    return FinalMessage(name=name, content=content, scope=scope, half_closes=True)
 
 
-def anything_of(scope: str, name: str) -> Expect:
-    """Return that whatever comes is no fault of the server, and of nobody else."""
-    return Expect(name=name, statuses=LENIENT, scope=scope)
+def any_response_in(scope: str, name: str) -> ExpectedResponse:
+    """Return the expectation of any response within `scope`."""
+    return ExpectedResponse(name=name, statuses=LENIENT, scope=scope)

@@ -1,11 +1,11 @@
-"""Changes right requests and right JSON at random."""
+"""Mutates valid requests and valid JSON at random."""
 
 import json
 import random
 
 
 def mutated(chance: random.Random, content: bytes) -> bytes:
-    """Return `content`, some bytes of which are others, gone, or there twice."""
+    """Return `content` with some bytes changed, removed or repeated."""
     changed = bytearray(content)
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
         at = chance.randrange(len(changed))
@@ -23,7 +23,7 @@ def mutated(chance: random.Random, content: bytes) -> bytes:
 
 
 def mutated_json(chance: random.Random, content: bytes) -> bytes:
-    """Return the body of a request that is JSON no more, or says something else."""
+    """Return a JSON body that is broken or says something else."""
     if chance.random() < 0.5:
         return mutated(chance, content)
     return chance.choice(
@@ -53,7 +53,7 @@ def mutated_json(chance: random.Random, content: bytes) -> bytes:
 
 
 def is_json(content: bytes) -> bool:
-    """Return whether `content` is JSON as RFC 8259 has it, in UTF-8."""
+    """Return whether `content` is JSON by RFC 8259, in UTF-8."""
     try:
         json.loads(content.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError):

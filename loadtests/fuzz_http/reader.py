@@ -1,8 +1,14 @@
-"""Reads responses from a stream of bytes, and takes nothing that RFC 9112 does not allow."""
+"""Reads responses from a byte stream, strictly by RFC 9112."""
 
 import re
 
-from loadtests.fuzz_http.expect import CONTINUE, NO_CONTENT, NOT_MODIFIED, Response, Wrong
+from loadtests.fuzz_http.expect import (
+    CONTINUE,
+    NO_CONTENT,
+    NOT_MODIFIED,
+    Response,
+    UnexpectedResponse,
+)
 
 _END = b"\r\n\r\n"
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n\x00]*")
@@ -10,22 +16,22 @@ _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\x00]*)")
 
 
 class ResponseReader:
-    """Cuts what a server sends into responses."""
+    """Splits a byte stream into responses."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     @property
     def rest(self) -> bytes:
-        """What was read and is no part of a response yet."""
+        """The bytes that belong to no whole response yet."""
         return self._buffer
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Add received bytes."""
         self._buffer = self._buffer + data if self._buffer else data
 
     def next(self, *, to_head: bool) -> Response | None:
-        """Return the next response, `None` where it is not whole yet; those of 1xx are left out.
+        """Return the next response without 1xx ones, `None` while it is incomplete.
 
         Raises:
             Wrong: the bytes are no response.
@@ -43,7 +49,7 @@ class ResponseReader:
             self._buffer = self._buffer[start + size :]
             return Response(status=status, headers=headers, body=body)
         if self._buffer and not b"HTTP/1.1 ".startswith(self._buffer[:9]):
-            raise Wrong(f"no response begins with {self._buffer[:40]!r}")
+            raise UnexpectedResponse(f"no response begins with {self._buffer[:40]!r}")
         return None
 
 
@@ -51,23 +57,23 @@ def _head(text: bytes) -> tuple[int, dict[bytes, bytes]]:
     first, *lines = text.split(b"\r\n")
     status = _STATUS.fullmatch(first)
     if status is None:
-        raise Wrong(f"no status line: {first[:60]!r}")
+        raise UnexpectedResponse(f"no status line: {first[:60]!r}")
     headers: dict[bytes, bytes] = {}
     for line in lines:
         field = _FIELD.fullmatch(line)
         if field is None:
-            raise Wrong(f"no field: {line[:60]!r}")
+            raise UnexpectedResponse(f"no field: {line[:60]!r}")
         name = field.group(1).lower()
         if name in headers and name in (b"content-length", b"x-request-id", b"content-type"):
-            raise Wrong(f"the field {name!r} is there twice")
+            raise UnexpectedResponse(f"the field {name!r} is there twice")
         headers[name] = field.group(2)
     return int(status.group(1)), headers
 
 
 def _length(headers: dict[bytes, bytes]) -> int:
     if b"transfer-encoding" in headers:
-        raise Wrong("a response of a known length is chunked")
+        raise UnexpectedResponse("a response of a known length is chunked")
     length = headers.get(b"content-length", b"")
     if not length.isdigit():
-        raise Wrong("a response does not say its length")
+        raise UnexpectedResponse("a response does not say its length")
     return int(length)

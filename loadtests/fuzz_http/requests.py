@@ -1,4 +1,4 @@
-"""Requests that are right, in every spelling that RFC 9112 allows, and what they must end with.
+"""Generates valid requests in every spelling of RFC 9112, with their expected responses.
 
 Each keeps its connection open: more may follow.
 """
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from loadtests.fuzz_http.callers import Body, Caller, body
-from loadtests.fuzz_http.expect import Expect
+from loadtests.fuzz_http.callers import Caller, RequestBody, body
+from loadtests.fuzz_http.expect import ExpectedResponse
 
 _CLASSIFY = b"/v1/classify"
 _BENIGN = (
@@ -46,14 +46,14 @@ _FOUND_OR_NOT = OK | _NOT_FOUND
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes of a request, and what comes back."""
+    """The bytes of a request with its expected response."""
 
     content: bytes
-    expect: Expect
+    expect: ExpectedResponse
 
 
-class Wellformed:
-    """Makes right requests of one connection, one after the other."""
+class ValidRequestGenerator:
+    """Generates the valid requests of one connection."""
 
     def __init__(self, chance: random.Random, callers: list[Caller], connection: int) -> None:
         self._chance = chance
@@ -72,56 +72,60 @@ class Wellformed:
         ]
 
     def next(self) -> Request:
-        """Return the next request; most are the plainest."""
+        """Return the next request, mostly a plain one."""
         if self._chance.random() < 0.6:
             return self.plain()
         return self._chance.choice(self._makers)()
 
     def caller(self) -> Caller:
-        """Return whoever is next."""
+        """Return the next caller."""
         return self._chance.choice(self._callers)
 
-    def body(self) -> Body:
+    def body(self) -> RequestBody:
         """Return the next body."""
         self._count += 1
         return body(self._chance, f"{self._connection}-{self._count}")
 
     def plain(self) -> Request:
-        """Return what most clients send."""
+        """Return a request as most clients send it."""
         caller, sent = self.caller(), self.body()
         content = (
             b"POST /v1/classify HTTP/1.1\r\nHost: fuzz\r\nAuthorization: Bearer %b\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (caller.key.encode(), len(sent.content), sent.content)
         )
-        return Request(content=content, expect=answered("plain", caller, sent))
+        return Request(content=content, expect=inference_response("plain", caller, sent))
 
     def spelled(self) -> Request:
-        """Return the same in another spelling."""
+        """Return a plain request in another spelling."""
         caller, sent = self.caller(), self.body()
         lines = [*self.lines(caller), b"Content-Length: %d" % len(sent.content)]
         lines += self._chance.sample(_BENIGN, k=self._chance.randint(0, 5))
         head = self.head(b"POST", _CLASSIFY, lines)
         if self._chance.random() < 0.1:
             head = b"\r\n" + head  # RFC 9112, 2.2
-        return Request(content=head + sent.content, expect=answered("spelled", caller, sent))
+        return Request(
+            content=head + sent.content, expect=inference_response("spelled", caller, sent)
+        )
 
     def chunked(self) -> Request:
-        """Return one whose body comes in chunks."""
+        """Return a request with a chunked body."""
         caller, sent = self.caller(), self.body()
         head = self.head(b"POST", _CLASSIFY, [*self.lines(caller), b"Transfer-Encoding: chunked"])
         content = head + self.in_chunks(sent.content)
-        return Request(content=content, expect=answered("chunked", caller, sent))
+        return Request(content=content, expect=inference_response("chunked", caller, sent))
 
     def upgrade(self) -> Request:
-        """Return one that would rather speak another protocol, which is ignored (RFC 9110, 7.8)."""
+        """Return a request that offers an upgrade, which is ignored (RFC 9110, 7.8)."""
         caller, sent = self.caller(), self.body()
         lines = [*self.lines(caller), *self._chance.choice(_UPGRADES)]
         lines.append(b"Content-Length: %d" % len(sent.content))
         head = self.head(b"POST", _CLASSIFY, lines)
-        return Request(content=head + sent.content, expect=answered("upgrade", caller, sent))
+        return Request(
+            content=head + sent.content, expect=inference_response("upgrade", caller, sent)
+        )
 
     def unknown_key(self) -> Request:
-        """Return one that nobody may make."""
+        """Return a request with an unknown key."""
         sent = self.body()
         who = self._chance.choice(
             [
@@ -135,10 +139,10 @@ class Wellformed:
         )
         lines = [b"Host: fuzz", who, b"Content-Length: %d" % len(sent.content)]
         head = self.head(b"POST", _CLASSIFY, lines)
-        return Request(content=head + sent.content, expect=ends("unknown key", 401))
+        return Request(content=head + sent.content, expect=response_with_status("unknown key", 401))
 
     def other_route(self) -> Request:
-        """Return a request to a route that only reads."""
+        """Return a request to a read-only route."""
         caller = self.caller()
         path, status = self._chance.choice(
             [
@@ -153,18 +157,20 @@ class Wellformed:
         )
         method = self._chance.choice([b"GET", b"GET", b"HEAD"])
         head = self.head(method, path, self.lines(caller))
-        expect = ends("other route", status, to_head=method == b"HEAD")
+        expect = response_with_status("other route", status, to_head=method == b"HEAD")
         return Request(content=head, expect=expect)
 
     def other_method(self) -> Request:
-        """Return a request to an inference route by a method it does not answer."""
+        """Return a request to an inference route with an unsupported method."""
         method = self._chance.choice([b"GET", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"HEAD"])
         lines = [*self.lines(self.caller()), b"Content-Length: 0"]
         head = self.head(method, _CLASSIFY, lines)
-        return Request(content=head, expect=ends("method", 405, to_head=method == b"HEAD"))
+        return Request(
+            content=head, expect=response_with_status("method", 405, to_head=method == b"HEAD")
+        )
 
     def other_target(self) -> Request:
-        """Return a request whose target is spelled otherwise, or names no route."""
+        """Return a request with another spelling of its target, or an unknown route."""
         caller, sent = self.caller(), self.body()
         target, statuses = self._chance.choice(
             [
@@ -185,23 +191,25 @@ class Wellformed:
             ]
         )
         lines = [*self.lines(caller), b"Content-Length: %d" % len(sent.content)]
-        expect = msgspec.structs.replace(answered("target", caller, sent), statuses=statuses)
+        expect = msgspec.structs.replace(
+            inference_response("target", caller, sent), statuses=statuses
+        )
         return Request(content=self.head(b"POST", target, lines) + sent.content, expect=expect)
 
     def lines(self, caller: Caller) -> list[bytes]:
-        """Return the lines that every request has."""
+        """Return the header lines of every request."""
         scheme = self._chance.choice([b"Bearer ", b"Bearer ", b"bearer ", b"BEARER ", b"Bearer  "])
         return [b"Host: fuzz", b"Authorization: " + scheme + caller.key.encode()]
 
     def head(self, method: bytes, target: bytes, lines: list[bytes]) -> bytes:
-        """Return a head with its lines in some order and their names in some case."""
+        """Return a head with its lines in random order and its names in random case."""
         chance = self._chance
         lines = [self._spelled(line) for line in lines]
         chance.shuffle(lines)
         return b"\r\n".join([b"%b %b HTTP/1.1" % (method, target), *lines]) + b"\r\n\r\n"
 
     def in_chunks(self, content: bytes) -> bytes:
-        """Return `content` as chunks of random sizes, written in several ways."""
+        """Return `content` as chunks of random sizes and spellings."""
         chance = self._chance
         parts: list[bytes] = []
         while content:
@@ -228,11 +236,13 @@ class Wellformed:
         return name + b":" + value
 
 
-def answered(name: str, caller: Caller, sent: Body) -> Expect:
-    """Return that `sent` is answered, for `caller` and nobody else."""
-    return Expect(name=name, statuses=OK, scope=caller.scope, texts=sent.texts)
+def inference_response(name: str, caller: Caller, sent: RequestBody) -> ExpectedResponse:
+    """Return the expected answer to `sent` for `caller`."""
+    return ExpectedResponse(name=name, statuses=OK, scope=caller.scope, texts=sent.texts)
 
 
-def ends(name: str, *statuses: int, to_head: bool = False) -> Expect:
-    """Return that a request ends with one of `statuses`, and answers nothing of a model."""
-    return Expect(name=name, statuses=frozenset(statuses), to_head=to_head, is_inference=False)
+def response_with_status(name: str, *statuses: int, to_head: bool = False) -> ExpectedResponse:
+    """Return the expectation of one of `statuses` without a model's answer."""
+    return ExpectedResponse(
+        name=name, statuses=frozenset(statuses), to_head=to_head, is_inference=False
+    )

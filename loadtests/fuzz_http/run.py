@@ -1,4 +1,4 @@
-"""A run: a gateway of each kind, a backend, connections without end, and what is left of them."""
+"""Fuzzes a gateway of each kind over many connections and checks what is left behind."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from loadtests.fuzz_http.backend import backend
 from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
-from loadtests.fuzz_http.client import Finding, Player
+from loadtests.fuzz_http.client import Finding, ScriptRunner
 from loadtests.fuzz_http.script import Script, script
 from loadtests.gateway import Gateway
 from loadtests.harness.valkey import Valkey
@@ -30,8 +30,8 @@ _LOOK = 1.0
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
 
-class Fuzzed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed; `memory` is the most that each process had, by its name."""
+class FuzzResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run; `memory` is the peak of each process, by its name."""
 
     seed: int
     requests: int
@@ -52,8 +52,8 @@ def fuzz(
     bound: float = 60.0,
     without: Container[str] = (),
     only: int | None = None,
-) -> Fuzzed:
-    """Send so many requests, or the connection `only`, and return what came of it."""
+) -> FuzzResult:
+    """Send so many requests, or connection `only`, and return the result."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(backend("fuzz-1"))
@@ -61,13 +61,13 @@ def fuzz(
             stack.enter_context(_gateway(folder / kind, url, people, fast_lane=fast))
             for kind, fast in (("fast", True), ("application", False))
         ]
-        run = _Run(seed, people, gateways, bound=bound, without=without)
+        run = _FuzzRun(seed, people, gateways, bound=bound, without=without)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run.run(requests, only=only))
 
 
-class _Run:
-    """The connections of a run, to both gateways in turn."""
+class _FuzzRun:
+    """Runs the connections, on both gateways in turn."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class _Run:
         self._people = people
         self._gateways = gateways
         self._without = without
-        self._players = [Player(gateway.port, bound=bound) for gateway in gateways]
+        self._players = [ScriptRunner(gateway.port, bound=bound) for gateway in gateways]
         self._findings: list[Finding] = []
         self._memory: dict[str, int] = {}
         self._number = self._requests = 0
 
-    async def run(self, requests: int, *, only: int | None) -> Fuzzed:
-        """Return what a run showed."""
+    async def run(self, requests: int, *, only: int | None) -> FuzzResult:
+        """Return the result of the run."""
         started = time.monotonic()
         pids = self._pids()
         watching = asyncio.create_task(self._watch(pids))
@@ -100,10 +100,10 @@ class _Run:
         seconds = time.monotonic() - started
         trouble = [*await self._afterwards(), *self._changed(pids)]
         answers: dict[tuple[str, int], int] = {}
-        for player in self._players:
-            for kind, count in player.answers.items():
+        for script_runner in self._players:
+            for kind, count in script_runner.answers.items():
                 answers[kind] = answers.get(kind, 0) + count
-        return Fuzzed(
+        return FuzzResult(
             seed=self._seed,
             requests=self._requests,
             connections=self._number,
@@ -122,9 +122,9 @@ class _Run:
             await self._play(played)
 
     async def _play(self, played: Script) -> None:
-        player = self._players[played.number % len(self._players)]
+        script_runner = self._players[played.number % len(self._players)]
         try:
-            finding = await player.play(played)
+            finding = await script_runner.run_script(played)
         except OSError as error:
             finding = Finding(
                 number=played.number, what=f"no connection: {error}", sent=b"", received=b""
@@ -139,8 +139,8 @@ class _Run:
     def _refused(self) -> int:
         return sum(
             count
-            for player in self._players
-            for (_, status), count in player.answers.items()
+            for script_runner in self._players
+            for (_, status), count in script_runner.answers.items()
             if status == _OVERLOADED
         )
 
@@ -178,13 +178,13 @@ class _Run:
             )
 
     async def _afterwards(self) -> list[str]:
-        """Return what is wrong with plain requests once everything is over."""
+        """Return what is wrong with plain requests after the run."""
         plain = [script(self._seed, -number, self._people, without=_ALL) for number in range(1, 81)]
         trouble = []
         # One that sends nothing would only wait until the server closes the connection.
         for played in (each for each in plain if each.requests):
-            for player in self._players:
-                finding = await player.play(played)
+            for script_runner in self._players:
+                finding = await script_runner.run_script(played)
                 if finding is not None:
                     trouble.append(f"afterwards: {finding.what}")
         return trouble

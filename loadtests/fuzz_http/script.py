@@ -1,4 +1,4 @@
-"""What one connection sends, from seed and number alone: the same however it is interleaved."""
+"""Builds the script of a connection from seed and number alone."""
 
 import random
 from collections.abc import Container
@@ -6,42 +6,42 @@ from collections.abc import Container
 import msgspec
 
 from loadtests.fuzz_http.callers import Caller
-from loadtests.fuzz_http.expect import Expect
-from loadtests.fuzz_http.hostile import Hostile, Last
-from loadtests.fuzz_http.requests import Wellformed
+from loadtests.fuzz_http.expect import ExpectedResponse
+from loadtests.fuzz_http.hostile import FinalMessage, HostileGenerator
+from loadtests.fuzz_http.requests import ValidRequestGenerator
 
 _PIPELINED = (1, 1, 2, 4, 8, 16, 32)
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection: requests one behind the other, then perhaps one that ends it."""
+    """The requests of a connection in order, and perhaps a final message."""
 
     number: int
     parts: tuple[bytes, ...]
     """The right requests, sent one behind the other."""
-    expects: tuple[Expect, ...]
+    expects: tuple[ExpectedResponse, ...]
     cuts: tuple[int, ...]
     """Where they are cut, and sent apart."""
     reads_late: bool
     """Whether nothing is read for a while."""
-    last: Last | None
+    last: FinalMessage | None
 
     @property
     def requests(self) -> int:
-        """How many requests it sends."""
+        """The number of requests."""
         return len(self.expects) + (self.last is not None)
 
 
 def script(seed: int, number: int, callers: list[Caller], *, without: Container[str]) -> Script:
-    """Return what connection `number` sends; kinds in `without` are left out."""
+    """Return the script of connection `number`, without the kinds in `without`."""
     chance = random.Random(f"{seed}/{number}")
-    right = Wellformed(chance, callers, number)
+    right = ValidRequestGenerator(chance, callers, number)
     requests = [
         request
         for request in (right.next() for _ in range(chance.choice(_PIPELINED)))
         if request.expect.name not in without
     ]
-    last = Hostile(chance, right).next() if chance.random() < 0.5 else None
+    last = HostileGenerator(chance, right).next() if chance.random() < 0.5 else None
     if last is not None and last.name in without:
         last = None
     size = sum(len(request.content) for request in requests)

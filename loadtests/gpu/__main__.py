@@ -1,4 +1,4 @@
-"""`python -m loadtests.gpu --output DIR`; with a section's name alone, that section's process."""
+"""Runs all GPU sections: `python -m loadtests.gpu --output DIR`; given a name, that section."""
 
 import sys
 

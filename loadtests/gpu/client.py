@@ -1,4 +1,4 @@
-"""One process of load: `python -m loadtests.gpu.client` with its orders on standard input."""
+"""Runs one load process, its specification on standard input: `python -m loadtests.gpu.client`."""
 
 import asyncio
 import resource
@@ -13,8 +13,8 @@ from loadtests.gpu.models import texts
 from loadtests.gpu.plan import Options
 
 
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load process does; `items` texts travel in each request."""
+class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a load process; each request has `items` texts."""
 
     port: int
     key: str
@@ -26,8 +26,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     tiny: bool
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What it saw; latencies in seconds, at most a few thousand of them."""
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a load process; latencies in seconds, at most a few thousand."""
 
     requests: int
     duration: float
@@ -37,7 +37,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Send what the orders say, and print the answer."""
-    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadSpec)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     target = Target(
@@ -52,7 +52,7 @@ def main() -> None:
         )
     )
     step = max(1, len(outcome.latencies) // 2000)
-    answer = Answer(
+    answer = LoadResult(
         requests=len(outcome.latencies),
         duration=outcome.duration,
         statuses=outcome.statuses,
@@ -61,7 +61,7 @@ def main() -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 
-def _bodies(orders: Orders) -> Iterator[bytes]:
+def _bodies(orders: LoadSpec) -> Iterator[bytes]:
     options = Options(output=Path(), work=Path(), tiny=orders.tiny)
     source = texts(options, length=orders.length, seed=orders.seed)
     while True:

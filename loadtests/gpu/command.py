@@ -1,4 +1,4 @@
-"""`python -m loadtests.gpu`: each section in a process of its own, within its time."""
+"""Runs each GPU section in a process of its own, within its time: `python -m loadtests.gpu`."""
 
 import contextlib
 import importlib
@@ -16,7 +16,15 @@ import click
 import msgspec
 
 from backends.settings import Provider
-from loadtests.gpu.plan import BUDGETS, Options, Result, Section, pack, read_result, write_result
+from loadtests.gpu.plan import (
+    BUDGETS,
+    Options,
+    Section,
+    SectionResult,
+    pack,
+    read_result,
+    write_result,
+)
 from loadtests.gpu.table import collect, render
 
 _ROOT = Path(__file__).parents[2]
@@ -27,7 +35,7 @@ _PLACES: dict[Section, tuple[str, str]] = {
     "ceiling": ("loadtests.gpu.sessions", "ceiling"),
     "floor": ("loadtests.gpu.torch_side", "floor"),
     "engine": ("loadtests.gpu.engine", "engine"),
-    "http": ("loadtests.gpu.whole", "http"),
+    "http": ("loadtests.gpu.full_path", "http"),
     "peer": ("loadtests.gpu.torch_side", "peer"),
 }
 
@@ -69,14 +77,14 @@ def gpu_command(only: Sequence[Section], output: Path, work: Path | None, **give
     print(f"\n{text}")
 
 
-def in_process(options: Options, section: Section, budget: float) -> Result:
-    """Run a section in a process of its own; one that dies is followed by another.
+def in_process(options: Options, section: Section, budget: float) -> SectionResult:
+    """Run a section in a process of its own, and again in another if that one dies.
 
     The next one goes on after what was being measured, as long as each gets any further.
     """
     started = time.perf_counter()
     (options.output / f"{section}.json").unlink(missing_ok=True)
-    result = Result(section=section, status="failed", reason=f"see {section}.log")
+    result = SectionResult(section=section, status="failed", reason=f"see {section}.log")
     known = -1
     while (left := budget - (time.perf_counter() - started)) > 0:
         status = _run_child(options, section, left)
@@ -115,15 +123,15 @@ def _run_child(options: Options, section: Section, left: float) -> int:
     return child.returncode
 
 
-def run_section(section: Section, options: Options) -> Result:
+def run_section(section: Section, options: Options) -> SectionResult:
     """Run a section here; a package that is missing skips it, with its name."""
     module, name = _PLACES[section]
     try:
-        run: Callable[[Options], Result] = getattr(importlib.import_module(module), name)
+        run: Callable[[Options], SectionResult] = getattr(importlib.import_module(module), name)
         return run(options)
     except ModuleNotFoundError as error:
         reason = f"the package `{error.name}` is not installed"
-        return Result(section=section, status="skipped", reason=reason)
+        return SectionResult(section=section, status="skipped", reason=reason)
 
 
 @contextlib.contextmanager

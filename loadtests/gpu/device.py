@@ -1,4 +1,4 @@
-"""What the device is, and how busy it was while something ran."""
+"""Identifies the GPU and samples its utilization."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ _QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """The device as its driver names it; empty where there is none."""
+    """The device as its driver names it, empty without one."""
 
     name: str = ""
     memory_mib: int = 0
@@ -31,7 +31,7 @@ def this_device(number: int) -> Device:
     return Device(name=name, memory_mib=int(float(memory)), driver=driver)
 
 
-class Busy:
+class UtilizationSampler:
     """Samples, while it is entered, the share of time in which a kernel ran on the device."""
 
     def __init__(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The section that runs the engine in this process: tokenizer, batcher and executor, no HTTP."""
+"""Measures tokenizer, batcher and executor in this process, without HTTP."""
 
 import asyncio
 import time
@@ -12,12 +12,19 @@ from backends.batching.shared import Caller
 from backends.executors.opening import executor_opener
 from backends.qualification.admit import admit_unmeasured
 from backends.repository.catalogue import read_catalogue
-from backends.serving.loading import Loaded, Tools, load_engine
+from backends.serving.loading import LoadedCore, Tools, load_core
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NoTracing
-from loadtests.gpu.device import Busy
+from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import texts, write_repository
-from loadtests.gpu.plan import Candidate, Journal, Line, Options, Result, best_candidate
+from loadtests.gpu.plan import (
+    Candidate,
+    Journal,
+    Measurement,
+    Options,
+    SectionResult,
+    best_candidate,
+)
 
 _MODEL = "bench"
 _PATIENCE = 60.0
@@ -41,7 +48,7 @@ def backend_settings(options: Options, candidate: Candidate) -> BackendSettings:
     )
 
 
-def engine(options: Options) -> Result:
+def engine(options: Options) -> SectionResult:
     """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
     candidate = best_candidate(options)
     models = write_repository(options, candidate)
@@ -54,10 +61,10 @@ def engine(options: Options) -> Result:
         if not journal.has(name):
             journal.begin(name)
             journal.end(asyncio.run(_measure(options, settings, name)))
-    return Result(section="engine", status="done", lines=journal.lines, best=candidate.name)
+    return SectionResult(section="engine", status="done", lines=journal.lines, best=candidate.name)
 
 
-async def _measure(options: Options, settings: BackendSettings, what: str) -> Line:
+async def _measure(options: Options, settings: BackendSettings, what: str) -> Measurement:
     quiet_libraries()
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(settings.tokenizer_threads))
@@ -69,29 +76,29 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Li
             open_executor=executor_opener(settings),
             admit=admit_unmeasured,
         )
-        loaded = load_engine(read_catalogue(settings.models), tools)
+        loaded = load_core(read_catalogue(settings.models), tools)
         if loaded.problems:
-            return Line(what=what, passed=False, note="; ".join(loaded.problems.values()))
+            return Measurement(what=what, passed=False, note="; ".join(loaded.problems.values()))
         for batcher in loaded.batchers:
             await stack.enter_async_context(batcher)
         return await _load(options, loaded, what)
 
 
-async def _load(options: Options, loaded: Loaded, what: str) -> Line:
+async def _load(options: Options, loaded: LoadedCore, what: str) -> Measurement:
     source = texts(options, length=options.length, seed=8)
     latencies: list[float] = []
     warm = time.perf_counter() + options.seconds / 4
     await _ask(options, loaded, source, [], until=warm)
     before = loaded.batchers[0].statistics()
     started = time.perf_counter()
-    with Busy(options.device) as busy:
+    with UtilizationSampler(options.device) as busy:
         await _ask(options, loaded, source, latencies, until=started + options.seconds)
     took = time.perf_counter() - started
     after = loaded.batchers[0].statistics()
     tokens, padded = after.tokens - before.tokens, after.padded_tokens - before.padded_tokens
     latencies.sort()
     rows = (after.rows - before.rows) / max(1, after.batches - before.batches)
-    return Line(
+    return Measurement(
         what=what,
         rate=len(latencies) / took,
         tokens_per_second=tokens / took,
@@ -104,10 +111,15 @@ async def _load(options: Options, loaded: Loaded, what: str) -> Line:
 
 
 async def _ask(
-    options: Options, loaded: Loaded, source: Iterator[str], latencies: list[float], *, until: float
+    options: Options,
+    loaded: LoadedCore,
+    source: Iterator[str],
+    latencies: list[float],
+    *,
+    until: float,
 ) -> None:
     """Let many tasks ask, one text at a time each, until the time is over."""
-    pipeline = loaded.engine.pipelines[_MODEL]
+    pipeline = loaded.core.pipelines[_MODEL]
 
     async def ask() -> None:
         while time.perf_counter() < until:

@@ -1,4 +1,4 @@
-"""The models that are measured: real sizes, seeded weights, a tokenizer of made-up words."""
+"""Builds the measured models: real sizes, seeded weights, a tokenizer of made-up words."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What is measured on a GPU, how long each section may take, and what each leaves behind."""
+"""Defines the GPU sections, their time budgets, and the results that they leave."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, pos
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the person who runs it chose. `seconds` is how long each timed run goes on."""
+    """The options of the command. `seconds` is the length of each timed run."""
 
     output: Path
     work: Path
@@ -120,8 +120,8 @@ CANDIDATES = (
 REFERENCE = CANDIDATES[0]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. Rates are of sequences and of real tokens a second; latencies are seconds."""
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. Rates are sequences and real tokens per second; latencies are seconds."""
 
     what: str
     rate: float | None = None
@@ -135,18 +135,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a section found; `best` names the candidate that later sections run."""
+class SectionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a section; `best` names the candidate for later sections."""
 
     section: Section
     status: Literal["done", "failed", "skipped", "out of time"]
     reason: str = ""
     took: float = 0.0
-    lines: list[Line] = []
+    lines: list[Measurement] = []
     best: str = ""
 
 
-def write_result(options: Options, result: Result) -> None:
+def write_result(options: Options, result: SectionResult) -> None:
     """Write a section's result, whole or not at all."""
     path = options.output / f"{result.section}.json"
     temporary = path.with_suffix(".part")
@@ -154,16 +154,18 @@ def write_result(options: Options, result: Result) -> None:
     temporary.replace(path)
 
 
-def read_result(options: Options, section: Section) -> Result | None:
+def read_result(options: Options, section: Section) -> SectionResult | None:
     """Return what a section found, in this run or one before it."""
     try:
-        return msgspec.json.decode((options.output / f"{section}.json").read_bytes(), type=Result)
+        return msgspec.json.decode(
+            (options.output / f"{section}.json").read_bytes(), type=SectionResult
+        )
     except (OSError, msgspec.DecodeError):
         return None
 
 
 class Journal:
-    """The lines of a section so far, on disk after each: a process that dies loses one figure.
+    """Stores the lines of a section one by one, so that a crash loses one figure.
 
     A line begun and never ended is left as failed, and the process that takes over goes on after
     it. A device that has failed fails everything that comes after it in the same process.
@@ -173,7 +175,7 @@ class Journal:
         self._options = options
         self._section: Section = section
         before = read_result(options, section)
-        self.lines: list[Line] = before.lines if before is not None else []
+        self.lines: list[Measurement] = before.lines if before is not None else []
 
     def has(self, what: str) -> bool:
         """Return whether this was begun, here or in a process before this one."""
@@ -181,16 +183,18 @@ class Journal:
 
     def begin(self, what: str) -> None:
         """Note what is about to run."""
-        self._write([*self.lines, Line(what=what, passed=False, note="the process died")])
+        self._write([*self.lines, Measurement(what=what, passed=False, note="the process died")])
 
-    def end(self, *lines: Line) -> None:
+    def end(self, *lines: Measurement) -> None:
         """Note what it found, in the place of what was begun."""
         self.lines += lines
         self._write(self.lines)
 
-    def _write(self, lines: list[Line]) -> None:
+    def _write(self, lines: list[Measurement]) -> None:
         reason = "it was not finished"
-        found = Result(section=self._section, status="out of time", reason=reason, lines=lines)
+        found = SectionResult(
+            section=self._section, status="out of time", reason=reason, lines=lines
+        )
         write_result(self._options, found)
 
 
@@ -201,7 +205,7 @@ def best_candidate(options: Options) -> Candidate:
     return best or (REFERENCE if options.provider == "cpu" else _candidate("fp16-fused"))
 
 
-def fastest(lines: Sequence[Line]) -> Candidate | None:
+def fastest(lines: Sequence[Measurement]) -> Candidate | None:
     """Return the candidate that a ceiling's lines say is fastest, also where it was cut short."""
     rates = {line.what: line.rate or 0.0 for line in lines if line.passed}
     timed = [each for each in CANDIDATES if rates.get(f"{MAIN} {each.name}")]

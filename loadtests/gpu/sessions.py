@@ -1,4 +1,4 @@
-"""The sections that run graphs alone: are the answers right, and how fast can they be."""
+"""Checks the answers of bare sessions and measures their highest speed."""
 
 import statistics
 import sys
@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from backends.errors import ExecutorDied
-from backends.executors.binding import Bound, Feed, Tensors
+from backends.executors.binding import BoundTensors, Feed, Tensors
 from backends.executors.buckets import Shape
 from backends.executors.cuda import explain
 from backends.executors.graph import read_inputs
@@ -20,7 +20,7 @@ from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.form import Precision
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, OutputKind
-from loadtests.gpu.device import Busy
+from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import Batch, build_graphs, ensure_graph, random_batch
 from loadtests.gpu.plan import (
     CANDIDATES,
@@ -29,9 +29,9 @@ from loadtests.gpu.plan import (
     SMALL,
     Candidate,
     Journal,
-    Line,
+    Measurement,
     Options,
-    Result,
+    SectionResult,
     fastest,
     read_result,
 )
@@ -43,7 +43,7 @@ _GRAPH_ROWS = 8
 _IN_FLIGHT = (2, 3)
 
 
-class Bench:
+class SessionBenchmark:
     """One session over one graph, and batches bound to it at fixed addresses."""
 
     def __init__(self, options: Options, preset: str, candidate: Candidate) -> None:
@@ -66,7 +66,7 @@ class Bench:
             device=self._device.device,
             keep_on_device=self._device.graphs,
         )
-        bound = Bound(shape, OutputKind.POOLED, tensors, host_memory(self._device.memory))
+        bound = BoundTensors(shape, OutputKind.POOLED, tensors, host_memory(self._device.memory))
         feed = Feed(
             ids=batch["input_ids"],
             mask=batch["attention_mask"],
@@ -80,7 +80,7 @@ class Bench:
         return lambda: bound.run(feed, run)
 
 
-def check(options: Options) -> Result:
+def check(options: Options) -> SectionResult:
     """Compare every candidate with fp32 on the CPU, on rows of real lengths."""
     journal = Journal(options, "check")
     for preset in (MAIN, SMALL):
@@ -93,7 +93,7 @@ def check(options: Options) -> Result:
                 journal.begin(what)
                 journal.end(_compare(options, preset, candidate, batch, expected))
     right = [line for line in journal.lines if line.passed]
-    return Result(
+    return SectionResult(
         section="check",
         status="done" if right else "failed",
         reason="" if right else "no candidate gives the right answers",
@@ -101,7 +101,7 @@ def check(options: Options) -> Result:
     )
 
 
-def ceiling(options: Options) -> Result:
+def ceiling(options: Options) -> SectionResult:
     """Time the candidates in one batch, then the best one in other shapes."""
     batch = random_batch(options, options.batch, seed=4)
     mixed = random_batch(options, options.batch, seed=5, mixed=True)
@@ -112,7 +112,7 @@ def ceiling(options: Options) -> Result:
             continue
         journal.begin(what)
         try:
-            bench = Bench(options, MAIN, candidate)
+            bench = SessionBenchmark(options, MAIN, candidate)
             full = _timed(options, bench, batch, what)
             journal.end(full, _timed(options, bench, mixed, f"{what}, mixed lengths"))
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
@@ -120,14 +120,14 @@ def ceiling(options: Options) -> Result:
     chosen = fastest(journal.lines)
     if chosen is None:
         reason = "there is nothing to time"
-        return Result(section="ceiling", status="failed", reason=reason, lines=journal.lines)
+        return SectionResult(section="ceiling", status="failed", reason=reason, lines=journal.lines)
     for runs in _IN_FLIGHT:
         what = f"{MAIN} {chosen.name}, {runs} in flight"
         if not journal.has(what):
             journal.begin(what)
             journal.end(_side_by_side(options, chosen, batch, what, runs=runs))
     _shapes(options, chosen, journal)
-    return Result(section="ceiling", status="done", lines=journal.lines, best=chosen.name)
+    return SectionResult(section="ceiling", status="done", lines=journal.lines, best=chosen.name)
 
 
 def compare(found: FloatArray, expected: FloatArray) -> float:
@@ -152,17 +152,17 @@ def _reference(options: Options, preset: str, batch: Batch) -> FloatArray:
 
 def _compare(
     options: Options, preset: str, candidate: Candidate, batch: Batch, expected: FloatArray
-) -> Line:
+) -> Measurement:
     what = f"{preset} {candidate.name}"
     try:
-        run = Bench(options, preset, candidate).bind(batch)
+        run = SessionBenchmark(options, preset, candidate).bind(batch)
         # Twice: memory that is used again must not show.
         error = max(compare(run(), expected), compare(run(), expected))
     except Exception as failure:  # noqa: BLE001 - ONNX Runtime's errors have no other base
         return _failed(what, failure)
     bound = _BOUNDS[candidate.form.precision]
     note = "" if error <= bound else f"further than {bound} from fp32 on the CPU"
-    return Line(what=what, error=error, passed=error <= bound, note=note)
+    return Measurement(what=what, error=error, passed=error <= bound, note=note)
 
 
 def _right(options: Options, preset: str) -> list[Candidate]:
@@ -176,7 +176,7 @@ def _right(options: Options, preset: str) -> list[Candidate]:
 
 def _shapes(options: Options, chosen: Candidate, journal: Journal) -> None:
     for preset in (MAIN, SMALL):
-        plain = Bench(options, preset, chosen)
+        plain = SessionBenchmark(options, preset, chosen)
         for shape in options.shapes:
             _in_shape(options, preset, chosen, shape, journal, plain)
             if shape.rows <= _GRAPH_ROWS and not chosen.form.packed:
@@ -190,7 +190,7 @@ def _in_shape(
     chosen: Candidate,
     shape: Shape,
     journal: Journal,
-    bench: Bench | None = None,
+    bench: SessionBenchmark | None = None,
 ) -> None:
     """Time one shape; a session that captures graphs is opened for it alone."""
     what = f"{preset} {chosen.name} {shape.rows}x{shape.length}"
@@ -199,18 +199,20 @@ def _in_shape(
     journal.begin(what)
     try:
         batch = random_batch(options, shape, seed=6)
-        journal.end(_timed(options, bench or Bench(options, preset, chosen), batch, what))
+        journal.end(
+            _timed(options, bench or SessionBenchmark(options, preset, chosen), batch, what)
+        )
     except Exception as error:  # noqa: BLE001 - one shape that cannot be spoils no other
         journal.end(_failed(what, error))
 
 
-def _timed(options: Options, bench: Bench, batch: Batch, what: str) -> Line:
+def _timed(options: Options, bench: SessionBenchmark, batch: Batch, what: str) -> Measurement:
     """Time a batch: the median of several runs, each of a third of the seconds given."""
     run = bench.bind(batch)
     for _ in range(_WARM_UP):
         run()
     spans: list[float] = []
-    with Busy(options.device) as busy:
+    with UtilizationSampler(options.device) as busy:
         until = time.perf_counter() + options.seconds / 3
         while len(spans) < options.rounds or time.perf_counter() < until:
             started = time.perf_counter()
@@ -218,7 +220,7 @@ def _timed(options: Options, bench: Bench, batch: Batch, what: str) -> Line:
             spans.append(time.perf_counter() - started)
     span = statistics.median(spans)
     rows, tokens = batch["input_ids"].shape[0], int(batch["attention_mask"].sum())
-    return Line(
+    return Measurement(
         what=what,
         rate=rows / span,
         tokens_per_second=tokens / span,
@@ -230,9 +232,9 @@ def _timed(options: Options, bench: Bench, batch: Batch, what: str) -> Line:
 
 def _side_by_side(
     options: Options, chosen: Candidate, batch: Batch, what: str, *, runs: int
-) -> Line:
+) -> Measurement:
     """Time one session with several runs in flight, each on memory of its own."""
-    bench = Bench(options, MAIN, chosen)
+    bench = SessionBenchmark(options, MAIN, chosen)
     bound = [bench.bind(batch) for _ in range(runs)]
     for run in bound * _WARM_UP:
         run()
@@ -246,20 +248,22 @@ def _side_by_side(
             count += 1
         return count
 
-    with Busy(options.device) as busy, ThreadPoolExecutor(runs) as pool:
+    with UtilizationSampler(options.device) as busy, ThreadPoolExecutor(runs) as pool:
         count = sum(pool.map(repeat, bound))
         span = (time.perf_counter() - started) / max(1, count)
     rows, tokens = batch["input_ids"].shape[0], int(batch["attention_mask"].sum())
-    return Line(what=what, rate=rows / span, tokens_per_second=tokens / span, busy=busy.share)
+    return Measurement(
+        what=what, rate=rows / span, tokens_per_second=tokens / span, busy=busy.share
+    )
 
 
-def _failed(what: str, error: Exception) -> Line:
+def _failed(what: str, error: Exception) -> Measurement:
     if isinstance(explain(error), ExecutorDied):
         # Nothing can run here any more. The journal has it; another process goes on.
         sys.exit(str(error))
     first = str(error).strip().split("\n", 1)[0]
     text = " ".join(word.rpartition("/")[2] for word in first.split())
-    return Line(what=what, passed=False, note=f"{type(error).__name__}: {text[:200]}")
+    return Measurement(what=what, passed=False, note=f"{type(error).__name__}: {text[:200]}")
 
 
 def _run_options(device: DeviceOptions) -> Any:

@@ -1,11 +1,19 @@
-"""The short table: what all sections found, the ratios that matter, and the whole as JSON."""
+"""Renders all GPU results as a short table with ratios, and as JSON."""
 
 from collections.abc import Iterable
 
 import msgspec
 
 from loadtests.gpu.device import Device, this_device
-from loadtests.gpu.plan import BUDGETS, MAIN, Line, Options, Result, fastest, read_result
+from loadtests.gpu.plan import (
+    BUDGETS,
+    MAIN,
+    Measurement,
+    Options,
+    SectionResult,
+    fastest,
+    read_result,
+)
 from loadtests.machine import Machine, this_machine
 
 
@@ -16,7 +24,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     device: Device
     provider: str
     tiny: bool
-    results: list[Result]
+    results: list[SectionResult]
 
 
 def collect(options: Options) -> Report:
@@ -53,9 +61,9 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def ratios(results: Iterable[Result]) -> list[str]:
+def ratios(results: Iterable[SectionResult]) -> list[str]:
     """Return what the whole path is of the bare session, of the peer, of the arithmetic limit."""
-    found: dict[str, Result] = {result.section: result for result in results}
+    found: dict[str, SectionResult] = {result.section: result for result in results}
     whole = _best(found.get("http"), "whole path over HTTP, 1 text ")
     engine = _best(found.get("engine"), "engine")
     bare = _bare(found)
@@ -74,7 +82,7 @@ def ratios(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _bare(found: dict[str, Result]) -> float:
+def _bare(found: dict[str, SectionResult]) -> float:
     """Return the rate of the best candidate in the main batch, with one run in flight or more."""
     result = found.get("ceiling")
     best = fastest(result.lines) if result is not None else None
@@ -85,21 +93,21 @@ def _bare(found: dict[str, Result]) -> float:
     return max(line.rate or 0.0 for line in same)
 
 
-def _best(result: Result | None, prefix: str) -> float:
+def _best(result: SectionResult | None, prefix: str) -> float:
     if result is None:
         return 0.0
     rates = [line.rate for line in result.lines if line.what.startswith(prefix) and line.rate]
     return max(rates, default=0.0)
 
 
-def _worth_showing(result: Result) -> list[Line]:
+def _worth_showing(result: SectionResult) -> list[Measurement]:
     """Return the lines for people: of the check, only what failed."""
     if result.section != "check":
         return result.lines
     return [line for line in result.lines if not line.passed]
 
 
-def _row(line: Line) -> str:
+def _row(line: Measurement) -> str:
     cells = [
         line.what,
         _number(line.rate, ",.0f"),

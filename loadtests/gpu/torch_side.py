@@ -1,4 +1,4 @@
-"""The sections that need PyTorch: what the device can do at best, and what the peer does on it."""
+"""Measures in PyTorch the limits of the device and the peer's speed on it."""
 
 import statistics
 import time
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from loadtests.gpu.device import Busy
+from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import texts, write_tokenizer
-from loadtests.gpu.plan import MAIN, Journal, Line, Options, Result
+from loadtests.gpu.plan import MAIN, Journal, Measurement, Options, SectionResult
 
 _SIDE = 8192
 _COPY_BYTES = 4 * 2**30
 _PEER_BATCHES = (1, 32, 256)
 
 
-def floor(options: Options) -> Result:
+def floor(options: Options) -> SectionResult:
     """Measure the matrix rate on random data, and the bandwidth of a copy."""
     import torch  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 
@@ -31,11 +31,11 @@ def floor(options: Options) -> Result:
     copy = _median(options, lambda: target.copy_(source), library)
     name = str(precision).removeprefix("torch.")
     lines = [
-        Line(what=f"matrix rate, {name}, operations/s", rate=2 * side**3 / span),
-        Line(what="bandwidth, bytes/s read and written", rate=2 * 4 * count / copy),
-        Line(what=f"operations of one {MAIN} sequence", rate=operations(options)),
+        Measurement(what=f"matrix rate, {name}, operations/s", rate=2 * side**3 / span),
+        Measurement(what="bandwidth, bytes/s read and written", rate=2 * 4 * count / copy),
+        Measurement(what=f"operations of one {MAIN} sequence", rate=operations(options)),
     ]
-    return Result(section="floor", status="done", lines=lines)
+    return SectionResult(section="floor", status="done", lines=lines)
 
 
 def operations(options: Options) -> float:
@@ -45,7 +45,7 @@ def operations(options: Options) -> float:
     return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))
 
 
-def peer(options: Options) -> Result:
+def peer(options: Options) -> SectionResult:
     """Time a transformers pipeline of the same size on the same texts, in several batch sizes."""
     import torch  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
     import transformers  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
@@ -58,7 +58,7 @@ def peer(options: Options) -> Result:
         known = list(islice(texts(options, length=options.length, seed=7), max(64, 8 * size)))
         pipeline(known[:size], batch_size=size)  # warm
         spans: list[float] = []
-        with Busy(options.device) as busy:
+        with UtilizationSampler(options.device) as busy:
             until = time.perf_counter() + options.seconds
             while len(spans) < options.rounds or time.perf_counter() < until:
                 started = time.perf_counter()
@@ -67,8 +67,8 @@ def peer(options: Options) -> Result:
         rate = 1 / statistics.median(spans)
         what = f"transformers pipeline, batches of {size}"
         tokens = rate * options.length
-        journal.end(Line(what=what, rate=rate, tokens_per_second=tokens, busy=busy.share))
-    return Result(section="peer", status="done", lines=journal.lines)
+        journal.end(Measurement(what=what, rate=rate, tokens_per_second=tokens, busy=busy.share))
+    return SectionResult(section="peer", status="done", lines=journal.lines)
 
 
 def _pipeline(options: Options, library: Any, transformers: Any) -> Any:

@@ -42,22 +42,22 @@ class Authority:
         return chain, key
 
     def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1",), expired: bool = False) -> Path:
-        """Write what a backend shows."""
+        """Write a backend's certificate."""
         return self.issue("server", *hosts, expired=expired)
 
 
-def serving(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
-    """Return TLS as a backend serves it."""
+def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
+    """Return the TLS of a backend's listener."""
     return ServerTls(ServerFiles(certificate=certificate, client_ca=client_ca))
 
 
-def calling(ca: Path, *, certificate: Path | None = None) -> ClientTls:
-    """Return TLS as a gateway calls with it."""
+def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:
+    """Return the TLS of a gateway's calls."""
     return ClientTls(TlsFiles(ca=ca, certificate=certificate))
 
 
-def context_of(certificate: Path) -> ssl.SSLContext:
-    """Return a plain server's context."""
+def server_context(certificate: Path) -> ssl.SSLContext:
+    """Return the TLS context of a plain server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context

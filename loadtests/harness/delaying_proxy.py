@@ -24,8 +24,8 @@ class DelayingProxy:
         """The URL for redis-py."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def lead_to(self, path: str) -> None:
-        """Pass what comes from now on to another socket."""
+    def redirect_to(self, path: str) -> None:
+        """Forward new connections to another socket."""
         self._path = path
 
     async def __aenter__(self) -> Self:

@@ -15,7 +15,7 @@ _END = b"\r\n\r\n"
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back; names of headers are in lower case."""
+    """A response; names of headers are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection:
-    """One connection; what is sent on it is exactly what a test writes."""
+    """A connection that sends exactly the given bytes."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -60,7 +60,7 @@ class Connection:
         return False
 
     def reset(self) -> None:
-        """Leave without a word."""
+        """Abort the connection."""
         self._writer.transport.abort()
 
     async def send(self, *parts: bytes) -> None:

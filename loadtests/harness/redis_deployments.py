@@ -11,8 +11,8 @@ from loadtests.harness.waiting import wait_until
 _SLOTS = 16_384
 
 
-class Watched:
-    """A primary, its replica, and a Sentinel that makes the replica primary when the other ends."""
+class SentinelDeployment:
+    """A primary, its replica, and a Sentinel that promotes the replica when the primary ends."""
 
     def __init__(self, primary: Valkey, replica: Valkey, sentinel: Valkey) -> None:
         self.primary = primary
@@ -33,8 +33,8 @@ class Watched:
 
 
 @contextmanager
-def watched_valkey() -> Iterator[Watched]:
-    """Run the three; Sentinel believes after 0.3 s that a primary has ended."""
+def sentinel_deployment() -> Iterator[SentinelDeployment]:
+    """Run the three; Sentinel declares a primary down after 0.3 s."""
     with ExitStack() as stack:
         primary = stack.enter_context(Valkey("--repl-diskless-sync-delay", "0", port=free_port()))
         copied = ("--replicaof", f"127.0.0.1 {primary.port}")
@@ -52,7 +52,7 @@ def watched_valkey() -> Iterator[Watched]:
         wait_until(
             lambda: b"slaves=1" in sentinel.ask("INFO sentinel"), within=30, what="Sentinel's view"
         )
-        yield Watched(primary, replica, sentinel)
+        yield SentinelDeployment(primary, replica, sentinel)
 
 
 @contextmanager

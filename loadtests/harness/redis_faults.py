@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 
 from loadtests.harness.delaying_proxy import DelayingProxy
-from loadtests.harness.redis_deployments import watched_valkey
+from loadtests.harness.redis_deployments import sentinel_deployment
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
 
@@ -20,7 +20,7 @@ STATE_OPENING = tuple(fault for fault in STATE_FAULTS if fault != "slow by 200 m
 
 
 class FaultyRedis(msgspec.Struct, frozen=True):
-    """Where it is, and what makes it fail and be well again; `end` returns when it answers."""
+    """A Redis with its fault; `end` returns when it answers again."""
 
     url: str
     begin: Callable[[], None]
@@ -28,11 +28,11 @@ class FaultyRedis(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def redis_that_is(fault: str, *arguments: str) -> AsyncIterator[FaultyRedis]:
-    """Run a Redis that is well until `begin` is called, with `arguments` where it is one server."""
+async def failing_redis(fault: str, *arguments: str) -> AsyncIterator[FaultyRedis]:
+    """Run a healthy Redis whose fault `begin` injects, with `arguments` if it is one server."""
     async with AsyncExitStack() as stack:
         if fault == "failing over":
-            watched = stack.enter_context(watched_valkey())
+            watched = stack.enter_context(sentinel_deployment())
             yield FaultyRedis(
                 watched.url,
                 watched.primary.kill,

@@ -62,7 +62,7 @@ def echo(call: Call, index: int, backend_id: str) -> Done:
 
 
 class Reply:
-    """One answer on its way; a behaviour writes it."""
+    """A response in progress, which a behaviour writes."""
 
     def __init__(self, writer: asyncio.StreamWriter, closed: asyncio.Event) -> None:
         self._writer = writer

@@ -1,15 +1,15 @@
-"""Which pairs of processes are parted, and which packets are dropped meanwhile."""
+"""Lists the pairs of processes to part and the directions in which packets are dropped."""
 
 from enum import StrEnum
 
 import msgspec
 
 from loadtests.partitions.members import BACKENDS
-from loadtests.partitions.namespaces import Network
+from loadtests.partitions.namespaces import NamespaceNetwork
 
 
 class Direction(StrEnum):
-    """Whose packets are dropped."""
+    """The direction in which packets are dropped."""
 
     BOTH = "both"
     FORTH = "forth"
@@ -18,8 +18,8 @@ class Direction(StrEnum):
     """Those of the second to the first."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two members, or one and several; the first connects to the others."""
+class ProcessPair(msgspec.Struct, frozen=True, kw_only=True):
+    """Two members, or one and several, of which the first opens the connections."""
 
     name: str
     first: str
@@ -27,8 +27,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     may_fail: bool = False
     """Whether requests may fail until everything is well; with all other pairs none may."""
 
-    def part(self, network: Network, direction: Direction) -> None:
-        """Begin to drop packets."""
+    def start_dropping(self, network: NamespaceNetwork, direction: Direction) -> None:
+        """Start to drop packets."""
         for other in self.others:
             if direction is not Direction.BACK:
                 network.drop(self.first, other)
@@ -36,15 +36,15 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
                 network.drop(other, self.first)
 
 
-def _pair(first: str, second: str) -> Pair:
-    return Pair(name=f"{first}, {second}", first=first, others=(second,))
+def _pair(first: str, second: str) -> ProcessPair:
+    return ProcessPair(name=f"{first}, {second}", first=first, others=(second,))
 
 
 PAIRS = (
     _pair("gateway", "state"),
     _pair("gateway", "cache"),
     _pair("gateway", "eu-0"),
-    Pair(name="gateway, every backend", first="gateway", others=BACKENDS, may_fail=True),
+    ProcessPair(name="gateway, every backend", first="gateway", others=BACKENDS, may_fail=True),
     _pair("gateway", "ledger"),
     _pair("admin", "state"),
     _pair("admin", "cache"),

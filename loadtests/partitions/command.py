@@ -1,4 +1,4 @@
-"""`python -m loadtests partitions`."""
+"""Runs the network partitions from the command line: `python -m loadtests partitions`."""
 
 import asyncio
 import signal
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from gateway.sockets.tcp_keepalive import SHIPPED
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.machine import this_machine
-from loadtests.partitions.cases import PAIRS, Direction, Pair
-from loadtests.partitions.judging import HEADING, line, troubles
+from loadtests.partitions.cases import PAIRS, Direction, ProcessPair
+from loadtests.partitions.judging import HEADING, line, problems
 from loadtests.partitions.namespaces import missing
-from loadtests.partitions.run import Parting
+from loadtests.partitions.run import PartitionRun
 
 
 @click.command("partitions")
@@ -44,25 +44,25 @@ def partitions_command(
 
 
 async def _measure(
-    pairs: Sequence[Pair], directions: Sequence[Direction], seconds: Sequence[float]
+    pairs: Sequence[ProcessPair], directions: Sequence[Direction], seconds: Sequence[float]
 ) -> bool:
-    """Print a line for each case, and what was wrong; return whether nothing was."""
+    """Print a line per case with its problems; return whether there were none."""
     is_all_well = True
     # Not the repository: PostgreSQL's owner must reach it.
     with tempfile.TemporaryDirectory(prefix="partitions-") as folder:
-        async with Parting(Path(folder), keepalive=SHIPPED) as parting:
+        async with PartitionRun(Path(folder), keepalive=DEFAULT_KEEPALIVE) as partition_run:
             for length, pair, direction in _cases(pairs, directions, seconds):
-                result = await parting.case(pair, direction=direction, seconds=length)
+                result = await partition_run.case(pair, direction=direction, seconds=length)
                 print(line(result), flush=True)
-                for trouble in troubles(result, pair):
+                for trouble in problems(result, pair):
                     is_all_well = False
                     print(f"  {trouble}", file=sys.stderr, flush=True)
     return is_all_well
 
 
 def _cases(
-    pairs: Sequence[Pair], directions: Sequence[Direction], seconds: Sequence[float]
-) -> Iterator[tuple[float, Pair, Direction]]:
+    pairs: Sequence[ProcessPair], directions: Sequence[Direction], seconds: Sequence[float]
+) -> Iterator[tuple[float, ProcessPair, Direction]]:
     for length in seconds:
         for pair in pairs:
             for direction in directions:

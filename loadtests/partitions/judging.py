@@ -1,7 +1,7 @@
-"""What must hold in every case, and the table of what did."""
+"""Judges the result of a partition and renders all results as a table."""
 
-from loadtests.partitions.cases import Pair
-from loadtests.partitions.run import Result
+from loadtests.partitions.cases import ProcessPair
+from loadtests.partitions.run import PartitionResult
 
 HEADING = (
     "| parted | direction | for | requests | wrong | failed | until | slowest | unbilled"
@@ -14,7 +14,7 @@ WELL_AFTER = 10.0
 _MIB = 1024**2
 
 
-def line(result: Result) -> str:
+def line(result: PartitionResult) -> str:
     """Return the result as a row of the table."""
     failed = str(result.failed)
     if result.codes:
@@ -39,8 +39,10 @@ def line(result: Result) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def troubles(result: Result, *pairs: Pair, well_after: float = WELL_AFTER) -> list[str]:
-    """Return what must not be and was."""
+def problems(
+    result: PartitionResult, *pairs: ProcessPair, well_after: float = WELL_AFTER
+) -> list[str]:
+    """Return the violations in a result."""
     until = result.parted + well_after if any(pair.may_fail for pair in pairs) else 0.0
     found = {
         f"{result.wrong} answers are wrong": result.wrong,

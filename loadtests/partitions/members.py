@@ -1,4 +1,4 @@
-"""The processes of a gateway and all it needs, each in a network namespace of its own."""
+"""Runs a gateway and all it needs, each process in a network namespace of its own."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.system import KEY
 from loadtests.harness.postgresql import programs
-from loadtests.partitions.namespaces import Network
+from loadtests.partitions.namespaces import NamespaceNetwork
 
 BACKENDS = ("eu-0", "us-0")
 OWN = {
@@ -38,10 +38,10 @@ _OWNER = "nobody"
 _PORT, _ADMIN_PORT, _BACKEND_PORT, _REDIS_PORT = 8080, 8081, 8100, 6379
 
 
-class Members:
-    """Starts everything below `folder` while it is entered; each may take 6 GB of addresses."""
+class ProcessGroup:
+    """Runs all processes below `folder` while entered; each may map 6 GB."""
 
-    def __init__(self, network: Network, folder: Path, keepalive: TcpKeepalive) -> None:
+    def __init__(self, network: NamespaceNetwork, folder: Path, keepalive: TcpKeepalive) -> None:
         self._network = network
         self._folder = folder
         self._stack = contextlib.ExitStack()
@@ -104,8 +104,8 @@ class Members:
             )
             self._start(name, sys.executable, "-m", "gateway", entry, values=environment(own))
 
-    def share_the_processor(self) -> None:
-        """Have those that give way to everybody on the machine give way to nobody here.
+    def equalize_priorities(self) -> None:
+        """Reset the priority of processes that run with a lower one.
 
         What else a machine does is no part of what is measured.
         """
@@ -114,7 +114,7 @@ class Members:
             os.setpriority(os.PRIO_PROCESS, self.processes[name].pid, own)
 
     def log(self, name: str) -> str:
-        """Return what a process has said."""
+        """Return the output of a process."""
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def _write_configuration(self) -> None:

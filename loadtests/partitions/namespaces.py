@@ -1,4 +1,4 @@
-"""Network namespaces joined by a bridge, between any two of which packets can be dropped.
+"""Joins network namespaces by a bridge and drops packets between any two of them.
 
 Nothing leads out of them: the bridge is in a namespace of its own, where the machine has no end.
 """
@@ -22,7 +22,7 @@ _BRIDGE = "bridge"
 
 
 def missing() -> str:
-    """Return why namespaces cannot be made here, nothing where they can."""
+    """Return why namespaces cannot be made here, nothing if they can."""
     if os.geteuid() != 0:
         return "only root makes network namespaces"
     absent = [program for program in ("ip", "iptables") if shutil.which(program) is None]
@@ -44,8 +44,8 @@ def missing() -> str:
     return ""
 
 
-class Network:
-    """A namespace for each of `members` while it is entered; each reaches each by its address."""
+class NamespaceNetwork:
+    """Holds a connected namespace for each of `members` while entered."""
 
     def __init__(self, members: Sequence[str]) -> None:
         self._run_name = f"sluicegate-{secrets.token_hex(3)}"
@@ -72,7 +72,7 @@ class Network:
         self._delete()
 
     def address(self, name: str) -> str:
-        """Return where a member is reached."""
+        """Return the address of a member."""
         return f"{_PREFIX}.{self._places[name]}"
 
     def command(self, name: str, *argv: str) -> list[str]:
@@ -84,14 +84,14 @@ class Network:
         rule = ("iptables", "-A", "INPUT", "-s", self.address(source), "-j", "DROP")
         _run(*self.command(target, *rule))
 
-    def heal(self) -> None:
-        """Drop nothing any more."""
+    def restore_traffic(self) -> None:
+        """Stop dropping packets."""
         for name in self._places:
             _run(*self.command(name, "iptables", "-F", "INPUT"))
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """Have the sockets that this thread opens be those of a member."""
+        """Open this thread's sockets in the namespace of a member."""
         with Path("/proc/thread-self/ns/net").open("rb") as own:
             with (_NAMED / self._namespace(name)).open("rb") as other:
                 _enter(other.fileno())

@@ -1,4 +1,4 @@
-"""One case after another over one gateway: parted, under load, and well again."""
+"""Runs partitions one after another over one gateway under load."""
 
 import asyncio
 import contextlib
@@ -12,24 +12,24 @@ import msgspec
 import psycopg
 
 from gateway.sockets.tcp_keepalive import TcpKeepalive
-from loadtests.chaos.load import Load
-from loadtests.chaos.models import Judge
-from loadtests.partitions.cases import Direction, Pair
-from loadtests.partitions.members import ADMIN_KEY, MEMBERS, Members
-from loadtests.partitions.namespaces import Network
-from loadtests.partitions.watching import Watch
+from loadtests.chaos.load import LoadGenerator
+from loadtests.chaos.models import AnswerChecker
+from loadtests.partitions.cases import Direction, ProcessPair
+from loadtests.partitions.members import ADMIN_KEY, MEMBERS, ProcessGroup
+from loadtests.partitions.namespaces import NamespaceNetwork
+from loadtests.partitions.sampling import ResourceSampler
 
 QUIET = 1.0
 _RATE, _HIT_RATE = 15.0, 5.0
 _KNOWN = "a b c d e f g h"
 _START = 120.0
-PATIENCE = 60.0
+RECOVERY_TIME = 60.0
 _SOON = 0.1
 _ASKED = 2.0
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a case. Times are seconds."""
+class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a case. Times are in seconds."""
 
     pair: str
     direction: Direction
@@ -55,59 +55,61 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     died: tuple[str, ...]
 
 
-class Parting:
-    """A gateway in namespaces, and the cases that it goes through while it is entered.
+class PartitionRun:
+    """Runs partitions of a gateway in namespaces while entered.
 
-    Each may take `patience` seconds to be well again, and to have everything billed and logged.
+    Each may take `recovery_time` seconds to be ready again, with everything billed and logged.
     """
 
     def __init__(
-        self, folder: Path, *, keepalive: TcpKeepalive, patience: float = PATIENCE
+        self, folder: Path, *, keepalive: TcpKeepalive, recovery_time: float = RECOVERY_TIME
     ) -> None:
         self._stack = contextlib.AsyncExitStack()
         self._folder = folder
         self._keepalive = keepalive
-        self._patience = patience
+        self._recovery_time = recovery_time
         self._answered: Counter[int] = Counter()
         self._seed = 0
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            self._network = stack.enter_context(Network(MEMBERS))
-            members = Members(self._network, self._folder, self._keepalive)
+            self._network = stack.enter_context(NamespaceNetwork(MEMBERS))
+            members = ProcessGroup(self._network, self._folder, self._keepalive)
             self._members = stack.enter_context(members)
             stack.enter_context(self._network.inside("client"))
-            self._judge = Judge(members.models)
+            self._judge = AnswerChecker(members.models)
             self._client = httpx.AsyncClient(timeout=_ASKED)
             await stack.enter_async_context(self._client)
             await eventually(self._has_ledger, within=_START, what="PostgreSQL answers")
             await asyncio.to_thread(members.start_gateway)
             await eventually(self._is_well, within=_START, what="the gateway is ready")
-            members.share_the_processor()
+            members.equalize_priorities()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
 
-    async def case(self, *pairs: Pair, direction: Direction, seconds: float) -> Result:
-        """Part `pairs` at once for so many seconds, and say what came of it."""
+    async def case(
+        self, *pairs: ProcessPair, direction: Direction, seconds: float
+    ) -> PartitionResult:
+        """Part `pairs` at once for so many seconds, and return the result."""
         clock = asyncio.get_running_loop().time
-        watch = Watch(self._members.processes)
+        watch = ResourceSampler(self._members.processes)
         async with self._load() as (misses, hits):
             await asyncio.sleep(QUIET)
             began = clock()
             async with watch:
                 for pair in pairs:
-                    pair.part(self._network, direction)
+                    pair.start_dropping(self._network, direction)
                 await asyncio.sleep(seconds)
-                self._network.heal()
+                self._network.restore_traffic()
                 healed = clock()
                 well_after, waited_for = await self._well_after(healed, (misses, hits))
         sent = [*misses.sent, *hits.sent]
         self._answered.update(each.status for each in sent)
         failed = [each for each in sent if each.status != httpx.codes.OK]
-        return Result(
+        return PartitionResult(
             pair="; ".join(pair.name for pair in pairs),
             direction=direction,
             parted=seconds,
@@ -128,12 +130,14 @@ class Parting:
         )
 
     @contextlib.asynccontextmanager
-    async def _load(self) -> AsyncIterator[tuple[Load, Load]]:
-        """Send what misses and what hits, at a steady rate."""
+    async def _load(self) -> AsyncIterator[tuple[LoadGenerator, LoadGenerator]]:
+        """Send misses and hits at a steady rate."""
         self._seed += 1
         settings = self._members.settings
-        misses = Load(settings.port, self._judge, rate=_RATE, seed=self._seed, host=settings.host)
-        hits = Load(
+        misses = LoadGenerator(
+            settings.port, self._judge, rate=_RATE, seed=self._seed, host=settings.host
+        )
+        hits = LoadGenerator(
             settings.port,
             self._judge,
             rate=_HIT_RATE,
@@ -144,7 +148,9 @@ class Parting:
         async with misses, hits:
             yield misses, hits
 
-    async def _well_after(self, healed: float, loads: tuple[Load, Load]) -> tuple[float, str]:
+    async def _well_after(
+        self, healed: float, loads: tuple[LoadGenerator, LoadGenerator]
+    ) -> tuple[float, str]:
         """Wait until all is well and what was answered by then is billed and logged.
 
         Return the seconds since the fault ended, and what was well last.
@@ -165,15 +171,15 @@ class Parting:
             return not missing
 
         with contextlib.suppress(TimeoutError):
-            await eventually(is_well, within=self._patience, what="everything is well")
+            await eventually(is_well, within=self._recovery_time, what="everything is well")
             return clock() - healed, waited_for
-        return self._patience, waited_for
+        return self._recovery_time, waited_for
 
     async def _is_well(self) -> bool:
         return not await self._not_well()
 
     async def _not_well(self) -> str:
-        """Return what is not well of the two listeners, nothing when all is."""
+        """Return what is not ready of the two listeners, nothing when all is."""
         settings = self._members.settings
         for url in (
             f"http://{settings.host}:{settings.port}",
@@ -193,13 +199,13 @@ class Parting:
         return "" if answer.status_code == httpx.codes.OK else answer.text
 
     async def _settled(self, difference: Callable[[], Awaitable[int]]) -> int:
-        """Return a difference once it is 0, or after its time."""
+        """Return a difference once it is 0, or at the end of its time."""
 
         async def is_none() -> bool:
             return await difference() == 0
 
         with contextlib.suppress(TimeoutError):
-            await eventually(is_none, within=self._patience, what="nothing is missing")
+            await eventually(is_none, within=self._recovery_time, what="nothing is missing")
         return await difference()
 
     async def _unbilled(self) -> int:

@@ -1,4 +1,4 @@
-"""Sluicegate's backend and the peers on the same sentences, one server running at a time."""
+"""Measures Sluicegate's backend and its peers on the same sentences, one server at a time."""
 
 import asyncio
 import re
@@ -18,9 +18,9 @@ from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.harness.system import System
 from loadtests.machine import this_machine
 from loadtests.padded import write_padded
+from loadtests.peers.configuration import PeerConfiguration
 from loadtests.peers.servers import PEERS, TRIED, Peer, PeerFailed, running
 from loadtests.peers.table import check_answers, lines, markdown
-from loadtests.peers.way import Way
 from loadtests.workload import sentences
 
 Body = Callable[[str], bytes]
@@ -34,7 +34,7 @@ _BACKEND = "Sluicegate, its backend over HTTP"
 
 
 class Measurement:
-    """Runs of every server, in turns, each run on sentences that no other run had."""
+    """Measures all servers in turns, each run on new sentences."""
 
     def __init__(self, models: Path, *, connections: int, count: int) -> None:
         self._models = models
@@ -64,8 +64,8 @@ class Measurement:
             self._ask(_BACKEND, started.target, lambda text: next(calls([text], info)), _scores)
             self._run(_BACKEND, started.target, lambda texts: calls(texts, info))
 
-    def peer(self, peer: Peer, way: Way) -> None:
-        """Run a peer in one way, and keep its reason where it does not start."""
+    def peer(self, peer: Peer, way: PeerConfiguration) -> None:
+        """Run a peer in one configuration, and record why it does not start."""
         what = f"{peer.label}: {way.label}"
         try:
             with running(peer, way, self._exported) as target:

@@ -1,4 +1,4 @@
-"""The demo's `sentiment` as every peer runs it: tokenizer, encoder, head; texts in, scores out."""
+"""Runs the demo's `sentiment` for every peer: texts in, scores out."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from loadtests.peers.way import MODELS
+from loadtests.peers.configuration import MODELS
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime  # type: ignore[import-untyped]

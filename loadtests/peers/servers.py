@@ -1,4 +1,4 @@
-"""Which peers there are, the ways each was tried in, and how one is run."""
+"""Lists the peers with the configurations tried, and runs one of them."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ import msgspec
 from loadtests.generator import Target
 from loadtests.harness.ports import free_port
 from loadtests.harness.waiting import wait_until
-from loadtests.peers.way import MODELS, SCRATCH, Way
+from loadtests.peers.configuration import MODELS, SCRATCH, PeerConfiguration
 
 _ROOT = Path(__file__).parents[2]
 _SERVERS = "loadtests/peers"
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that others use for the same work. `command` gets the port as its last argument.
+    """A comparable server. `command` gets the port as its last argument.
 
     `ways` are those that are measured: the best found with its own batching, and those without that
     may be the best of any. `body` makes the request of a text, `scores` reads its answer.
@@ -32,7 +32,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     path: str
     ready: str
-    ways: tuple[Way, ...]
+    ways: tuple[PeerConfiguration, ...]
     body: Callable[[str], bytes]
     scores: Callable[[bytes], list[float]]
 
@@ -47,16 +47,16 @@ def _triton_scores(body: bytes) -> list[float]:
     return scores
 
 
-_UNBATCHED = Way(workers=2, threads=1)
+_UNBATCHED = PeerConfiguration(workers=2, threads=1)
 # What `--tune` runs of every peer.
 TRIED = (
-    Way(workers=2, threads=1, batch=8, delay=0.002),
-    Way(workers=2, threads=1, batch=16, delay=0.005),
-    Way(workers=2, threads=1, batch=32, delay=0.01),
-    Way(workers=1, threads=2, batch=16, delay=0.005),
-    Way(workers=1, threads=2, batch=32, delay=0.01),
+    PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002),
+    PeerConfiguration(workers=2, threads=1, batch=16, delay=0.005),
+    PeerConfiguration(workers=2, threads=1, batch=32, delay=0.01),
+    PeerConfiguration(workers=1, threads=2, batch=16, delay=0.005),
+    PeerConfiguration(workers=1, threads=2, batch=32, delay=0.01),
     _UNBATCHED,
-    Way(workers=1, threads=2),
+    PeerConfiguration(workers=1, threads=2),
 )
 
 PEERS = {
@@ -68,7 +68,7 @@ PEERS = {
             command=("python", f"{_SERVERS}/litserve/server.py"),
             path="/predict",
             ready="/health",
-            ways=(Way(workers=2, threads=1, batch=8, delay=0.002), _UNBATCHED),
+            ways=(PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002), _UNBATCHED),
             body=lambda text: msgspec.json.encode({"text": text}),
             scores=lambda body: msgspec.json.decode(body)["scores"],
         ),
@@ -81,7 +81,11 @@ PEERS = {
             ),
             path="/classify",
             ready="/readyz",
-            ways=(Way(workers=1, threads=2, batch=32), _UNBATCHED, Way(workers=1, threads=2)),
+            ways=(
+                PeerConfiguration(workers=1, threads=2, batch=32),
+                _UNBATCHED,
+                PeerConfiguration(workers=1, threads=2),
+            ),
             body=lambda text: msgspec.json.encode({"texts": [text]}),
             scores=lambda body: msgspec.json.decode(body)[0],
         ),
@@ -91,7 +95,7 @@ PEERS = {
             command=("python", f"{_SERVERS}/triton/server.py"),
             path="/v2/models/sentiment/infer",
             ready="/v2/health/ready",
-            ways=(Way(workers=2, threads=1, batch=8, delay=0.002), _UNBATCHED),
+            ways=(PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002), _UNBATCHED),
             body=_triton_body,
             scores=_triton_scores,
         ),
@@ -100,11 +104,11 @@ PEERS = {
 
 
 class PeerFailed(Exception):
-    """A peer did not become ready; the message is the end of what it said."""
+    """A peer did not become ready; the message is the end of its output."""
 
 
 @contextlib.contextmanager
-def running(peer: Peer, way: Way, models: Path) -> Iterator[Target]:
+def running(peer: Peer, way: PeerConfiguration, models: Path) -> Iterator[Target]:
     """Run a peer over the demo's models; yields where it answers.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the peers' table says, and whether it may be said: pure functions of what was measured."""
+"""Renders the peers' table and refuses it when their answers differ."""
 
 from collections.abc import Mapping
 
@@ -13,8 +13,8 @@ class AnswersDiffer(Exception):
     """Servers that should do the same work do not; the message names them."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A server in one way: the median of its runs, or why there is none.
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A server in one configuration: the median of its runs, or why there is none.
 
     Latencies in milliseconds; `ours` is how many times as much Sluicegate's backend answers.
     """
@@ -47,7 +47,7 @@ def check_answers(answers: Mapping[str, list[list[float]]]) -> None:
                 raise AnswersDiffer(f"`{name}` and `{first}` differ by {far:.4f} at {number}")
 
 
-def lines(measured: Mapping[str, list[Outcome]], failures: Mapping[str, str]) -> list[Line]:
+def lines(measured: Mapping[str, list[Outcome]], failures: Mapping[str, str]) -> list[PeerRow]:
     """Return a line for each; the first measured is what the others are compared with."""
     medians = {
         what: sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
@@ -55,7 +55,7 @@ def lines(measured: Mapping[str, list[Outcome]], failures: Mapping[str, str]) ->
     }
     ours = next(iter(medians.values())).rate
     return [
-        Line(
+        PeerRow(
             what=what,
             rate=round(run.rate, 1),
             p50=round(run.percentile(0.5) * 1000, 1),
@@ -64,10 +64,10 @@ def lines(measured: Mapping[str, list[Outcome]], failures: Mapping[str, str]) ->
             statuses=run.statuses,
         )
         for what, run in medians.items()
-    ] + [Line(what=what, failure=reason) for what, reason in failures.items()]
+    ] + [PeerRow(what=what, failure=reason) for what, reason in failures.items()]
 
 
-def markdown(table: list[Line]) -> str:
+def markdown(table: list[PeerRow]) -> str:
     """Return the table as people read it; failures are said in their place."""
     out = ["| what answers | sentences/s | Sluicegate's is | p50 ms | p95 ms | statuses |"]
     out.append("|---|---|---|---|---|---|")

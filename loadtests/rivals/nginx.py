@@ -1,4 +1,4 @@
-"""nginx with Lua as a rival: the same job as a hit, with its own memory or with Redis.
+"""Runs nginx with Lua as a rival for hits, with its own memory or with Redis.
 
 Needs nginx, its Lua module and the Lua libraries for JSON and Redis (`make install-system`).
 """

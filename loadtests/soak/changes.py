@@ -1,4 +1,4 @@
-"""What operators do meanwhile: configuration, keys, purges and revisions, one after the other."""
+"""Makes operators' changes in turns: configuration, keys, purges and revisions."""
 
 import asyncio
 import itertools
@@ -18,8 +18,8 @@ _MODEL = "sentiment"
 _TIMEOUT = 120.0
 
 
-class Changes:
-    """Makes a change each time `next` is called, in turns. `failed` are those that went wrong.
+class OperatorChanges:
+    """Makes the next change at each `next`, in turns; `failed` lists failed ones.
 
     `billable` gets the ids of the requests that try out keys.
     """
@@ -46,7 +46,7 @@ class Changes:
         )
 
     async def next(self) -> None:
-        """Make the next change, and note whether it was taken as it should be."""
+        """Make the next change, and record whether it had its effect."""
         change = next(self._turns)
         name = change.__name__.strip("_")
         self.made[name] += 1
@@ -60,7 +60,7 @@ class Changes:
         return (await _post(admin, "/admin/config/reload")).status_code == OK
 
     async def _broken(self, admin: httpx.Client) -> bool:
-        """Publish what is wrong: it must be refused."""
+        """Publish an invalid document, which must be refused."""
         self._document.write_text(self._text + "\nno_such_section: 1\n")
         return (await _post(admin, "/admin/config/reload")).is_client_error
 
@@ -85,7 +85,7 @@ class Changes:
         return (await _post(admin, "/admin/cache/purge", model=_MODEL)).status_code == OK
 
     async def _revision(self, admin: httpx.Client) -> bool:
-        """Add a revision that says the opposite, or take it away again."""
+        """Add a revision with opposite labels, or remove it again."""
         if (self._models / "2").exists():
             await asyncio.to_thread(shutil.rmtree, self._models / "2")
         else:
@@ -108,7 +108,7 @@ async def _post(admin: httpx.Client, path: str, **fields: str) -> httpx.Response
 
 
 def _write_opposite(model: Path) -> None:
-    """Write a revision whose head says the opposite."""
+    """Write a revision whose head has opposite labels."""
     draft = Path(shutil.copytree(model / "1", model / ".draft"))
     with np.load(draft / "head.npz") as head:
         layers = {name: head[name] for name in head.files}

@@ -1,4 +1,4 @@
-"""`python -m loadtests soak`."""
+"""Runs the soak from the command line: `python -m loadtests soak`."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ import click
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.machine import this_machine
-from loadtests.soak.run import Soaked, findings, soak
+from loadtests.soak.run import SoakResult, findings, soak
 
 _MIB = 1024 * 1024
 
@@ -28,7 +28,7 @@ def soak_command(*, minutes: float, every: float, look: float) -> None:
         sys.exit("\n".join(found))
 
 
-def _show(result: Soaked) -> None:
+def _show(result: SoakResult) -> None:
     machine, wear = this_machine(), result.wear
     print(f"\n## {result.duration / 60:g} minutes under load\n\n{machine.cpu}, {machine.commit}\n")
     print("| process | memory MiB | rise MiB | files | rise | threads | rise |")

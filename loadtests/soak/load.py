@@ -1,4 +1,4 @@
-"""Askers of everything a gateway meets: hits, misses, batches, nonsense, callers who leave.
+"""Sends a mixed load: hits, misses, batches, invalid requests and callers who disconnect.
 
 Each kind of request has the statuses it may be answered with; what else comes back is kept, as is
 the id of every answer that must be billed.
@@ -33,8 +33,8 @@ _LARGEST_BODY = 8 * 1024 * 1024
 _PAUSE = 0.02
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of request: its `share` of all, what it may be answered with, and how it is made."""
+class RequestKind(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of request: its `share` of all, its allowed statuses, and its factory."""
 
     share: float
     allowed: frozenset[int]
@@ -45,19 +45,21 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """Of its connection: its body never comes."""
 
 
-class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a tenant that may ask as it likes, and of one with narrow limits."""
+class TenantKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a tenant with wide limits and of one with narrow limits."""
 
     free: str
     narrow: str
 
 
-def kinds(keys: Keys) -> Mapping[str, Kind]:
-    """Return what is asked, by name."""
+def kinds(keys: TenantKeys) -> Mapping[str, RequestKind]:
+    """Return the kinds of requests by name."""
     fresh = itertools.count()
 
-    def kind(share: float, *allowed: int, **further: bool) -> Callable[..., Kind]:
-        return lambda make: Kind(share=share, allowed=frozenset(allowed), make=make, **further)
+    def kind(share: float, *allowed: int, **further: bool) -> Callable[..., RequestKind]:
+        return lambda make: RequestKind(
+            share=share, allowed=frozenset(allowed), make=make, **further
+        )
 
     def missed(chooser: random.Random) -> bytes:
         return classify(keys.free, f"{_sentence(chooser)} {next(fresh)}")
@@ -110,10 +112,10 @@ def kinds(keys: Keys) -> Mapping[str, Kind]:
     }
 
 
-class Load:
-    """What askers sent and saw so far. `billable` are the ids that the ledger must have."""
+class MixedLoad:
+    """Sends mixed requests; `billable` are the ids that the ledger must have."""
 
-    def __init__(self, port: int, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, port: int, kinds: Mapping[str, RequestKind]) -> None:
         self._port = port
         self._kinds = kinds
         self.answers: Counter[tuple[str, int]] = Counter()
@@ -123,7 +125,7 @@ class Load:
         self.left = 0
 
     async def ask(self, seed: int, stop: asyncio.Event) -> None:
-        """Ask one thing after the other, chosen by `seed`, until `stop`."""
+        """Send one request after another, chosen by `seed`, until `stop`."""
         chooser = random.Random(seed)
         names = list(self._kinds)
         shares = [kind.share for kind in self._kinds.values()]
@@ -136,7 +138,7 @@ class Load:
                     await asyncio.sleep(chooser.random() * 2 * _PAUSE)
 
     async def _once(self, connection: Connection, name: str, chooser: random.Random) -> bool:
-        """Ask one thing; return whether the connection may be used again."""
+        """Send one request; return whether the connection is reusable."""
         kind = self._kinds[name]
         if kind.leaves:
             self.left += 1
@@ -153,7 +155,7 @@ class Load:
         self._note(name, kind, response)
         return not kind.is_last and response.headers.get("connection") != "close"
 
-    def _note(self, name: str, kind: Kind, response: Response) -> None:
+    def _note(self, name: str, kind: RequestKind, response: Response) -> None:
         self.answers[name, response.status] += 1
         if response.status not in kind.allowed:
             self.unexpected[name, response.status] += 1

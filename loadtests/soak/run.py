@@ -1,4 +1,4 @@
-"""Runs everything that `sluicegate up` starts under mixed load, and measures whether it wears.
+"""Runs `sluicegate up` under mixed load and measures whether resource use grows.
 
 What may not be is stated before the run: see `findings`.
 """
@@ -17,9 +17,9 @@ import msgspec
 from gateway.events.hit_run import ids_from
 from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until
-from loadtests.soak.changes import Changes
-from loadtests.soak.load import Keys, Load, kinds
-from loadtests.soak.sampling import Sample, Trend, sample, size_of, trend
+from loadtests.soak.changes import OperatorChanges
+from loadtests.soak.load import MixedLoad, TenantKeys, kinds
+from loadtests.soak.sampling import ProcessSample, Trend, sample, size_of, trend
 
 _CONFIG = Path(__file__).parents[2] / "config"
 _WORKERS, _ASKERS = 2, 12
@@ -37,8 +37,8 @@ _SEGMENTS = 4
 and one is being deleted."""
 
 
-class Wear(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run took; processes are called by role, region and index."""
+class ResourceUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The resource use of a run, by role, region and index of process."""
 
     memory: dict[str, Trend]
     files: dict[str, Trend]
@@ -51,8 +51,8 @@ class Wear(msgspec.Struct, frozen=True, kw_only=True):
     """The most that the cache's Redis took by its own count."""
 
 
-class Soaked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed. `left` are requests whose callers did not wait for an answer."""
+class SoakResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. `left` are requests whose callers disconnected."""
 
     duration: float
     answers: Counter[tuple[str, int]]
@@ -60,7 +60,7 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True):
     broken: Counter[str]
     changes: Counter[str]
     failed_changes: Counter[str]
-    wear: Wear
+    wear: ResourceUse
     answered: int
     left: int
     billed: int
@@ -68,8 +68,8 @@ class Soaked(msgspec.Struct, frozen=True, kw_only=True):
     twice: int
 
 
-def soak(folder: Path, *, models: Path, duration: float, every: float, look: float) -> Soaked:
-    """Run for `duration` seconds, with a change and a look at everything now and then.
+def soak(folder: Path, *, models: Path, duration: float, every: float, look: float) -> SoakResult:
+    """Run for `duration` seconds, with regular changes and samples.
 
     `every` is the time between changes, `look` between samples.
     """
@@ -90,15 +90,15 @@ def soak(folder: Path, *, models: Path, duration: float, every: float, look: flo
         config=config,
         environment=environment,
     ) as system:
-        load = Load(system.port, kinds(_keys(system)))
-        changes = Changes(system, config=config, models=own_models, billable=load.billable)
-        looks = _Looks(system)
+        load = MixedLoad(system.port, kinds(_keys(system)))
+        changes = OperatorChanges(system, config=config, models=own_models, billable=load.billable)
+        looks = _SystemSamples(system)
         asyncio.run(_run(load, changes, looks, duration=duration, every=every, look=look))
         wait_until(
             lambda: load.billable <= _billed(system).keys(), within=60.0, what="all is billed"
         )
         billed = _billed(system)
-    return Soaked(
+    return SoakResult(
         duration=duration,
         answers=load.answers,
         unexpected=load.unexpected,
@@ -114,8 +114,8 @@ def soak(folder: Path, *, models: Path, duration: float, every: float, look: flo
     )
 
 
-def findings(result: Soaked, *, is_long: bool) -> Iterator[str]:
-    """Yield what is not as it must be; `is_long` where wear can be told."""
+def findings(result: SoakResult, *, is_long: bool) -> Iterator[str]:
+    """Yield every violation; growth is judged only if `is_long`."""
     for what, counted in (
         ("was answered otherwise than it may be", result.unexpected),
         ("got no answer", result.broken),
@@ -136,7 +136,7 @@ def findings(result: Soaked, *, is_long: bool) -> Iterator[str]:
         yield from _worn(result.wear)
 
 
-def _worn(wear: Wear) -> Iterator[str]:
+def _worn(wear: ResourceUse) -> Iterator[str]:
     for name, memory in wear.memory.items():
         # It keeps what was answered, up to its own bound, which is looked at above.
         if name != "valkey-cache 0" and not memory.is_flat(share=_SHARE, beside=_BESIDE):
@@ -149,17 +149,17 @@ def _worn(wear: Wear) -> Iterator[str]:
         yield f"tasks of the workers rose by {wear.tasks.rise:.0f}"
 
 
-class _Looks:
-    """Samples of every process and of what all share."""
+class _SystemSamples:
+    """Samples every process and the shared resources."""
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
+        self._samples: defaultdict[str, list[ProcessSample]] = defaultdict(list)
         self._tasks: list[tuple[float, float]] = []
         self._log_bytes = self._cache_bytes = 0
 
     def look(self, at: float) -> None:
-        """Take a sample of everything."""
+        """Take a sample."""
         for process in self._system.processes():
             taken = sample(process.pid, at)
             if taken is not None:
@@ -174,8 +174,8 @@ class _Looks:
         if found is not None:
             self._tasks.append((at, float(found[1])))
 
-    def wear(self, *, warm_after: float) -> Wear:
-        """Return what the samples say of the time after `warm_after`."""
+    def wear(self, *, warm_after: float) -> ResourceUse:
+        """Return the trends after `warm_after`."""
 
         def of(field: str) -> dict[str, Trend]:
             return {
@@ -183,7 +183,7 @@ class _Looks:
                 for name, samples in self._samples.items()
             }
 
-        return Wear(
+        return ResourceUse(
             memory=of("memory"),
             files=of("files"),
             threads=of("threads"),
@@ -194,7 +194,13 @@ class _Looks:
 
 
 async def _run(
-    load: Load, changes: Changes, looks: _Looks, *, duration: float, every: float, look: float
+    load: MixedLoad,
+    changes: OperatorChanges,
+    looks: _SystemSamples,
+    *,
+    duration: float,
+    every: float,
+    look: float,
 ) -> None:
     stop = asyncio.Event()
     started = time.monotonic()
@@ -220,8 +226,8 @@ async def _run(
         stop.set()
 
 
-def _keys(system: System) -> Keys:
-    """Make a tenant with narrow limits of every kind; the demo tenant has wide ones."""
+def _keys(system: System) -> TenantKeys:
+    """Create a tenant with narrow limits of every kind; the demo tenant has wide ones."""
     limits = [
         {"name": "narrow", "unit": "requests", "capacity": 30, "window": 2.0},
         {"name": "tokens", "unit": "tokens", "capacity": 2000, "window": 2.0},
@@ -230,7 +236,7 @@ def _keys(system: System) -> Keys:
     with system.admin() as admin:
         admin.post("/admin/tenants", json={"id": "narrow", "limits": limits}).raise_for_status()
         made = admin.post("/admin/keys", json={"tenant": "narrow"}).raise_for_status()
-    return Keys(free=system.key, narrow=made.json()["key"])
+    return TenantKeys(free=system.key, narrow=made.json()["key"])
 
 
 def _billed(system: System) -> Counter[str]:

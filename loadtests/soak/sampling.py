@@ -1,4 +1,4 @@
-"""What processes and folders take while a system runs, and whether it still grows."""
+"""Samples resources of processes and folders and fits whether they still grow."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import msgspec
 _KIB = 1024
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process took at a time: `at` in seconds of the run, `memory` resident, in bytes."""
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The resources of a process at `at` seconds of the run; resident `memory` in bytes."""
 
     at: float
     memory: int
@@ -19,7 +19,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure after the warm-up: its median, and how far the fitted line rises from then on."""
+    """A figure after warm-up: its median, and the rise of its fitted line."""
 
     median: float
     rise: float
@@ -29,8 +29,8 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         return self.rise <= share * self.median + beside
 
 
-def sample(pid: int, at: float) -> Sample | None:
-    """Return what a process takes now; `None` where it has ended."""
+def sample(pid: int, at: float) -> ProcessSample | None:
+    """Return a sample of a process, `None` if it has ended."""
     folder = Path("/proc") / str(pid)
     try:
         lines = (folder / "status").read_text().splitlines()
@@ -41,11 +41,11 @@ def sample(pid: int, at: float) -> Sample | None:
     if "VmRSS" not in fields:  # it has ended and waits to be collected
         return None
     memory = int(fields["VmRSS"][0]) * _KIB
-    return Sample(at=at, memory=memory, files=files, threads=int(fields["Threads"][0]))
+    return ProcessSample(at=at, memory=memory, files=files, threads=int(fields["Threads"][0]))
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes that the files below `folder` take on the disk."""
+    """Return the disk use of the files below `folder`, in bytes."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -56,7 +56,7 @@ def size_of(folder: Path) -> int:
 
 
 def trend(points: Sequence[tuple[float, float]], *, warm_after: float) -> Trend:
-    """Return how `points` (times and figures) go on after `warm_after`, by least squares."""
+    """Fit `points` (times and figures) after `warm_after` by least squares."""
     warm = [point for point in points if point[0] >= warm_after]
     times, figures = [at for at, _ in warm], [figure for _, figure in warm]
     if len(warm) < 3:

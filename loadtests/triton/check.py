@@ -1,4 +1,4 @@
-"""A real Triton as a region: equal answers, faults under load, what the wire costs."""
+"""Checks a real Triton as a region: equal answers, faults under load, cost of the wire."""
 
 import asyncio
 import signal
@@ -18,8 +18,8 @@ from loadtests.triton.fleet import (
     OURS,
     THEIRS,
     WIDTH,
-    Difference,
-    Load,
+    AnswerDifference,
+    FaultLoadResult,
     backend_of,
     compare,
     fleet,
@@ -28,31 +28,31 @@ from loadtests.triton.fleet import (
     through_gateway,
 )
 from loadtests.triton.process import Triton
-from loadtests.triton.wire import Cost, Served, measure_backends, measure_wire
+from loadtests.triton.wire import BackendThroughput, WireCost, measure_backends, measure_wire
 from loadtests.workload import sentences
 
 _RETURNED = 30.0
 _ROUNDS, _DURATION = 3, 4.0
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed. `batches` are those that Triton ran, `rows` those of either backend."""
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. `batches` are Triton's, `rows` those of either backend."""
 
-    difference: Difference
+    difference: AnswerDifference
     batches: int
     rows: dict[str, float]
-    killed: Load
+    killed: FaultLoadResult
     back_after: float
-    stopped: Load
+    stopped: FaultLoadResult
 
 
 class AnswersDiffer(Exception):
     """Answers through Triton are not those of our own executor, or some are missing."""
 
 
-async def show(
+async def run_checks(
     folder: Path, models: Path, *, texts: int, rate: float, quiet: float, away: float
-) -> Shown:
+) -> CheckResult:
     """Ask for `texts` answers; then load, with Triton killed and stopped for `away` seconds each.
 
     Raises:
@@ -72,7 +72,7 @@ async def show(
             others = iter(sentences(20_000, seed=41))
             killed, back_after = await _killed(system, triton, others, rate, quiet, away)
             stopped = await _stopped(system, triton, others, rate, quiet, away)
-    shown = Shown(
+    shown = CheckResult(
         difference=compare(found, expected),
         batches=batches,
         rows=rows,
@@ -91,10 +91,10 @@ async def _killed(
     rate: float,
     quiet: float,
     away: float,
-) -> tuple[Load, float]:
+) -> tuple[FaultLoadResult, float]:
     back_after = 0.0
 
-    async def strike() -> None:
+    async def inject_fault() -> None:
         nonlocal back_after
         await asyncio.sleep(quiet)
         await asyncio.to_thread(triton.kill)
@@ -110,7 +110,9 @@ async def _killed(
         back_after = time.perf_counter() - started
 
     duration = 2 * quiet + away + 6
-    return await load(system, texts, rate=rate, duration=duration, meanwhile=strike), back_after
+    return await load(
+        system, texts, rate=rate, duration=duration, meanwhile=inject_fault
+    ), back_after
 
 
 async def _stopped(
@@ -120,17 +122,17 @@ async def _stopped(
     rate: float,
     quiet: float,
     away: float,
-) -> Load:
-    async def strike() -> None:
+) -> FaultLoadResult:
+    async def inject_fault() -> None:
         await asyncio.sleep(quiet)
         triton.signal(signal.SIGSTOP)
         await asyncio.sleep(away)
         triton.signal(signal.SIGCONT)
 
-    return await load(system, texts, rate=rate, duration=2 * quiet + away, meanwhile=strike)
+    return await load(system, texts, rate=rate, duration=2 * quiet + away, meanwhile=inject_fault)
 
 
-def _judge(shown: Shown) -> None:
+def _judge(shown: CheckResult) -> None:
     if not shown.difference.is_none:
         raise AnswersDiffer(f"through the gateway: {shown.difference}")
     if not shown.batches or shown.rows[OURS]:
@@ -143,7 +145,7 @@ def _judge(shown: Shown) -> None:
 
 
 def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
-    """Show it all and print it.
+    """Run all checks and print the results.
 
     Raises:
         AnswersDiffer: some answer is wrong or missing.
@@ -154,7 +156,9 @@ def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -
         folder = Path(name)
         models = folder / "repository"
         build_demo_models(models, print)
-        shown = asyncio.run(show(folder, models, texts=texts, rate=rate, quiet=quiet, away=away))
+        shown = asyncio.run(
+            run_checks(folder, models, texts=texts, rate=rate, quiet=quiet, away=away)
+        )
         _print(shown)
         scratch = folder / "alone"
         scratch.mkdir()
@@ -164,7 +168,7 @@ def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -
             _print_served(measure_backends(triton, models, rounds=_ROUNDS, duration=_DURATION))
 
 
-def _print(shown: Shown) -> None:
+def _print(shown: CheckResult) -> None:
     same = shown.difference
     print(
         f"\n{same.texts} texts through gateway, backend and Triton ({shown.batches} batches there, "
@@ -180,7 +184,7 @@ def _print(shown: Shown) -> None:
     print(f"\nwork went to Triton again {shown.back_after:.1f} s after it was ready")
 
 
-def _print_wire(costs: list[Cost]) -> None:
+def _print_wire(costs: list[WireCost]) -> None:
     print("\n| batch | output | JSON ms | raw ms | here ms | JSON KiB | raw KiB |")
     print("|---|---|---|---|---|---|---|")
     for cost in costs:
@@ -189,7 +193,7 @@ def _print_wire(costs: list[Cost]) -> None:
         print(f"| {cost.rows} x {cost.length} | {cost.output.value} | {times} | {sizes} |")
 
 
-def _print_served(served: Served) -> None:
+def _print_served(served: BackendThroughput) -> None:
     print("\n| a backend over HTTP, 32 connections | sentences/s | runs |\n|---|---|---|")
     for name, rates in (("Triton runs the graph", served.theirs), ("its own", served.ours)):
         print(f"| {name} | {median(rates):.0f} | {', '.join(f'{rate:.0f}' for rate in rates)} |")

@@ -1,4 +1,4 @@
-"""An ONNX encoder for Triton's Python backend: token ids in, vectors out.
+"""Implements an ONNX encoder for Triton's Python backend: token ids in, vectors out.
 
 The wheel has no backend for ONNX; tensors, names and answers are as of one.
 """

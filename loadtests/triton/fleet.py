@@ -1,4 +1,4 @@
-"""A gateway over two regions of one model: Triton runs its graph in one, we in the other."""
+"""Runs a gateway over two regions of one model: one on Triton, one on our executor."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ import msgspec
 
 from backends.protocol import Done, FrameReader
 from loadtests.backend import RunningBackend, calls
-from loadtests.chaos.system import KEY, ChaosSystem, Spec, chaos_system
+from loadtests.chaos.system import KEY, BackendSpec, ChaosSystem, chaos_system
 from loadtests.generator import Target
 from loadtests.open_loop import Answer, open_loop
 from loadtests.triton.process import Triton
@@ -41,8 +41,8 @@ class _Results(msgspec.Struct, frozen=True):
     results: list[_Labels]
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers to the same texts differ; `apart` is the largest difference of a score."""
+class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference between answers to the same texts; `apart` is that of scores."""
 
     texts: int
     other_labels: int
@@ -54,12 +54,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.texts > 0 and not self.other_labels and self.apart <= TOLERANCE
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What an open loop over a fault gave; `difference` is that of what was answered with 200."""
+class FaultLoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of an open loop over a fault; `difference` is that of answers with 200."""
 
     answers: list[Answer]
     unanswered: int
-    difference: Difference
+    difference: AnswerDifference
 
     @property
     def statuses(self) -> dict[int, int]:
@@ -78,15 +78,15 @@ async def fleet(folder: Path, models: Path, triton: Triton) -> AsyncIterator[Cha
     """Run both backends and a gateway that prefers the one before Triton."""
     theirs = {"provider": "open_inference", "upstream_url": triton.url}
     specs = [
-        Spec(name=THEIRS, region="theirs", models=models, settings=theirs),
-        Spec(name=OURS, region="ours", models=models, settings={"provider": "cpu"}),
+        BackendSpec(name=THEIRS, region="theirs", models=models, settings=theirs),
+        BackendSpec(name=OURS, region="ours", models=models, settings={"provider": "cpu"}),
     ]
     async with chaos_system(folder, specs) as system:
         yield system
 
 
 def backend_of(system: ChaosSystem, name: str) -> RunningBackend:
-    """Return a backend, to be asked without the gateway."""
+    """Return a backend, to be called without the gateway."""
     return RunningBackend(port=system.backends[name].port, pid=0)
 
 
@@ -122,10 +122,10 @@ async def of_backend(backend: RunningBackend, texts: Iterable[str]) -> Scores:
     return found
 
 
-def compare(found: Mapping[str, dict[str, float]], expected: Scores) -> Difference:
+def compare(found: Mapping[str, dict[str, float]], expected: Scores) -> AnswerDifference:
     """Hold answers to those that are expected."""
     pairs = [(scores, expected[text]) for text, scores in found.items()]
-    return Difference(
+    return AnswerDifference(
         texts=len(pairs),
         other_labels=sum(max(a, key=a.__getitem__) != max(b, key=b.__getitem__) for a, b in pairs),
         apart=max((abs(a[label] - b[label]) for a, b in pairs for label in b), default=0.0),
@@ -139,7 +139,7 @@ async def load(
     rate: float,
     duration: float,
     meanwhile: Callable[[], Awaitable[None]],
-) -> Load:
+) -> FaultLoadResult:
     """Send a text at a time, `rate` a second, while something happens; judge every answer."""
     sent: list[str] = []
 
@@ -163,7 +163,9 @@ async def load(
     judged = [] if unanswered else list(zip(sent, in_order, strict=True))
     good = {text: _scores(answer.body) for text, answer in judged if answer.status == _OK}
     expected = await of_backend(backend_of(system, OURS), good)
-    return Load(answers=answers, unanswered=unanswered, difference=compare(good, expected))
+    return FaultLoadResult(
+        answers=answers, unanswered=unanswered, difference=compare(good, expected)
+    )
 
 
 def _scores(body: bytes) -> dict[str, float]:

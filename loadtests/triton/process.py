@@ -1,4 +1,4 @@
-"""A real Triton server over an encoder of ours, started, killed and started again."""
+"""Runs a real Triton server over an encoder and kills and restarts it."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What it costs to have Triton run a graph: tensors as JSON and raw, and whole backends."""
+"""Measures the cost of running a graph on Triton: tensors as JSON and raw, whole backends."""
 
 import os
 import time
@@ -26,16 +26,18 @@ _TIMEOUT = 30.0
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences a second of a backend: one whose graph Triton runs, one that runs it itself."""
+class BackendThroughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Sentences per second of a backend on Triton and of one on our executor."""
 
     theirs: list[float]
     ours: list[float]
 
 
-def measure_backends(triton: Triton, models: Path, *, rounds: int, duration: float) -> Served:
+def measure_backends(
+    triton: Triton, models: Path, *, rounds: int, duration: float
+) -> BackendThroughput:
     """Measure both in turns, over HTTP; all processes are there all the time."""
-    served = Served(theirs=[], ours=[])
+    served = BackendThroughput(theirs=[], ours=[])
     threads = str(len(os.sched_getaffinity(0)))
     with (
         backend(models, provider="open_inference", upstream_url=triton.url) as theirs,
@@ -50,8 +52,8 @@ def measure_backends(triton: Triton, models: Path, *, rounds: int, duration: flo
     return served
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds of a batch: over the wire as JSON and raw, and run here; bytes both ways."""
+class WireCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds per batch over the wire as JSON and raw, and run here; bytes both ways."""
 
     rows: int
     length: int
@@ -63,12 +65,12 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     raw_bytes: int
 
 
-def measure_wire(triton: Triton, graph: Path, *, repeats: int) -> list[Cost]:
+def measure_wire(triton: Triton, graph: Path, *, repeats: int) -> list[WireCost]:
     """Measure batches in turns: JSON, raw, here; medians."""
     client = UpstreamClient(RemoteModelServer(url=triton.url, model=ENCODER, timeout=_TIMEOUT))
     outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
     source = GraphSource(path=graph, outputs=outputs, dimensions=WIDTH, max_tokens=256)
-    executor = OnnxExecutor(source, lanes=1, wide=False)
+    executor = OnnxExecutor(source, worker_threads=1, wide=False)
     try:
         return [
             _measure(client, executor, rows, length, output, repeats)
@@ -86,7 +88,7 @@ def _measure(
     length: int,
     output: OutputKind,
     repeats: int,
-) -> Cost:
+) -> WireCost:
     ids = np.random.default_rng(1).integers(1000, 20_000, (rows, length), dtype=np.int32)
     batch = dict(zip(_INPUTS, (ids, np.ones_like(ids), ids * 0), strict=True))
     shape = (rows, length, WIDTH) if output is OutputKind.TOKENS else (rows, WIDTH)
@@ -114,7 +116,7 @@ def _measure(
             started = time.perf_counter()
             way()
             took[name].append((time.perf_counter() - started) * 1000)
-    return Cost(
+    return WireCost(
         rows=rows,
         length=length,
         output=output,

@@ -1,13 +1,15 @@
-"""What every `BackendClient` promises, asked of the HTTP client and of the fake that tests use."""
+"""Every `BackendClient` keeps its promises: both HTTP clients, and the fake that tests use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Literal
 
 import msgspec
 import pytest
 
 from backends.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
+from gateway.config.document import RoutingEntry
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
@@ -50,6 +52,14 @@ async def over_http(steps: Steps) -> AsyncIterator[Opened]:
 
 
 @asynccontextmanager
+async def over_httpx(steps: Steps) -> AsyncIterator[Opened]:
+    async with over_http(steps) as (client, target):
+        assert isinstance(client, HttpBackendClient)
+        client.configure([target], RoutingEntry(client="httpx"))
+        yield client, target
+
+
+@asynccontextmanager
 async def scripted(steps: Steps) -> AsyncIterator[Opened]:
     async def script(_: Endpoint, call: Call) -> AsyncIterator[Step]:
         for step in steps(call):
@@ -60,7 +70,7 @@ async def scripted(steps: Steps) -> AsyncIterator[Opened]:
     yield client, endpoint("stub")
 
 
-@pytest.fixture(params=[over_http, scripted], ids=["http", "scripted"])
+@pytest.fixture(params=[over_http, over_httpx, scripted], ids=["native", "httpx", "scripted"])
 def opened(request: pytest.FixtureRequest) -> Opener:
     opener: Opener = request.param
     return opener
@@ -169,16 +179,19 @@ async def test_the_state_is_read(opened: Opener) -> None:
 async def test_the_state_of_a_backend_that_is_not_there_cannot_be_read() -> None:
     async with StubBackend() as stub:
         gone = endpoint_of(stub)
-    async with HttpBackendClient() as client:
-        for each in (client, ScriptedClient()):
+    async with HttpBackendClient() as native, HttpBackendClient() as httpx:
+        httpx.configure([gone], RoutingEntry(client="httpx"))
+        for each in (native, httpx, ScriptedClient()):
             with pytest.raises(CallFailed) as caught:
                 await each.state(gone, patience=5.0)
 
             assert caught.value.cause is Cause.UNREACHABLE
 
 
-async def test_an_answer_that_is_no_frame_is_a_cut() -> None:
+@pytest.mark.parametrize("client", ["native", "httpx"])
+async def test_an_answer_that_is_no_frame_is_a_cut(client: Literal["native", "httpx"]) -> None:
     async with StubBackend(behaviour=send_bytes(b"\xff" * 64)) as stub, HttpBackendClient() as http:
+        http.configure([endpoint_of(stub)], RoutingEntry(client=client))
         with pytest.raises(CallFailed) as caught:
             await send((http, endpoint_of(stub)), call_of(1), [])
 

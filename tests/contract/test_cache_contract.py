@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
 from gateway.cache.entry import CacheHit
 from gateway.cache.key import CacheKey
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
 from loadtests.harness.waiting import until
 from tests.support.caching import cache_key, entry
@@ -31,7 +31,7 @@ def clock() -> Clock:
 @pytest.fixture(params=list(TIERS))
 async def cache(
     request: pytest.FixtureRequest, valkey: str, clock: Clock, anyio_backend: str
-) -> AsyncIterator[Cache]:
+) -> AsyncIterator[ResultCache]:
     memory, redis = TIERS[request.param]
     document = CacheEntry(memory_enabled=memory, redis_enabled=redis, redis_timeout=5.0)
     cache = build_cache(document, url=valkey, clock=clock, monotonic=Clock(), random=lambda: 0.0)
@@ -52,12 +52,12 @@ def writes(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(params=["awaited", "called back"])
-def look_up(request: pytest.FixtureRequest, cache: Cache) -> LookUp:
+def look_up(request: pytest.FixtureRequest, cache: ResultCache) -> LookUp:
     """Both ways to ask the cache under test."""
 
     async def called_back(keys: Sequence[CacheKey]) -> list[CacheHit | None]:
         told: list[list[CacheHit | None]] = []
-        cache.seek(keys, told.append)
+        cache.lookup_nowait(keys, told.append)
         assert told == []
         await until(lambda: bool(told), what="told")
         (found,) = told
@@ -66,14 +66,14 @@ def look_up(request: pytest.FixtureRequest, cache: Cache) -> LookUp:
     return cache.lookup if request.param == "awaited" else called_back
 
 
-async def written(cache: Cache, count: int) -> None:
+async def written(cache: ResultCache, count: int) -> None:
     """Wait until Redis has `count` entries: they are written off the path."""
     await until(lambda: cache.statistics().remote.written == count, what="entries are written")
 
 
 @pytest.mark.anyio
 async def test_what_was_stored_is_found_by_its_key(
-    cache: Cache,
+    cache: ResultCache,
     look_up: LookUp,
     keeps: bool,  # noqa: FBT001 - a fixture
     writes: int,
@@ -89,18 +89,20 @@ async def test_what_was_stored_is_found_by_its_key(
 
 
 @pytest.mark.anyio
-async def test_nothing_is_found_that_was_not_stored(cache: Cache, look_up: LookUp) -> None:
+async def test_nothing_is_found_that_was_not_stored(cache: ResultCache, look_up: LookUp) -> None:
     assert await look_up([cache_key(name) for name in range(100)]) == [None] * 100
     assert cache.peek(cache_key(1), 1_000.0) is None
 
 
 @pytest.mark.anyio
-async def test_no_keys_are_no_answers(cache: Cache, look_up: LookUp) -> None:
+async def test_no_keys_are_no_answers(cache: ResultCache, look_up: LookUp) -> None:
     assert await look_up([]) == []
 
 
 @pytest.mark.anyio
-async def test_a_forced_collision_of_addresses_is_a_miss(cache: Cache, look_up: LookUp) -> None:
+async def test_a_forced_collision_of_addresses_is_a_miss(
+    cache: ResultCache, look_up: LookUp
+) -> None:
     key = cache_key("a")
     colliding = CacheKey(key.address, bytes(16))
     cache.store(key, entry("mine"))
@@ -110,7 +112,9 @@ async def test_a_forced_collision_of_addresses_is_a_miss(cache: Cache, look_up: 
 
 
 @pytest.mark.anyio
-async def test_an_expired_answer_is_not_found(cache: Cache, look_up: LookUp, clock: Clock) -> None:
+async def test_an_expired_answer_is_not_found(
+    cache: ResultCache, look_up: LookUp, clock: Clock
+) -> None:
     cache.store(cache_key("a"), entry(ttl=10.0))
     clock.advance(10.0)
     cache.store(cache_key("b"), entry(at=900.0, ttl=50.0))
@@ -121,7 +125,7 @@ async def test_an_expired_answer_is_not_found(cache: Cache, look_up: LookUp, clo
 
 @pytest.mark.anyio
 async def test_peek_finds_what_lookup_found_if_there_is_memory(
-    cache: Cache, look_up: LookUp, clock: Clock, writes: int, request: pytest.FixtureRequest
+    cache: ResultCache, look_up: LookUp, clock: Clock, writes: int, request: pytest.FixtureRequest
 ) -> None:
     cache.store(cache_key("a"), entry("A"))
     await written(cache, writes)

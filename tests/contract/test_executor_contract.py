@@ -48,11 +48,11 @@ def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
 )
 def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelExecutor]:
     if request.param == "dummy":
-        yield DummyExecutor(dimensions=DIMENSIONS, lanes=2)
+        yield DummyExecutor(dimensions=DIMENSIONS, worker_threads=2)
     elif request.param == "paced":
-        yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, lanes=2)
+        yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, worker_threads=2)
     elif request.param == "onnx":
-        yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), lanes=2)
+        yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), worker_threads=2)
     elif request.param.startswith("upstream"):
         with inference_server(toy_graph(), binary=request.param == "upstream") as server:
             upstream = RemoteModelServer(url=server.url, model="remote", runs=2)
@@ -123,20 +123,20 @@ def test_types_of_tokens_matter(executor: ModelExecutor) -> None:
     assert not np.array_equal(pair, run(executor, [2, 4, 3, 5, 3]))
 
 
-def test_lanes_may_run_side_by_side(executor: ModelExecutor) -> None:
+def test_worker_threads_may_run_side_by_side(executor: ModelExecutor) -> None:
     expected = run(executor, [2, 4, 3])
     results: list[FloatArray] = []
 
     def work() -> None:
         results.extend(run(executor, [2, 4, 3]) for _ in range(50))
 
-    threads = [Thread(target=work) for _ in range(executor.lanes)]
+    threads = [Thread(target=work) for _ in range(executor.worker_threads)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert len(results) == 50 * executor.lanes
+    assert len(results) == 50 * executor.worker_threads
     assert all(np.array_equal(result, expected) for result in results)
 
 
@@ -152,9 +152,9 @@ def test_wide_runs_answer_the_same_bits(executor: ModelExecutor) -> None:
 def test_packed_weights_are_kept_beside_the_graph_and_used_again(tmp_path: Path) -> None:
     kept = source(tmp_path / "model.onnx", digest="d1")
 
-    first = OnnxExecutor(kept, lanes=2)
+    first = OnnxExecutor(kept, worker_threads=2)
     files = sorted((tmp_path / ".prepacked").rglob("model.onnx"))
-    again = OnnxExecutor(kept, lanes=2)
+    again = OnnxExecutor(kept, worker_threads=2)
 
     assert len(files) == 1
     assert sorted((tmp_path / ".prepacked").rglob("model.onnx")) == files
@@ -165,7 +165,7 @@ def test_packed_weights_are_kept_beside_the_graph_and_used_again(tmp_path: Path)
 def test_a_folder_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / ".prepacked").write_text("in the way")
 
-    executor = OnnxExecutor(source(tmp_path / "model.onnx", digest="d1"), lanes=2)
+    executor = OnnxExecutor(source(tmp_path / "model.onnx", digest="d1"), worker_threads=2)
 
     assert executor.wide_cost is None
     assert run(executor, [2, 4, 3]).shape == (1, DIMENSIONS)
@@ -176,7 +176,7 @@ def test_the_provider_that_runs_is_named(executor: ModelExecutor) -> None:
 
 
 def test_a_batch_that_cannot_be_computed_is_a_failed_model(tmp_path: Path) -> None:
-    onnx = OnnxExecutor(source(tmp_path / "model.onnx"), lanes=1)
+    onnx = OnnxExecutor(source(tmp_path / "model.onnx"), worker_threads=1)
     beyond_the_vocabulary = [2, 5_000, 3]
 
     for executor, row in (
@@ -207,12 +207,12 @@ def test_an_output_the_graph_has_not_is_named(tmp_path: Path) -> None:
     wrong = source(tmp_path / "model.onnx", outputs={OutputKind.POOLED: "cls"})
 
     with pytest.raises(ModelProblem, match="no output `cls`; it has pooled, tokens"):
-        OnnxExecutor(wrong, lanes=1)
+        OnnxExecutor(wrong, worker_threads=1)
 
 
 def test_another_width_than_declared_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelProblem, match="8 wide, not `dimensions: 9`"):
-        OnnxExecutor(source(tmp_path / "model.onnx", dimensions=9), lanes=1)
+        OnnxExecutor(source(tmp_path / "model.onnx", dimensions=9), worker_threads=1)
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
@@ -220,4 +220,4 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
     wrong.path.write_bytes(b"no graph")
 
     with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load it"):
-        OnnxExecutor(wrong, lanes=1)
+        OnnxExecutor(wrong, worker_threads=1)

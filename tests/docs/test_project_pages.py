@@ -12,9 +12,12 @@ from tests.docs.tables import ROOT, page
 PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 )
+PAST = {"CHANGELOG.md", "docs/performance-history.md"}
 SECTIONS = ["Security", "Removed", "Deprecated", "Added", "Changed", "Fixed"]
 LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
-
+PATH = re.compile(
+    r"`((?:gateway|backends|loadtests|tests|tools|training|deploy|config)/[\w./*-]*\w)/?`"
+)
 ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 
 
@@ -78,6 +81,13 @@ def test_every_link_to_a_section_leads_to_one(name: str) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in PAST])
+def test_every_path_of_the_project_that_a_page_names_exists(name: str) -> None:
+    missing = [path for path in PATH.findall(page(name)) if not list(ROOT.glob(path))]
+
+    assert missing == []
+
+
 def test_the_readme_lists_every_page_of_the_docs() -> None:
     linked = {match.group(1) for match in LINK.finditer(page("README.md"))}
 
@@ -91,7 +101,10 @@ def test_every_decision_is_numbered_listed_and_complete() -> None:
     for number, path in enumerate(pages, 1):
         text = path.read_text(encoding="utf-8")
         title = text.splitlines()[0].removeprefix(f"# {number:04}. ")
-        assert f"| [{number:04}]({path.name}) | {title} |" in index
+        status = re.search(r"^Status: (.+) · \d{4}-\d\d-\d\d$", text, re.MULTILINE)
+        assert status is not None, path.name
+        plain = re.sub(r"\[(\d+)\]\([^)]+\)", r"\1", status[1])
+        assert f"| [{number:04}]({path.name}) | {title} | {plain} |" in index
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
             "Context",
             "Decision",

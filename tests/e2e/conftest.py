@@ -1,4 +1,4 @@
-"""A running system, shared by the tests of a module that leave it as they found it."""
+"""Provides a running system, shared by the tests of a module that leave it unchanged."""
 
 import shutil
 from collections.abc import Iterator

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.triton.check import show
-from loadtests.triton.fleet import Difference, compare
+from loadtests.triton.check import run_checks
+from loadtests.triton.fleet import AnswerDifference, compare
 from loadtests.triton.process import is_installed
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 async def test_answers_through_triton_are_ours_also_while_it_dies_and_returns(
     tmp_path: Path, demo_models: Path
 ) -> None:
-    shown = await show(tmp_path, demo_models, texts=200, rate=20.0, quiet=1.0, away=1.5)
+    shown = await run_checks(tmp_path, demo_models, texts=200, rate=20.0, quiet=1.0, away=1.5)
 
     assert shown.difference.is_none
     assert shown.difference.texts == 200
@@ -34,7 +34,7 @@ def test_answers_are_compared_label_by_label() -> None:
 
     same, other = compare(ours, ours), compare(theirs, ours)
 
-    assert same == Difference(texts=2, other_labels=0, apart=0.0)
+    assert same == AnswerDifference(texts=2, other_labels=0, apart=0.0)
     assert same.is_none
     assert other.other_labels == 1
     assert not other.is_none

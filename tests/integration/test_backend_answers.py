@@ -33,7 +33,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def backend(models: Path) -> AsyncIterator[Backend]:
-    executor = DummyExecutor(dimensions=DIMENSIONS, lanes=2, poison=id_of("paris"))
+    executor = DummyExecutor(dimensions=DIMENSIONS, worker_threads=2, poison=id_of("paris"))
     async with running_backend(models, executor, max_body_bytes=50_000) as running:
         yield running
 

@@ -26,7 +26,7 @@ from backends.protocol import (
 )
 from loadtests.harness.model_repository import DIMENSIONS, id_of, write_repository
 from loadtests.harness.waiting import until
-from tests.support.backend_calls import Backend, Exchange, running_backend
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +40,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def backend(models: Path) -> AsyncIterator[Backend]:
-    executor = DummyExecutor(dimensions=DIMENSIONS, lanes=2, poison=id_of("paris"))
+    executor = DummyExecutor(dimensions=DIMENSIONS, worker_threads=2, poison=id_of("paris"))
     async with running_backend(models, executor, max_body_bytes=50_000) as running:
         yield running
 
@@ -61,7 +61,7 @@ async def paced(models: Path, gate: Gate) -> AsyncIterator[Backend]:
         yield backend
 
 
-def refusal(exchange: Exchange) -> Refusal:
+def refusal(exchange: AsgiExchange) -> Refusal:
     return msgspec.msgpack.decode(exchange.body, type=Refusal)
 
 
@@ -135,7 +135,7 @@ async def test_what_is_no_call_is_refused(backend: Backend) -> None:
     ]
 
     for body in bodies:
-        exchange = await Exchange(backend.routes, "POST", CALL_PATH, body).run()
+        exchange = await AsgiExchange(backend.routes, "POST", CALL_PATH, body).run()
 
         assert exchange.status == 400
         assert refusal(exchange).code == "bad_call"
@@ -182,7 +182,9 @@ async def test_a_call_whose_items_overflow_the_queue_together_is_answered(models
         for n in range(32)
     ]
 
-    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS, lanes=2)) as backend:
+    async with running_backend(
+        models, DummyExecutor(dimensions=DIMENSIONS, worker_threads=2)
+    ) as backend:
         outcomes = await backend.ask("topics", Task.CHOOSE, items)
 
     assert [type(outcome) for outcome in outcomes] == [Done] * 32
@@ -358,7 +360,10 @@ async def test_a_dead_executor_is_neither_ready_nor_alive(paced: Backend, gate: 
 
     assert (outcome.code, outcome.retryable) == ("executor_died", True)
     assert (ready.status, live.status, late.status) == (503, 503, 503)
-    assert "tiny: a lane of the executor died" in msgspec.json.decode(ready.body)["missing"][0]
+    assert (
+        "tiny: a worker thread of the executor died"
+        in msgspec.json.decode(ready.body)["missing"][0]
+    )
 
 
 async def test_metrics_count_items_and_rows_and_hold_no_input(backend: Backend) -> None:

@@ -15,7 +15,7 @@ from backends.executors.dummy import PacedExecutor
 from backends.protocol import Refusal, Task
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import eventually, until
-from tests.support.backend_calls import Backend, Exchange, running_backend
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +32,7 @@ def gate() -> Gate:
     return Gate()
 
 
-def refusal(exchange: Exchange) -> Refusal:
+def refusal(exchange: AsgiExchange) -> Refusal:
     return msgspec.msgpack.decode(exchange.body, type=Refusal)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.harness.certificates import Authority, context_of
+from loadtests.harness.certificates import Authority, server_context
 from loadtests.harness.raw_http import Connection, post
 from loadtests.harness.stub_backend import StubBackend, answer_when
 from loadtests.harness.waiting import eventually, until
@@ -133,8 +133,8 @@ async def test_certificates_are_held_against_the_name_and_not_the_address(
     tmp_path: Path, valkey: str
 ) -> None:
     authority = Authority(tmp_path / "authority")
-    right = context_of(authority.issue("right", "backends.example"))
-    wrong = context_of(authority.issue("wrong", "127.0.0.2"))
+    right = server_context(authority.issue("right", "backends.example"))
+    wrong = server_context(authority.issue("wrong", "127.0.0.2"))
     async with (
         StubBackend(backend_id="one", tls=right) as one,
         StubBackend(backend_id="two", tls=wrong, host="127.0.0.2", port=one.port) as two,

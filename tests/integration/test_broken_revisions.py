@@ -32,7 +32,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def executor() -> DummyExecutor:
-    return DummyExecutor(dimensions=DIMENSIONS, lanes=1)
+    return DummyExecutor(dimensions=DIMENSIONS, worker_threads=1)
 
 
 def copy_revision(models: Path, name: str, number: int = 2) -> Path:

@@ -10,7 +10,7 @@ from gateway.rate_limit.bucket import period_ends
 from gateway.redis.client import connect
 from gateway.types import RegionalRule, Rule
 from tests.support.clock import Clock
-from tests.support.limits import Fleet, charge
+from tests.support.limits import WorkerFleet, charge
 
 pytestmark = pytest.mark.anyio
 QUOTA = Rule(name="month", unit="requests", capacity=1000, period="month")
@@ -32,18 +32,18 @@ class Parts:
             capacity=self.capacity,
             window=rule.window,
             period=rule.period,
-            whole=rule.limit,
-            start=min(self.start, self.capacity),
-            grown=self.grown,
+            full_limit=rule.limit,
+            unknown_level=min(self.start, self.capacity),
+            grown_for=self.grown,
         )
 
-    def asked(
+    def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = 0.0, ends: float = 0.0
     ) -> None:
         pass
 
 
-async def take(fleet: Fleet, amount: int, *, of: Rule = WHOLE) -> Decision:
+async def take(fleet: WorkerFleet, amount: int, *, of: Rule = WHOLE) -> Decision:
     return await fleet.workers[0].admit([charge(amount, of=of)])
 
 
@@ -56,7 +56,7 @@ async def test_what_refilled_before_a_larger_part_refilled_at_the_smaller_ones_r
     redis: Redis,
 ) -> None:
     parts = Parts(100)
-    fleet = Fleet(redis, workers=1, shares=[parts])
+    fleet = WorkerFleet(redis, workers=1, shares=[parts])
     await fleet.tell_time()
     assert (await take(fleet, 100)).allowed
 
@@ -74,7 +74,7 @@ async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_n
     redis: Redis,
 ) -> None:
     parts = Parts(900)
-    fleet = Fleet(redis, workers=1, shares=[parts])
+    fleet = WorkerFleet(redis, workers=1, shares=[parts])
     await fleet.tell_time()
     assert (await take(fleet, 100)).allowed
     await fleet.advance(900.0)
@@ -93,7 +93,7 @@ async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_n
 
 async def test_a_smaller_part_takes_away_what_was_left(redis: Redis) -> None:
     parts = Parts(900)
-    fleet = Fleet(redis, workers=1, shares=[parts])
+    fleet = WorkerFleet(redis, workers=1, shares=[parts])
     await fleet.tell_time()
     assert (await take(fleet, 100)).allowed
 
@@ -108,7 +108,7 @@ async def test_a_smaller_part_takes_away_what_was_left(redis: Redis) -> None:
 
 
 async def test_a_bucket_that_is_not_there_begins_where_the_region_says(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=1, shares=[Parts(900, start=30)])
+    fleet = WorkerFleet(redis, workers=1, shares=[Parts(900, start=30)])
     await fleet.tell_time()
 
     assert not (await take(fleet, 31)).allowed
@@ -117,7 +117,7 @@ async def test_a_bucket_that_is_not_there_begins_where_the_region_says(redis: Re
 
 
 async def test_only_more_than_the_whole_limit_is_impossible(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=1, shares=[Parts(0)])
+    fleet = WorkerFleet(redis, workers=1, shares=[Parts(0)])
     await fleet.tell_time()
 
     beyond_part, beyond_all = await take(fleet, 1000), await take(fleet, 1001)
@@ -159,11 +159,11 @@ async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(redis
     await redis.aclose()
 
 
-def at_the_end_of_a_month(redis: Redis, *parts: Parts, late: float) -> Fleet:
+def at_the_end_of_a_month(redis: Redis, *parts: Parts, late: float) -> WorkerFleet:
     """Return workers whose clocks are `late`, beside a Redis at the very end of a month."""
     clock = Clock()
     clock.advance(period_ends(clock())[0] - clock())
-    fleet = Fleet(redis, workers=len(parts), shares=parts, clock=clock)
+    fleet = WorkerFleet(redis, workers=len(parts), shares=parts, clock=clock)
     for worker in fleet.workers:
         worker._wall = lambda: clock() - late
     return fleet

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
 from gateway.cache.entry import CachedResult
 from gateway.cache.redis_tier import RedisTier
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
 from gateway.redis.pipeline import Command, RedisPipe
 from loadtests.harness.waiting import until
@@ -23,7 +23,7 @@ NOW = 1_000.0
 
 
 @asynccontextmanager
-async def cache_at(url: str) -> AsyncIterator[Cache]:
+async def cache_at(url: str) -> AsyncIterator[ResultCache]:
     """A worker's cache without memory, patient enough for a busy machine."""
     document = CacheEntry(memory_enabled=False, redis_timeout=5.0, lease=60.0)
     built = build_cache(document, url=url, clock=Clock(NOW), monotonic=Clock(), random=lambda: 0.0)
@@ -31,7 +31,7 @@ async def cache_at(url: str) -> AsyncIterator[Cache]:
         yield cache
 
 
-async def written(cache: Cache, count: int) -> None:
+async def written(cache: ResultCache, count: int) -> None:
     await until(lambda: cache.statistics().remote.written == count, what="it is in Redis")
 
 

@@ -26,8 +26,8 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
     executor = PacedExecutor(gate, dimensions=DIMENSIONS)
     async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
         calls = CallHandler(
-            engine=backend.engine,
-            door=CallAuthenticator(""),
+            core=backend.engine,
+            authenticator=CallAuthenticator(""),
             tracing=NoTracing(),
             clock=time.monotonic,
             max_body_bytes=10**6,

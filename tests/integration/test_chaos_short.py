@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtests.chaos.brief import run_briefly
+from loadtests.chaos.short_matrix import run_short_matrix
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +17,7 @@ RATE, STRUCK = 50.0, 1.0
 
 async def test_no_fault_of_one_backend_or_a_region_reaches_a_caller(tmp_path: Path) -> None:
     """All faults of the matrix one after another; callers in a hurry may be told of their time."""
-    run = await run_briefly(tmp_path, rate=RATE, struck=STRUCK)
+    run = await run_short_matrix(tmp_path, rate=RATE, struck=STRUCK)
 
     answered = [sent for sent in [*run.sent, *run.hasty] if sent.status == httpx.codes.OK]
     assert {sent.status for sent in run.sent} == {httpx.codes.OK}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.http.draining import Draining
-from gateway.http.server import listener_on, serve
+from gateway.http.server import open_listener, serve
 from loadtests.harness.raw_http import Connection
 from loadtests.harness.waiting import eventually, until
 
@@ -51,7 +51,7 @@ class Server:
 async def running(draining: Draining, *siblings: socket.socket) -> AsyncIterator[Server]:
     """Run a server until the end of the context."""
     server = Server(draining)
-    with listener_on("127.0.0.1", 0, None, setting="the port") as listener:
+    with open_listener("127.0.0.1", 0, None, setting="the port") as listener:
         server.port = listener.getsockname()[1]
         options = {"drain": 60.0, "stop": server.stop, "draining": draining, "siblings": siblings}
         serving = asyncio.create_task(serve(server, listener, **options))  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.fuzz_http.command import told
+from loadtests.fuzz_http.command import describe_finding
 from loadtests.fuzz_http.run import fuzz
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -17,7 +17,7 @@ def test_no_request_crosses_answers_or_hangs_or_brings_a_worker_down(
 
     done = fuzz(tmp_path, seed=seed, requests=6_000)
 
-    assert [told(done, finding) for finding in done.findings] == []
+    assert [describe_finding(done, finding) for finding in done.findings] == []
     assert done.trouble == []
     assert done.requests >= 6_000
     kinds = {kind for kind, _ in done.answers}

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtests.gpu.plan import BUDGETS, Line
+from loadtests.gpu.plan import BUDGETS, Measurement
 from loadtests.gpu.table import Report
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def run_script(output: Path, *arguments: str) -> tuple[str, Report]:
     return done.stdout, msgspec.json.decode(text, type=Report)
 
 
-def lines(report: Report, section: str) -> list[Line]:
+def lines(report: Report, section: str) -> list[Measurement]:
     return next(result.lines for result in report.results if result.section == section)
 
 

@@ -49,9 +49,9 @@ async def worker(
 ) -> AsyncIterator[RunningWorker]:
     valkey_server.flush()  # tests before may have published a document
     folder = tmp_path_factory.mktemp("worker")
-    patience = ConnectionTimeouts(connections=12)
+    timeouts = ConnectionTimeouts(connections=12)
     running = running_worker(
-        folder, valkey_server.url, [stub], patience=patience, fast_lane=request.param
+        folder, valkey_server.url, [stub], timeouts=timeouts, fast_lane=request.param
     )
     async with running as found:
         yield found

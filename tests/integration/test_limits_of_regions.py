@@ -10,12 +10,12 @@ from redis.asyncio import Redis
 
 from gateway.ledger.ledger import Ledger
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.rate_limit.shares import RegionalShares
 from gateway.redis.client import connect
+from gateway.regional_limits.limits import DividedLimits
 from gateway.types import CONCURRENT, Rule
 from tests.support.clock import Clock
 from tests.support.ledgers import ledger_url
-from tests.support.limits import Fleet, charge, most_over_the_limit
+from tests.support.limits import WorkerFleet, charge, most_over_the_limit
 
 pytestmark = pytest.mark.anyio
 LIMIT = Rule(name="minute", unit="requests", capacity=200, window=20.0)
@@ -34,7 +34,7 @@ class Scene:
         self.clock = clock
         self.shares = [
             [
-                RegionalShares(
+                DividedLimits(
                     region=f"region-{region}",
                     worker=f"{region}/{worker}",
                     alone=lambda: 0.0,
@@ -46,7 +46,7 @@ class Scene:
             for region in range(REGIONS)
         ]
         self.fleets = [
-            Fleet(redis, workers=WORKERS, clock=clock, shares=shares)
+            WorkerFleet(redis, workers=WORKERS, clock=clock, shares=shares)
             for redis, shares in zip(redises, self.shares, strict=True)
         ]
         self._next_report = 0.0
@@ -66,9 +66,9 @@ class Scene:
     def report(self, *, cut: frozenset[int] = frozenset()) -> None:
         for region, workers in enumerate(self.shares):
             for shares in workers if region not in cut else ():
-                asked_at = self.clock()
-                told = self._ledger.shares.report(shares.report(), lease=LEASE, longest=10.0)
-                shares.take(told, asked_at=asked_at)
+                sent_at = self.clock()
+                answer = self._ledger.shares.report(shares.report(), lease=LEASE, longest=10.0)
+                shares.apply(answer, sent_at=sent_at)
 
     async def give_back(self) -> None:
         for fleet in self.fleets:

@@ -26,7 +26,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def executor() -> DummyExecutor:
-    return DummyExecutor(dimensions=DIMENSIONS, lanes=1)
+    return DummyExecutor(dimensions=DIMENSIONS, worker_threads=1)
 
 
 def add_mood(models: Path) -> None:

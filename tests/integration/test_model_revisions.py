@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.algorithms.split import Arm, Split
+from backends.algorithms.split import Split, WeightedAlgorithm
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
@@ -31,7 +31,7 @@ def serve(models: Path, text: str) -> None:
 
 
 def executor() -> DummyExecutor:
-    return DummyExecutor(dimensions=DIMENSIONS, lanes=1)
+    return DummyExecutor(dimensions=DIMENSIONS, worker_threads=1)
 
 
 async def chosen(backend: Backend, scope: str = "tenant") -> dict[str, str]:
@@ -122,10 +122,10 @@ def test_a_broken_revision_stops_the_split_and_is_named(models: Path) -> None:
 
 
 def test_shares_are_exact_over_many_items() -> None:
-    arms = [Arm(algorithm=object(), weight=weight) for weight in (1, 2, 7)]  # type: ignore[arg-type]
-    split = Split(arms)
+    weighted = [WeightedAlgorithm(algorithm=object(), weight=weight) for weight in (1, 2, 7)]  # type: ignore[arg-type]
+    split = Split(weighted)
 
     found = Counter(id(split.choose("t", f"text {number}")) for number in range(20_000))
 
-    shares = [found[id(arm.algorithm)] / 20_000 for arm in arms]
+    shares = [found[id(arm.algorithm)] / 20_000 for arm in weighted]
     assert shares == pytest.approx([0.1, 0.2, 0.7], abs=0.01)

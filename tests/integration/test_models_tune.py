@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from backends.cli import main
 from backends.protocol import Done, Task
-from backends.qualification.tuned import RECORD, Tuned, write_tuned
+from backends.qualification.tuned import RECORD, TunedBatching, write_tuned
 from backends.repository.catalogue import read_catalogue
 from loadtests.harness.model_repository import WORDS, write_repository
 from tests.support.backend_calls import running_backend
@@ -79,18 +79,18 @@ def test_a_dry_run_keeps_nothing(models: Path, texts: Path, golden: Path, tmp_pa
 async def test_the_setting_is_what_a_backend_runs_with(models: Path) -> None:
     model = read_catalogue(models).models["tiny"]
     provider = "CPUExecutionProvider"
-    found = Tuned(rows=2, threads=1)
+    found = TunedBatching(rows=2, threads=1)
     assert write_tuned(model.folder, found, digest=model.digest, provider=provider)
 
     async with running_backend(models, row_cache_bytes=0) as backend:
         await backend.ask("tiny", Task.EMBED, ["good film", "bad film", "the card", "the text"])
         statistics = backend.batchers[0].statistics()
-        lanes = backend.batchers[0].lanes
+        worker_threads = backend.batchers[0].worker_threads
     async with running_backend(models, threads=2) as backend:
-        told = backend.batchers[0].lanes
+        told = backend.batchers[0].worker_threads
 
     assert (statistics.rows, statistics.batches) == (4, 2)
-    assert (lanes, told) == (1, 2)
+    assert (worker_threads, told) == (1, 2)
 
 
 @pytest.mark.anyio

@@ -10,17 +10,17 @@ import pytest
 
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.harness.postgresql import programs
-from loadtests.partitions.cases import PAIRS, Direction, Pair
-from loadtests.partitions.judging import troubles
+from loadtests.partitions.cases import PAIRS, Direction, ProcessPair
+from loadtests.partitions.judging import problems
 from loadtests.partitions.namespaces import missing
-from loadtests.partitions.run import Parting
+from loadtests.partitions.run import PartitionRun
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(1800)]
 
 # Long enough for keep-alive to give up while packets are dropped, as it does in a long partition.
 KEEPALIVE = TcpKeepalive(idle=1, interval=1, count=2, user_timeout=2.0)
 GIVEN_UP, MOMENT = 5.0, 1.5
-PATIENCE = 240.0
+RECOVERY_TIME = 240.0
 """Seconds until all is well without a hand; on a machine that does other things as well, long."""
 
 
@@ -33,7 +33,7 @@ GROUPS = (
 """Pairs that are parted at once: one does not hide what another does."""
 
 
-def cases() -> Iterator[tuple[Sequence[Pair], Direction, float]]:
+def cases() -> Iterator[tuple[Sequence[ProcessPair], Direction, float]]:
     """Yield each pair, and the directions of the one whose subscription must be given up."""
     pairs = {pair.name: pair for pair in PAIRS}
     for direction in Direction:
@@ -53,10 +53,12 @@ async def test_no_partition_is_noticed_or_outlives_itself(
         pytest.skip(f"partitions: {reason}")
     folder: Path = tmp_path_factory.mktemp("partitions")
     found = {}
-    async with Parting(folder, keepalive=KEEPALIVE, patience=PATIENCE) as parting:
+    async with PartitionRun(
+        folder, keepalive=KEEPALIVE, recovery_time=RECOVERY_TIME
+    ) as partition_run:
         for pairs, direction, seconds in cases():
-            result = await parting.case(*pairs, direction=direction, seconds=seconds)
-            if wrong := troubles(result, *pairs, well_after=PATIENCE):
+            result = await partition_run.case(*pairs, direction=direction, seconds=seconds)
+            if wrong := problems(result, *pairs, well_after=RECOVERY_TIME):
                 found[f"{result.pair}: {direction}"] = wrong
 
     assert found == {}

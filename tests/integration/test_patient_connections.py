@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.http.connection_timeouts import ConnectionTimeouts
-from gateway.http.server import listener_on, serve
+from gateway.http.server import open_listener, serve
 from loadtests.harness.raw_http import Connection
 from loadtests.harness.waiting import eventually
 
@@ -31,9 +31,9 @@ async def app(scope: Any, _receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def port(anyio_backend: str) -> AsyncIterator[int]:
-    listener = listener_on("127.0.0.1", 0, None, setting="the port")
+    listener = open_listener("127.0.0.1", 0, None, setting="the port")
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve(app, listener, drain=1.0, stop=stop, patience=_PATIENCE))
+    serving = asyncio.create_task(serve(app, listener, drain=1.0, stop=stop, timeouts=_PATIENCE))
     listener.listen()
     yield listener.getsockname()[1]
     stop.set()

@@ -177,15 +177,15 @@ async def test_whoever_is_called_back_is_told_once_in_time_whatever_redis_does(
     async with make_tier(own_valkey.url, timeout=0.05, breaker=breaker) as tier:
         tier.store(cache_key("a"), entry("A"), NOW)
         await written(tier, 1)
-        tier.ask([cache_key("a")], told.append)  # there is no connection for reads yet
+        tier.fetch_nowait([cache_key("a")], told.append)  # there is no connection for reads yet
         await until(lambda: len(told) == 1, what="told")
         own_valkey.pause()
         while len(told) < 6:
             before = len(told)
-            tier.ask([cache_key("a")], told.append)
+            tier.fetch_nowait([cache_key("a")], told.append)
             await until(lambda before=before: len(told) > before, what="told")  # type: ignore[misc]
         await until(lambda: tier.statistics().breaker == "open")
-        tier.ask([cache_key("a")], told.append)
+        tier.fetch_nowait([cache_key("a")], told.append)
         at_once = len(told)
         await until(lambda: len(told) == 7, what="told")
         own_valkey.resume()
@@ -208,7 +208,7 @@ async def test_one_that_fails_when_it_is_called_back_harms_no_other(valkey: str)
         tier.store(cache_key("a"), entry("A"), NOW)
         await written(tier, 1)
         for caller in (told.append, fail, told.append):
-            tier.ask([cache_key("a")], caller)
+            tier.fetch_nowait([cache_key("a")], caller)
         await until(lambda: len(told) == 2, what="told")
         assert await tier.fetch([cache_key("a")]) == [entry("A")]
     loop.set_exception_handler(usual)
@@ -222,9 +222,9 @@ async def test_whoever_waits_when_the_tier_is_left_is_told_once(own_valkey: Valk
     async with make_tier(own_valkey.url, timeout=5.0) as tier:
         await tier.fetch([cache_key("a")])
         own_valkey.pause()
-        tier.ask([cache_key("a")], told.append)
+        tier.fetch_nowait([cache_key("a")], told.append)
         await until(lambda: tier.statistics().reads == 2, what="it is asked")
-        tier.ask([cache_key("a")], told.append)  # waits for its turn
+        tier.fetch_nowait([cache_key("a")], told.append)  # waits for its turn
 
     await until(lambda: len(told) == 2, what="told")
     own_valkey.resume()
@@ -353,7 +353,7 @@ async def ask(cache: ResultCache, numbers: list[int]) -> bool:
         found = await cache.lookup(keys)
     else:
         told: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
-        cache.seek(keys, partial(resolve, told))
+        cache.lookup_nowait(keys, partial(resolve, told))
         found = await told
     expected = [b"%d" % number if number % 2 == 0 else None for number in numbers]
     return [one.entry.payload if one else None for one in found] == expected

@@ -6,18 +6,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.cache.base import Cache
 from gateway.cache.build import build_cache
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
 from gateway.errors import ConfigurationError
 from gateway.redis.client import connect
 from gateway.redis.url import read_servers
 from loadtests.harness.redis_deployments import (
-    Watched,
+    SentinelDeployment,
     cluster_of,
     is_primary,
     node_id,
-    watched_valkey,
+    sentinel_deployment,
 )
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
@@ -29,7 +29,7 @@ _MANY = 300
 
 
 @asynccontextmanager
-async def cache_at(url: str) -> AsyncIterator[Cache]:
+async def cache_at(url: str) -> AsyncIterator[ResultCache]:
     """A cache without memory, patient enough for a busy machine."""
     document = CacheEntry(memory_enabled=False, redis_timeout=1.0)
     loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ async def cache_at(url: str) -> AsyncIterator[Cache]:
         yield cache
 
 
-async def stored(cache: Cache, names: range) -> None:
+async def stored(cache: ResultCache, names: range) -> None:
     """Store an entry for each name and wait until Redis has them."""
     before = cache.statistics().remote.written
     for name in names:
@@ -47,7 +47,7 @@ async def stored(cache: Cache, names: range) -> None:
     await until(lambda: cache.statistics().remote.written == before + len(names), what="written")
 
 
-async def known(cache: Cache, names: range) -> list[int]:
+async def known(cache: ResultCache, names: range) -> list[int]:
     """Return the names whose own answers are found; another's answer fails the test."""
     found = await cache.lookup([cache_key(name) for name in names])
     pairs = [(name, one.entry.payload) for name, one in zip(names, found, strict=True) if one]
@@ -62,8 +62,8 @@ def cluster() -> Iterator[list[Valkey]]:
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
-    with watched_valkey() as servers:
+def watched() -> Iterator[SentinelDeployment]:
+    with sentinel_deployment() as servers:
         yield servers
 
 
@@ -167,7 +167,7 @@ async def test_the_replica_of_a_node_that_ended_is_used_once_it_was_promoted() -
             assert cache.statistics().remote.breaker == "closed"
 
 
-async def test_after_a_failover_the_new_primary_is_used(watched: Watched) -> None:
+async def test_after_a_failover_the_new_primary_is_used(watched: SentinelDeployment) -> None:
     async with cache_at(watched.url) as cache:
         await stored(cache, range(_MANY))
         assert await known(cache, range(_MANY)) == list(range(_MANY))
@@ -183,7 +183,7 @@ async def test_after_a_failover_the_new_primary_is_used(watched: Watched) -> Non
         await stored(cache, range(_MANY, _MANY + 10))
 
 
-async def test_an_operator_may_swap_primary_and_replica(watched: Watched) -> None:
+async def test_an_operator_may_swap_primary_and_replica(watched: SentinelDeployment) -> None:
     async with cache_at(watched.url) as cache:
         await stored(cache, range(_MANY))
         await until(lambda: watched.sentinel.ask("SENTINEL FAILOVER cache") == b"+OK\r\n")
@@ -198,7 +198,7 @@ async def test_an_operator_may_swap_primary_and_replica(watched: Watched) -> Non
         await eventually(is_kept)
 
 
-async def known_name(cache: Cache, name: str) -> bool:
+async def known_name(cache: ResultCache, name: str) -> bool:
     """Tell whether `name` has an answer."""
     return await cache.lookup([cache_key(name)]) != [None]
 

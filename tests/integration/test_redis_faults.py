@@ -19,7 +19,7 @@ from loadtests.harness.redis_faults import (
     STATE_FAULTS,
     STATE_OPENING,
     FaultyRedis,
-    redis_that_is,
+    failing_redis,
 )
 from loadtests.harness.stub_backend import StubBackend
 from loadtests.harness.waiting import eventually, until
@@ -94,7 +94,7 @@ async def test_a_fault_of_redis_costs_misses_little_and_hits_nothing(
     fault: str, tmp_path: Path, valkey: str, stub: StubBackend
 ) -> None:
     async with (
-        redis_that_is(fault) as redis,
+        failing_redis(fault) as redis,
         running_worker(tmp_path, redis.url, [stub], state_url=valkey) as worker,
         worker.connect() as connection,
     ):
@@ -124,7 +124,7 @@ async def test_a_fault_of_the_state_redis_costs_misses_little_and_hits_nothing(
 ) -> None:
     rules, limits = (_FAR_AWAY,), {"key": [_ROWS]}
     async with (
-        redis_that_is(fault, "--appendonly", "yes") as redis,
+        failing_redis(fault, "--appendonly", "yes") as redis,
         running_worker(
             tmp_path, valkey, [stub], rules=rules, state_url=redis.url, limits=limits
         ) as worker,

@@ -15,7 +15,7 @@ from gateway.redis.client import connect
 from gateway.types import Rule
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
-from tests.support.limits import Fleet, charge, most_over_the_limit, rule
+from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
 
 MONTHLY = Rule(name="monthly", unit="items", capacity=10, period="month")
 PLACES = Rule(name="running", unit="concurrent", capacity=3)
@@ -35,7 +35,7 @@ async def decide(limiter: RedisRateLimiter, charges: list[Charge]) -> bool:
 
 @pytest.mark.anyio
 async def test_a_quota_begins_anew_with_the_month_whoever_held_some(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=2)
+    fleet = WorkerFleet(redis, workers=2)
     first, second = fleet.workers
     await fleet.advance(30 * 86_400.0)  # the 31st of January 1970
     assert await decide(first, [charge(9, of=MONTHLY)])
@@ -53,7 +53,7 @@ async def test_a_quota_begins_anew_with_the_month_whoever_held_some(redis: Redis
 
 @pytest.mark.anyio
 async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=2)
+    fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)
     dead, alive = fleet.workers
     place = [charge(1, of=PLACES, hold=True)]
@@ -67,7 +67,7 @@ async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(red
 
 @pytest.mark.anyio
 async def test_what_is_held_for_work_stays_held_as_long_as_it_runs(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=2)
+    fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)
     first, second = fleet.workers
     running = await first.admit([charge(1, of=PLACES, hold=True)])
@@ -129,7 +129,7 @@ async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[
     chance = random.Random(seed)
     redis = connect(url, timeout=60.0)
     await redis.flushall()
-    fleet = Fleet(redis, workers=3)
+    fleet = WorkerFleet(redis, workers=3)
     running: list[tuple[float, int, Hold]] = []
     taken: list[tuple[float, int]] = []
     for _ in range(120):
@@ -158,7 +158,7 @@ async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[
 async def test_what_others_hold_of_a_limit_that_was_lowered_is_not_owed_of_the_new_one(
     redis: Redis,
 ) -> None:
-    fleet = Fleet(redis, workers=2)
+    fleet = WorkerFleet(redis, workers=2)
     one, other = fleet.workers
     await fleet.advance(1.0)
     high, low = [charge(of=rule(1000))], [charge(of=rule(2))]

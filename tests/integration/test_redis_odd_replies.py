@@ -56,11 +56,13 @@ class OddPipe:
         """See `Pipe.execute`."""
         return [self._reply] * len(commands)
 
-    def ask(self, commands: Sequence[Command], told: Callable[[Replies], object]) -> bool:
-        """See `Pipe.ask`."""
+    def execute_nowait(
+        self, commands: Sequence[Command], on_done: Callable[[Replies], object]
+    ) -> bool:
+        """See `Pipe.execute_nowait`."""
         if self._is_ready:
             replies = [self._reply] * len(commands)
-            asyncio.get_running_loop().call_soon(told, replies)
+            asyncio.get_running_loop().call_soon(on_done, replies)
         return self._is_ready
 
     async def aclose(self) -> None:

@@ -56,10 +56,10 @@ async def test_a_cancelled_wait_costs_nobody_his_reply(valkey: str) -> None:
 async def test_callers_without_a_task_are_called_back_once_it_is_connected(valkey: str) -> None:
     pipe = RedisPipe(valkey, timeout=5.0)
     told: list[Replies] = []
-    before = pipe.ask([("PING",)], told.append)
+    before = pipe.execute_nowait([("PING",)], told.append)
     await pipe.execute([("SET", b"a", b"mine")])
 
-    after = pipe.ask([("GET", b"a"), ("NONSENSE",)], told.append)
+    after = pipe.execute_nowait([("GET", b"a"), ("NONSENSE",)], told.append)
     at_once = list(told)
     (awaited,) = await pipe.execute([("GET", b"a")])
     await pipe.aclose()
@@ -68,7 +68,7 @@ async def test_callers_without_a_task_are_called_back_once_it_is_connected(valke
     ((value, error),) = [replies for replies in told if isinstance(replies, list)]
     assert value == b"mine"
     assert isinstance(error, Exception)
-    assert not pipe.ask([("PING",)], told.append)
+    assert not pipe.execute_nowait([("PING",)], told.append)
 
 
 async def test_those_called_back_are_told_when_redis_is_silent_or_goes(own: Valkey) -> None:
@@ -76,12 +76,12 @@ async def test_those_called_back_are_told_when_redis_is_silent_or_goes(own: Valk
     told: list[Replies] = []
     await pipe.execute([("PING",)])
     own.pause()
-    pipe.ask([("PING",)], told.append)
+    pipe.execute_nowait([("PING",)], told.append)
     await until(lambda: len(told) == 1, what="told of the silence")
     own.resume()
     await pipe.execute([("PING",)])
     own.pause()
-    pipe.ask([("PING",)], told.append)
+    pipe.execute_nowait([("PING",)], told.append)
     own.kill()
     await until(lambda: len(told) == 2, what="told of the end")
     await pipe.aclose()

@@ -19,7 +19,7 @@ from loadtests.harness.delaying_proxy import DelayingProxy
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
-from tests.support.limits import Fleet, charge, most_over_the_limit, rule
+from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
 
 LARGE = rule(10_000, window=60.0)
 
@@ -44,7 +44,7 @@ async def decide(limiter: RedisRateLimiter, charges: list[Charge]) -> bool:
 
 @pytest.mark.anyio
 async def test_most_requests_are_answered_without_a_round_trip(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=1)
+    fleet = WorkerFleet(redis, workers=1)
     (worker,) = fleet.workers
 
     for _ in range(1_000):
@@ -57,7 +57,7 @@ async def test_most_requests_are_answered_without_a_round_trip(redis: Redis) -> 
 
 @pytest.mark.anyio
 async def test_a_lease_is_at_most_two_percent_of_the_capacity(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=1)
+    fleet = WorkerFleet(redis, workers=1)
     await fleet.advance(1.0)
     (worker,) = fleet.workers
 
@@ -71,7 +71,7 @@ async def test_a_lease_is_at_most_two_percent_of_the_capacity(redis: Redis) -> N
 
 @pytest.mark.anyio
 async def test_a_lease_is_renewed_before_it_is_used_up(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=1)
+    fleet = WorkerFleet(redis, workers=1)
     (worker,) = fleet.workers
     asked = 0
 
@@ -87,7 +87,7 @@ async def test_a_lease_is_renewed_before_it_is_used_up(redis: Redis) -> None:
 
 @pytest.mark.anyio
 async def test_what_is_leased_is_given_back_when_idle(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=2)
+    fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)
     first, second = fleet.workers
     small = rule(100)
@@ -127,7 +127,7 @@ async def test_an_idle_lease_goes_back_by_itself(redis: Redis) -> None:
 
 @pytest.mark.anyio
 async def test_the_lease_of_a_worker_that_died_is_refilled_after_its_end(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=2)
+    fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)
     dead, alive = fleet.workers
     quick = rule(100, window=1.0)
@@ -143,7 +143,7 @@ async def test_the_lease_of_a_worker_that_died_is_refilled_after_its_end(redis: 
 
 @pytest.mark.anyio
 async def test_a_lease_is_not_spent_after_its_end(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=1)
+    fleet = WorkerFleet(redis, workers=1)
     await fleet.advance(1.0)
     (worker,) = fleet.workers
     assert await decide(worker, [charge(10, of=rule(100))])
@@ -155,7 +155,7 @@ async def test_a_lease_is_not_spent_after_its_end(redis: Redis) -> None:
 
 @pytest.mark.anyio
 async def test_a_lease_never_adds_to_a_full_bucket(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=2)
+    fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)
     first, second = fleet.workers
     quick = rule(100, window=1.0)
@@ -193,7 +193,7 @@ async def run_fleet(url: str, limit: Rule, seed: int, pace: float) -> list[tuple
     chance = random.Random(seed)
     redis = connect(url, timeout=60.0)
     await redis.flushall()
-    fleet = Fleet(redis, workers=3)
+    fleet = WorkerFleet(redis, workers=3)
     admitted: list[tuple[float, int]] = []
     for _ in range(150):
         await fleet.advance(chance.random() * pace)
@@ -211,7 +211,7 @@ async def run_fleet(url: str, limit: Rule, seed: int, pace: float) -> list[tuple
 
 @pytest.mark.anyio
 async def test_overloaded_workers_together_admit_nearly_all_that_is_allowed(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=4)
+    fleet = WorkerFleet(redis, workers=4)
     chance = random.Random(3)
     limit = rule(100, window=6.0)
     admitted = 0
@@ -226,7 +226,7 @@ async def test_overloaded_workers_together_admit_nearly_all_that_is_allowed(redi
 
 @pytest.mark.anyio
 async def test_refusals_are_repeated_without_asking_again_at_once(redis: Redis) -> None:
-    fleet = Fleet(redis, workers=1)
+    fleet = WorkerFleet(redis, workers=1)
     await fleet.advance(1.0)
     (worker,) = fleet.workers
     await decide(worker, [charge(100)])

@@ -11,7 +11,7 @@ import pytest
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
-from backends.algorithms.shadow import Mirror, Shadowed
+from backends.algorithms.shadow import Mirror, MirroringAlgorithm
 from backends.batching.shared import Caller
 from backends.errors import ModelFailed
 from backends.executors.dummy import DummyExecutor
@@ -44,7 +44,7 @@ def serve(models: Path, text: str) -> None:
 
 
 def executor() -> DummyExecutor:
-    return DummyExecutor(dimensions=DIMENSIONS, lanes=1)
+    return DummyExecutor(dimensions=DIMENSIONS, worker_threads=1)
 
 
 def outcomes(backend: Backend) -> dict[str, int]:
@@ -160,9 +160,11 @@ class Told(Algorithm):
 
 def mirrored(
     mirror: Mirror, shadow: Algorithm, answer: Any = "yes", *, share: float = 100.0
-) -> Shadowed:
+) -> MirroringAlgorithm:
     plan = Shadow(revision="2", share=share)
-    return Shadowed(below=Told(answer), shadow=shadow, names=NAMES, plan=plan, mirror=mirror)
+    return MirroringAlgorithm(
+        below=Told(answer), shadow=shadow, names=NAMES, plan=plan, mirror=mirror
+    )
 
 
 def make_mirror(*, busy: float = 0.0, **limits: Any) -> Mirror:
@@ -239,7 +241,7 @@ async def test_answers_are_compared_by_what_they_say(other: Any, outcome: str) -
 
 
 async def test_a_shadow_that_takes_too_long_is_called_off() -> None:
-    mirror = make_mirror(patience=0.01)
+    mirror = make_mirror(timeout=0.01)
 
     await mirrored(mirror, Told("yes", may=asyncio.Event())).run("text", None, ask())
 

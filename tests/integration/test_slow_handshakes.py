@@ -8,9 +8,12 @@ from collections.abc import Callable, Coroutine, Iterator
 import pytest
 
 from backends.listening import empty_queue
-from gateway.sockets.listening import refuse_new, until_empty
+from gateway.sockets.listening import (
+    refuse_new_connections,
+    wait_until_empty,
+)
 from loadtests.harness.waiting import until
-from loadtests.partitions.namespaces import Network, missing
+from loadtests.partitions.namespaces import NamespaceNetwork, missing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 # The caller's SYN arrives, and nothing else of his: he is connected, and the listener not yet.
@@ -22,8 +25,8 @@ End = Callable[[socket.socket], Coroutine[None, None, None]]
 
 
 async def end_of_gateway(listener: socket.socket) -> None:
-    refuse_new(listener)
-    await until_empty([listener], within=60.0)
+    refuse_new_connections(listener)
+    await wait_until_empty([listener], within=60.0)
 
 
 async def end_of_backend(listener: socket.socket) -> None:
@@ -31,17 +34,19 @@ async def end_of_backend(listener: socket.socket) -> None:
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network() -> Iterator[NamespaceNetwork]:
     """Two namespaces, and what keeps a handshake from its end."""
     if reason := missing():
         pytest.skip(f"namespaces: {reason}")
-    with Network(("caller", "server")) as made:
+    with NamespaceNetwork(("caller", "server")) as made:
         subprocess.run(made.command("server", *DELAY), check=True)
         yield made
 
 
 @pytest.mark.parametrize("end", [end_of_gateway, end_of_backend])
-async def test_a_handshake_that_has_begun_is_waited_for(network: Network, end: End) -> None:
+async def test_a_handshake_that_has_begun_is_waited_for(
+    network: NamespaceNetwork, end: End
+) -> None:
     loop, address = asyncio.get_running_loop(), network.address("server")
     # The table of connections is that of the thread's namespace.
     with network.inside("server"), socket.create_server((address, 0)) as listener:
@@ -54,7 +59,7 @@ async def test_a_handshake_that_has_begun_is_waited_for(network: Network, end: E
                 ending, began = asyncio.create_task(end(listener)), loop.time()
                 await until(lambda: ending.done() or loop.time() - began > LONGER)
                 has_waited = not ending.done()
-                network.heal()
+                network.restore_traffic()
                 accepted, _ = await loop.sock_accept(listener)
                 await ending
 

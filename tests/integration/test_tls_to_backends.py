@@ -10,10 +10,18 @@ import pytest
 
 from backends.protocol import Call, CallItem, ClassifyParameters, Done, Failed, Task
 from gateway.types import Endpoint
+from gateway.upstream import http
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.tls import ClientTls
-from loadtests.harness.certificates import Authority, calling, context_of, serving
+from gateway.upstream.transport import BackendTransport
+from loadtests.harness.certificates import (
+    Authority,
+    client_tls,
+    server_context,
+    server_tls,
+)
 from loadtests.harness.model_repository import write_repository
 from loadtests.harness.raw_http import post
 from loadtests.harness.stub_backend import StubBackend
@@ -22,6 +30,13 @@ from tests.support.listening_backend import listening_backend
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=[BackendTransport, HttpxTransport], ids=["native", "httpx"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BackendTransport", request.param)
+
+
 PATIENCE = 5.0
 
 
@@ -69,8 +84,8 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_calls_are_answered_over_tls(models: Path, authority: Authority) -> None:
     async with (
-        listening_backend(models, serving(authority.server())) as listening,
-        HttpBackendClient(tls=calling(authority.ca)) as client,
+        listening_backend(models, server_tls(authority.server())) as listening,
+        HttpBackendClient(tls=client_tls(authority.ca)) as client,
     ):
         (outcome,) = await classified(client, listening.endpoint())
 
@@ -80,12 +95,12 @@ async def test_calls_are_answered_over_tls(models: Path, authority: Authority) -
 async def test_with_a_client_ca_work_is_done_for_who_has_a_certificate_only(
     models: Path, authority: Authority
 ) -> None:
-    tls = serving(authority.server(), client_ca=authority.ca)
-    known = calling(authority.ca, certificate=authority.issue("gateway", "gateway"))
+    tls = server_tls(authority.server(), client_ca=authority.ca)
+    known = client_tls(authority.ca, certificate=authority.issue("gateway", "gateway"))
     async with (
         listening_backend(models, tls, tls_client_ca=authority.ca) as listening,
         HttpBackendClient(tls=known) as client,
-        HttpBackendClient(tls=calling(authority.ca)) as nobody,
+        HttpBackendClient(tls=client_tls(authority.ca)) as nobody,
     ):
         (outcome,) = await classified(client, listening.endpoint())
         refused = await refusal(nobody, listening.endpoint())
@@ -100,13 +115,13 @@ async def test_with_a_client_ca_work_is_done_for_who_has_a_certificate_only(
 async def test_secret_and_certificate_are_both_asked_for_where_both_are_set(
     models: Path, authority: Authority
 ) -> None:
-    tls = serving(authority.server(), client_ca=authority.ca)
-    known = calling(authority.ca, certificate=authority.issue("gateway", "gateway"))
+    tls = server_tls(authority.server(), client_ca=authority.ca)
+    known = client_tls(authority.ca, certificate=authority.issue("gateway", "gateway"))
     settings = {"tls_client_ca": authority.ca, "token": "a shared secret"}
     async with (
         listening_backend(models, tls, **settings) as listening,
         HttpBackendClient(tls=known) as without_secret,
-        HttpBackendClient(tls=calling(authority.ca), token="a shared secret") as without_it,
+        HttpBackendClient(tls=client_tls(authority.ca), token="a shared secret") as without_it,
         HttpBackendClient(tls=known, token="a shared secret") as client,
     ):
         statuses = [
@@ -122,8 +137,8 @@ async def test_secret_and_certificate_are_both_asked_for_where_both_are_set(
 async def test_a_certificate_of_a_strange_ca_opens_nothing_and_both_sides_say_so(
     models: Path, authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tls = serving(authority.server(), client_ca=authority.ca)
-    strange = calling(authority.ca, certificate=stranger.issue("gateway", "gateway"))
+    tls = server_tls(authority.server(), client_ca=authority.ca)
+    strange = client_tls(authority.ca, certificate=stranger.issue("gateway", "gateway"))
     async with (
         listening_backend(models, tls, tls_client_ca=authority.ca) as listening,
         HttpBackendClient(tls=strange) as client,
@@ -141,15 +156,15 @@ Scene = tuple[Path, ClientTls, str]
 
 
 def wrong_ca(authority: Authority, stranger: Authority) -> Scene:
-    return authority.server(), calling(stranger.ca), "unable to get local issuer certificate"
+    return authority.server(), client_tls(stranger.ca), "unable to get local issuer certificate"
 
 
 def expired(authority: Authority, stranger: Authority) -> Scene:
-    return authority.server(expired=True), calling(authority.ca), "certificate has expired"
+    return authority.server(expired=True), client_tls(authority.ca), "certificate has expired"
 
 
 def wrong_host(authority: Authority, stranger: Authority) -> Scene:
-    return authority.server(hosts=("other.example",)), calling(authority.ca), "address mismatch"
+    return authority.server(hosts=("other.example",)), client_tls(authority.ca), "address mismatch"
 
 
 @pytest.mark.parametrize("scene", [wrong_ca, expired, wrong_host])
@@ -161,7 +176,7 @@ async def test_a_certificate_that_is_not_right_is_told_in_words(
 ) -> None:
     certificate, tls, said = scene(authority, stranger)
     async with (
-        listening_backend(models, serving(certificate)) as listening,
+        listening_backend(models, server_tls(certificate)) as listening,
         HttpBackendClient(tls=tls) as client,
     ):
         refused = await refusal(client, listening.endpoint())
@@ -177,8 +192,8 @@ async def test_a_server_name_takes_the_place_of_an_address(
 ) -> None:
     certificate = authority.server(hosts=("backends.example",))
     async with (
-        listening_backend(models, serving(certificate)) as listening,
-        HttpBackendClient(tls=calling(authority.ca)) as client,
+        listening_backend(models, server_tls(certificate)) as listening,
+        HttpBackendClient(tls=client_tls(authority.ca)) as client,
     ):
         (outcome,) = await classified(client, listening.endpoint(server_name="backends.example"))
         refused = await refusal(client, listening.endpoint(server_name="strangers.example"))
@@ -191,7 +206,7 @@ async def test_http_to_a_tls_port_is_told_on_both_sides(
     models: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        listening_backend(models, serving(authority.server())) as listening,
+        listening_backend(models, server_tls(authority.server())) as listening,
         HttpBackendClient() as client,
     ):
         refused = await refusal(client, listening.endpoint(scheme="http"))
@@ -206,7 +221,7 @@ async def test_http_to_a_tls_port_is_told_on_both_sides(
 async def test_tls_to_an_http_port_is_told(models: Path, authority: Authority) -> None:
     async with (
         listening_backend(models) as listening,
-        HttpBackendClient(tls=calling(authority.ca)) as client,
+        HttpBackendClient(tls=client_tls(authority.ca)) as client,
     ):
         refused = await refusal(client, listening.endpoint(scheme="https"))
 
@@ -222,12 +237,12 @@ async def test_new_certificates_are_used_without_a_restart(
     trusted.write_bytes(authority.ca.read_bytes())
     server = authority.server()
     own = authority.issue("gateway", "gateway")
-    of_before = calling(authority.ca, certificate=stranger.issue("kept", "gateway"))
-    tls = serving(server, client_ca=trusted)
+    of_before = client_tls(authority.ca, certificate=stranger.issue("kept", "gateway"))
+    tls = server_tls(server, client_ca=trusted)
     told = asyncio.Event()
     async with (
         listening_backend(models, tls, tls_client_ca=trusted) as listening,
-        HttpBackendClient(tls=calling(trusted, certificate=own), look_interval=0.01) as client,
+        HttpBackendClient(tls=client_tls(trusted, certificate=own), look_interval=0.01) as client,
         HttpBackendClient(tls=of_before) as left_behind,
     ):
         following = asyncio.create_task(tls.follow(told, interval=60.0))
@@ -262,8 +277,8 @@ async def test_files_that_cannot_be_used_change_nothing(
     models: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = authority.server()
-    tls = serving(server)
-    own = calling(authority.ca, certificate=authority.issue("gateway", "gateway"))
+    tls = server_tls(server)
+    own = client_tls(authority.ca, certificate=authority.issue("gateway", "gateway"))
     async with (
         listening_backend(models, tls) as listening,
         HttpBackendClient(tls=own, look_interval=0.01) as client,
@@ -287,7 +302,7 @@ async def test_requests_go_to_others_while_a_certificate_is_not_accepted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    bad, good = context_of(stranger.server()), context_of(authority.server())
+    bad, good = server_context(stranger.server()), server_context(authority.server())
     async with (
         StubBackend(backend_id="eu-0", region="eu", tls=bad) as strange,
         StubBackend(backend_id="us-0", region="us", tls=good) as trusted,

@@ -1,4 +1,4 @@
-"""`python -m tests.parity`: compares served answers with the references; writes docs/parity.md."""
+"""Compares served answers with the references and writes docs/parity.md."""
 
 import asyncio
 import sys

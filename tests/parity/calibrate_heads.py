@@ -1,4 +1,4 @@
-"""`python -m tests.parity.calibrate_heads`: scales and centres the logits of the checkpoints.
+"""Scales and centres the logits of the checkpoints: `python -m tests.parity.calibrate_heads`.
 
 Seeded heads give logits that are far from zero and near each other, so that every score is 0 or 1
 whatever the encoder says. What is found here is applied by `write_checkpoint`.

@@ -1,4 +1,4 @@
-"""Small checkpoints of four families, made of a seed alone: the folders `save_pretrained` writes.
+"""Writes small seeded checkpoints of four families as `save_pretrained` does.
 
 Their random numbers are the raw output of PCG64, which never changes, so that references recorded
 once stay right. Heads are scaled until logits over the texts spread: near zero any model is right.

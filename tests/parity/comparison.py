@@ -1,4 +1,4 @@
-"""Holds served answers against references."""
+"""Compares served answers with references."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""Ways to serve a model almost rightly: each must show as broken parity."""
+"""Provides near-correct ways to serve a model, each of which must break parity."""
 
 import json
 from collections.abc import Callable

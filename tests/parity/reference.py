@@ -1,4 +1,4 @@
-"""`python -m tests.parity.reference`: asks the reference libraries, and keeps what they answer.
+"""Runs the reference libraries and stores their answers: `python -m tests.parity.reference`.
 
 Runs where torch is installed (`make parity`), never in `make test`.
 """

@@ -1,4 +1,4 @@
-"""What the reference libraries answered, in files small enough to be kept here.
+"""Reads and writes the answers of the reference libraries in small files.
 
 Scores and values are kept as integers, in steps of `_STEP`: twenty times finer than what they are
 compared to.

@@ -1,4 +1,4 @@
-"""What the product answers: a backend of real parts over imported checkpoints."""
+"""Runs a backend of real parts over imported checkpoints and collects its answers."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

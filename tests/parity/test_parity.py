@@ -149,7 +149,7 @@ async def test_padding_on_the_left_breaks_parity(tmp_path: Path, texts: list[str
     settings = BackendSettings(models=models, threads=1)
 
     def open_executor(source: GraphSource) -> faults.LeftPadding:
-        return faults.LeftPadding(OnnxExecutor(source, lanes=1))
+        return faults.LeftPadding(OnnxExecutor(source, worker_threads=1))
 
     async with open_backend(
         settings, tracing=NoTracing(), open_executor=open_executor, admit=admit_unmeasured

@@ -1,4 +1,4 @@
-"""What is asked of every model: 500 texts, and pairs, options and queries made of them."""
+"""Provides the inputs of every model: 500 texts, and pairs, options and queries of them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m tests.parity.train_tokenizers`: trains the tokenizers of the seeded checkpoints."""
+"""Trains the tokenizers of the checkpoints: `python -m tests.parity.train_tokenizers`."""
 
 from pathlib import Path
 

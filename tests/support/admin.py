@@ -1,4 +1,4 @@
-"""A client of the operators' listener, without a socket between."""
+"""Calls the operators' listener in this process, without a socket."""
 
 import contextlib
 from collections.abc import AsyncIterator

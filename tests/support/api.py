@@ -1,4 +1,4 @@
-"""The API with small stand-ins around it, and a client without a socket between."""
+"""Builds the API over small fakes and calls it in this process, without a socket."""
 
 import asyncio
 import contextlib
@@ -54,8 +54,8 @@ class Catalog:
         return self._models
 
 
-class AskedUsage:
-    """Answers every question about usage with `lines`, or `trouble`; keeps what was asked."""
+class FakeUsage:
+    """Answers usage queries with `lines`, or `trouble`; records the queries."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Principal, datetime, datetime, Sequence[str]]] = []
@@ -76,14 +76,14 @@ class AskedUsage:
 
 
 class Api:
-    """The application, and what is around it: to be looked at and changed."""
+    """Holds the application and its fakes, to be inspected and changed."""
 
     def __init__(self) -> None:
         self.scene = Scene()
         self.events = RecordedEvents()
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
-        self.usage = AskedUsage()
+        self.usage = FakeUsage()
         self.ready = Readiness(ready=True, missing=[])
         self.runtimes = RuntimeStore(compile_runtime(Document(), 1, NO_EPOCHS))
         self.clock = Clock()
@@ -118,7 +118,7 @@ class Api:
             inference=self.scene.inference,
             runtimes=self.runtimes,
             ids=ids,
-            turn=HitEventBatch(
+            hit_events=HitEventBatch(
                 ids=ids,
                 events=self.events,
                 metrics=self.metrics,

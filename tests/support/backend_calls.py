@@ -1,4 +1,4 @@
-"""A backend in this process: its real parts behind ASGI, called as a gateway calls it."""
+"""Runs a backend of real parts in this process and calls it over ASGI as a gateway does."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -48,8 +48,8 @@ _DEFAULTS: dict[Task, Callable[[], Parameters]] = {
 }
 
 
-class Exchange:
-    """One request to an ASGI application, its client leaving only when told to."""
+class AsgiExchange:
+    """A request to an ASGI application whose client disconnects on demand."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Exchange:
         }
         self._application = application
 
-    async def run(self) -> "Exchange":
+    async def run(self) -> "AsgiExchange":
         """Answer it to its end."""
         await self._application(self.scope, self._inbox.get, self._send)
         return self
@@ -102,11 +102,11 @@ class Backend:
     def __init__(self, routes: Routes, repository: Repository) -> None:
         self.routes = routes
         self.repository = repository
-        self.engine = repository.engine
+        self.engine = repository.core
 
     @property
     def batchers(self) -> list[Batcher]:
-        return [encoder.batcher for encoder in self.repository.served.encoders]
+        return [encoder.batcher for encoder in self.repository.model_set.encoders]
 
     def info(self, model: str) -> ModelInfo:
         """Return what the backend says of a model."""
@@ -136,9 +136,9 @@ class Backend:
         )
         return msgspec.structs.replace(call, **changes)
 
-    def exchange(self, call: Call, headers: Mapping[str, str] | None = None) -> Exchange:
+    def exchange(self, call: Call, headers: Mapping[str, str] | None = None) -> AsgiExchange:
         """Return the request of a call, not yet run."""
-        return Exchange(self.routes, "POST", CALL_PATH, msgspec.msgpack.encode(call), headers)
+        return AsgiExchange(self.routes, "POST", CALL_PATH, msgspec.msgpack.encode(call), headers)
 
     async def ask(
         self, model: str, task: Task, items: list[Any], **changes: Any
@@ -157,13 +157,13 @@ class Backend:
         assert isinstance(outcome, Done), outcome
         return msgspec.json.decode(outcome.result)
 
-    async def reload(self) -> Exchange:
+    async def reload(self) -> AsgiExchange:
         """Have the repository read again."""
-        return await Exchange(self.routes, "POST", RELOAD_PATH).run()
+        return await AsgiExchange(self.routes, "POST", RELOAD_PATH).run()
 
-    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Exchange:
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> AsgiExchange:
         """Read a path."""
-        return await Exchange(self.routes, "GET", path, headers=headers).run()
+        return await AsgiExchange(self.routes, "GET", path, headers=headers).run()
 
 
 @asynccontextmanager

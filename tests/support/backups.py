@@ -1,4 +1,4 @@
-"""Backups of a ledger, made and restored as the documentation tells operators to."""
+"""Backs up and restores a ledger as the documentation tells operators to."""
 
 import sqlite3
 import subprocess

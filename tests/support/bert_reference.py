@@ -1,4 +1,4 @@
-"""BERT's forward pass in plain numpy and float64, one row at a time, as its paper has it."""
+"""Computes BERT's forward pass in numpy and float64, one row at a time, as in its paper."""
 
 import math
 from collections.abc import Mapping

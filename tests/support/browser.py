@@ -1,4 +1,4 @@
-"""A real browser without a window, steered by its debugging protocol; it reaches loopback only."""
+"""Drives a headless browser by its debugging protocol; it reaches loopback only."""
 
 import asyncio
 import base64

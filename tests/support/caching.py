@@ -1,4 +1,4 @@
-"""Cache keys and entries for tests."""
+"""Builds cache keys and entries for tests."""
 
 from xxhash import xxh3_128_digest
 

@@ -1,8 +1,8 @@
-"""A clock that tests set."""
+"""Provides a clock that tests set."""
 
 
 class Clock:
-    """Seconds that pass only when told."""
+    """A clock in seconds that stands still until advanced."""
 
     def __init__(self, now: float = 1_000.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""A dispatcher over backends that are scripts."""
+"""Builds a dispatcher over scripted backends."""
 
 import asyncio
 from collections.abc import AsyncIterator

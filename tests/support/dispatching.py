@@ -1,4 +1,4 @@
-"""Values and a collector that tests of routing and dispatch share."""
+"""Provides values and a collector for tests of routing and dispatch."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""The two OpenAPI documents, made as the two applications make them."""
+"""Builds the OpenAPI documents of the two applications."""
 
 import inspect
 from collections.abc import Iterable, Iterator

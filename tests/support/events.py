@@ -1,4 +1,4 @@
-"""Events to publish, and a publisher that keeps them."""
+"""Builds usage events and provides a publisher that records them."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Models whose outputs a function tells, for tests of algorithms."""
+"""Provides models whose outputs a function computes, for tests of algorithms."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ import numpy as np
 from backends.batching.shared import Caller
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Piece, Text
+from backends.types import FloatArray, Text, TokenSpan
 
 
 class FakeModel:
-    """A pipeline: a line of numbers per text. Notes what it was asked, question by question."""
+    """A pipeline with a line of numbers per text. Records its questions one by one."""
 
     def __init__(self, outputs: Callable[[Text], Sequence[float]]) -> None:
         self._outputs = outputs
@@ -37,7 +37,7 @@ class FakeModel:
     ) -> FloatArray:
         return await self.vectors(text.split("|")[:most], caller)
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[Piece], FloatArray]:
+    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
         raise NotImplementedError
 
 

@@ -1,11 +1,11 @@
-"""Holds the batches of an executor until a test lets them go."""
+"""Holds the batches of an executor until a test releases them."""
 
 import math
 import threading
 
 
 class Gate:
-    """The pace of a `PacedExecutor`: closed, it holds every batch that arrives."""
+    """The pace of a `PacedExecutor`: while closed, it holds every batch."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""`sluicegate gateway` as a process: one machine of several that share Redis and ledger."""
+"""Runs `sluicegate gateway` as a process: one of several machines on one Redis and ledger."""
 
 import asyncio
 import os

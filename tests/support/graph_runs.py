@@ -1,4 +1,4 @@
-"""Runs an encoder graph over rows of token ids, padded together, in ONNX Runtime."""
+"""Runs an encoder graph in ONNX Runtime over rows of token ids, padded together."""
 
 from pathlib import Path
 
@@ -15,7 +15,9 @@ Row = tuple[list[int], list[int]]
 def open_graph(path: Path, *, dimensions: int) -> OnnxExecutor:
     """Open the graph at `path` on the CPU."""
     outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
-    return OnnxExecutor(GraphSource(path=path, outputs=outputs, dimensions=dimensions), lanes=1)
+    return OnnxExecutor(
+        GraphSource(path=path, outputs=outputs, dimensions=dimensions), worker_threads=1
+    )
 
 
 def run_rows(

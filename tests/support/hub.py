@@ -1,4 +1,4 @@
-"""A hub of one model on this machine, as far as a download asks it."""
+"""Serves one model on loopback as a model hub, as far as downloads need it."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ _NAMES = (
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves a folder as `owner/model`; `asked` are the paths that were asked for."""
+    """Serves a folder as `owner/model`; `asked` are the requested paths."""
 
     def __init__(self, source: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

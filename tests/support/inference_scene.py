@@ -1,4 +1,4 @@
-"""The use case with small stand-ins around it, and requests to give it."""
+"""Builds the inference use case over small fakes, and requests for it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -100,14 +100,14 @@ class DictCache:
         self.before_lookup()
         return [CacheHit(entry=entry, tier="redis") if entry else None for entry in entries]
 
-    def seek(
+    def lookup_nowait(
         self,
         keys: Sequence[CacheKey],
-        told: Callable[[list[CacheHit | None]], object],
+        on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
-        asyncio.get_running_loop().call_soon(lambda: told(self._found(keys)))
+        asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys)))
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep the entry."""
@@ -194,8 +194,8 @@ class FailingRunner(GatedRunner):
             raise
 
 
-class KeptTasks:
-    """Holds the tasks that the use case started."""
+class RecordedTasks:
+    """Records the tasks that the use case started."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[object]] = []
@@ -206,7 +206,7 @@ class KeptTasks:
 
 
 class Scene:
-    """The use case; what is around it can be looked at and changed.
+    """Holds the use case and its fakes, to be inspected and changed.
 
     With `tiers` the result cache is the real one, in memory.
     """
@@ -216,7 +216,7 @@ class Scene:
         self.cache = DictCache()
         self.runner = runner or GatedRunner()
         self.flights = Flights()
-        self.tasks = KeptTasks()
+        self.tasks = RecordedTasks()
         self.wall = Clock(1_000.0)
         memory = MemoryTier(capacity_bytes=16 * 1024 * 1024)
         self.tiers = ResultCache(memory=memory, remote=NullTier(), clock=self.wall)
@@ -284,9 +284,9 @@ class Scene:
             endpoints=(),
             epochs=MappingProxyType(self.epochs),
         )
-        job = self.inference.prepare(request, caller.principal, runtime)
-        answer = self.inference.from_memory(job, caller.directives)
-        return answer or await self.inference.infer(job, caller)
+        prepared = self.inference.prepare(request, caller.principal, runtime)
+        answer = self.inference.from_memory(prepared, caller.directives)
+        return answer or await self.inference.infer(prepared, caller)
 
 
 def sources(answer: Answer) -> list[Source]:

@@ -1,4 +1,4 @@
-"""A server of the Open Inference Protocol v2 over ONNX Runtime: what a backend may call."""
+"""Serves a graph in ONNX Runtime by the Open Inference Protocol v2, for backends to call."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What a program of the ledger's schema 2 does to a database, as the SQL that it sends."""
+"""Replays the SQL that a program of ledger schema 2 sends to a database."""
 
 from types import TracebackType
 from typing import Final, Self

@@ -1,4 +1,4 @@
-"""A ledger of one test, in its own file."""
+"""Opens a ledger for one test in a file of its own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

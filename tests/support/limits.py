@@ -1,14 +1,13 @@
-"""Rules, charges and rate limiters for tests."""
+"""Builds rules, charges and rate limiters for tests."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge
+from gateway.rate_limit.base import Charge, RegionalLimits
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.script import TAKE
-from gateway.rate_limit.shares import LimitShares
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.types import Rule
 from tests.support.clock import Clock
@@ -35,7 +34,7 @@ def charge(
     return Charge(rule=of, bucket=bucket or f"rl:{{acme}}:t:{of.name}", amount=amount, hold=hold)
 
 
-class Fleet:
+class WorkerFleet:
     """Workers on one Redis whose script reads its time from a key, which `advance` sets.
 
     Not entered, so that leases go back only when a test says so. `shares`, one for each worker, are
@@ -50,7 +49,7 @@ class Fleet:
         local_share: float = 0.1,
         failures: int = 5,
         clock: Clock | None = None,
-        shares: Sequence[LimitShares] = (),
+        shares: Sequence[RegionalLimits] = (),
     ) -> None:
         self.clock = clock or Clock()
         self._redis = redis

@@ -1,4 +1,4 @@
-"""A whole backend in this process that listens on a real socket, over TLS or without."""
+"""Runs a whole backend in this process on a real socket, with TLS or without."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from loadtests.harness.model_repository import DIMENSIONS
 from tests.support.backend_calls import Backend, running_backend
 
 
-class Listening(msgspec.Struct, frozen=True):
+class ListeningBackend(msgspec.Struct, frozen=True):
     """A backend and where it listens."""
 
     backend: Backend
@@ -36,7 +36,7 @@ class Listening(msgspec.Struct, frozen=True):
 @asynccontextmanager
 async def listening_backend(
     models: Path, tls: ServerTls | None = None, **settings: Any
-) -> AsyncIterator[Listening]:
+) -> AsyncIterator[ListeningBackend]:
     """Serve a repository whose graphs answer at once."""
     executor = DummyExecutor(dimensions=DIMENSIONS)
     with bind("127.0.0.1", 0) as listener:
@@ -45,7 +45,7 @@ async def listening_backend(
             server = BackendServer(backend.routes, tls)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
-                yield Listening(backend, port, "http" if tls is None else "https")
+                yield ListeningBackend(backend, port, "http" if tls is None else "https")
             finally:
                 server.should_exit = True
                 await serving

@@ -1,4 +1,4 @@
-"""A name server on loopback whose answers a test changes."""
+"""Serves DNS on loopback with answers that a test changes."""
 
 import asyncio
 import socket

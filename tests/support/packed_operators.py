@@ -1,4 +1,4 @@
-"""ONNX Runtime's operators of packed graphs, as their documentation has them, in numpy.
+"""Implements ONNX Runtime's operators of packed graphs in numpy, after their documentation.
 
 The CPU has no kernels for them; with these, `onnx.reference` runs a packed graph.
 """

@@ -1,4 +1,4 @@
-"""Shipper and billing of one test, over a real Valkey and a ledger in a file."""
+"""Runs the shipper and billing of one test over a real Valkey and a ledger in a file."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine

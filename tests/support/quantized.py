@@ -1,4 +1,4 @@
-"""A graph whose scales are taken from each batch: dynamic int8, as ONNX Runtime makes it."""
+"""Quantizes a graph to dynamic int8 as ONNX Runtime does, with scales of each batch."""
 
 import tempfile
 from pathlib import Path

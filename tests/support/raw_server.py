@@ -1,16 +1,17 @@
-"""A server that says bytes, and what a transport makes of them."""
+"""Serves given bytes and reads the responses that a transport makes of them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.upstream.transport import BackendTransport, Response, locate
+from gateway.upstream.base import Transport, TransportResponse
+from gateway.upstream.transport import locate
 
 Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Server:
-    """Answers each connection as told."""
+class RawServer:
+    """Serves each connection by a given function."""
 
     def __init__(self, behave: Streams) -> None:
         self._behave = behave
@@ -18,7 +19,7 @@ class Server:
         self.url = ""
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["Server"]:
+    async def open(self) -> AsyncIterator["RawServer"]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server:
@@ -34,7 +35,7 @@ class Server:
             writer.close()
 
 
-def saying(*answers: bytes) -> Streams:
+def replying_with(*answers: bytes) -> Streams:
     """Answer the requests of a connection with these bytes in turn, then close it."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +52,7 @@ def saying(*answers: bytes) -> Streams:
 HEAD = b"POST / HTTP/1.1\r\nhost: b\r\n"
 
 
-async def ask(transport: BackendTransport, url: str, body: bytes = b"x") -> tuple[int, bytes]:
+async def ask(transport: Transport, url: str, body: bytes = b"x") -> tuple[int, bytes]:
     response = await transport.send(locate(url).origin, HEAD, body)
     try:
         return response.status, await read(response)
@@ -59,7 +60,7 @@ async def ask(transport: BackendTransport, url: str, body: bytes = b"x") -> tupl
         response.close()
 
 
-async def read(response: Response) -> bytes:
+async def read(response: TransportResponse) -> bytes:
     body = bytearray()
     while chunk := await response.read():
         body += chunk

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.active import ActiveDocument
+from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import PriceEntry
 from gateway.errors import ConfigurationError
 from gateway.runtime.control import Control
@@ -69,7 +69,7 @@ async def _(scene: ReloadScene) -> None:
 async def _(scene: ReloadScene) -> None:
     """It is for operators, who are shown it: see `GET /admin/backends`."""
     control = Control(scene.redis)
-    active = ActiveDocument(control=control, settings=scene.worker.settings)
+    active = ActiveDocumentReader(control=control, settings=scene.worker.settings)
 
     async def pool() -> str:
         return (await active.document()).regions[1].pools[0].name

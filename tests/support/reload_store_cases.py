@@ -4,12 +4,11 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import msgspec
 import pytest
 
-from gateway.app.shares import limits_of_region
 from gateway.errors import ConfigurationError
-from gateway.types import BucketShare, BucketShares, ShareReport
+from gateway.regional_limits.follower import limits_of_region
+from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
 from loadtests.harness.stub_backend import answer_when, fail_items
 from loadtests.harness.waiting import eventually, until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
@@ -266,11 +265,12 @@ class _Leases:
 @case_of(CASES, "limits.share_lease")
 async def _(scene: ReloadScene) -> None:
     """Of a worker in a gateway region, whose document is that of the worker of the scene."""
-    settings, leases = msgspec.structs.replace(scene.worker.settings, region="one"), _Leases()
+    leases, runtimes = _Leases(), scene.worker.parts.runtimes
     limits = limits_of_region(
-        settings,
+        "one",
+        worker="one-0",
         store=leases,
-        runtimes=scene.worker.parts.runtimes,
+        document=lambda: runtimes.current.document,
         monotonic=asyncio.get_running_loop().time,
     )
 

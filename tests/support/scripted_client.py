@@ -1,4 +1,4 @@
-"""A `BackendClient` in memory, driven by a script: the fake behind unit tests of dispatch.
+"""Implements `BackendClient` in memory from a script: the fake behind tests of dispatch.
 
 That it keeps the promises of the real client is shown in `tests/contract`.
 """
@@ -15,11 +15,11 @@ from loadtests.harness.stub_backend import echo
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """A step of a script: never go on."""
+    """A step of a script that never ends."""
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A step of a script: let other tasks run."""
+    """A step of a script that lets other tasks run."""
 
 
 Step = Done | Failed | Report | CallFailed | Hang | Pause

@@ -1,4 +1,4 @@
-"""A file system of a few megabytes, in memory, that a test can fill to its last byte."""
+"""Mounts a file system of a few megabytes that a test can fill to its last byte."""
 
 import os
 import subprocess

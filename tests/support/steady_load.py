@@ -1,4 +1,4 @@
-"""Requests at a steady rate, each of whose ends is told apart: answered, refused, broken."""
+"""Sends requests at a steady rate and counts answered, refused and broken ones."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A resolver that knows what a test told it."""
+"""Resolves names from a table that a test sets."""
 
 import asyncio
 from collections.abc import Sequence

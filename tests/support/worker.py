@@ -13,7 +13,7 @@ from gateway.app.worker import Worker, open_worker
 from gateway.auth.keys import hash_key
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
-from gateway.http.server import listener_on, serve
+from gateway.http.server import open_listener, serve
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.types import Rule
@@ -54,7 +54,7 @@ async def running_worker(
     resolver: Resolver | None = None,
     ledger_url: str = "",
     before: Callable[[], None] = lambda: None,
-    patience: ConnectionTimeouts | None = None,
+    timeouts: ConnectionTimeouts | None = None,
     fast_lane: bool = True,
     draining: Draining | None = None,
     **document: Any,
@@ -62,7 +62,7 @@ async def running_worker(
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
-    `patience` bounds its connections; `document` holds sections of the configuration.
+    `timeouts` bounds its connections; `document` holds sections of the configuration.
     A ledger at `ledger_url` is the test's to fill.
     `before` is called when all is there that a worker needs.
     """
@@ -88,7 +88,7 @@ async def running_worker(
     async with AsyncExitStack() as stack:
         parts = await open_worker(stack, settings, registry=registry, resolver=resolver)
         app, protocol = await parts.start(stack, draining or Draining())
-        listener = listener_on("127.0.0.1", 0, None, setting="the port")
+        listener = open_listener("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
             serve(
                 app,
@@ -96,7 +96,7 @@ async def running_worker(
                 drain=settings.drain,
                 stop=stop,
                 protocol=protocol,
-                patience=patience,
+                timeouts=timeouts,
                 draining=draining,
             )
         )

@@ -53,6 +53,6 @@ def import_command(
     settings = read_settings(models=models)
     folder = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()
-    wish = ImportOptions(name=chosen, truncate=truncate, dry_run=dry_run, variant=wanted)
-    if not import_model(folder, settings, wish, say=click.echo):
+    options = ImportOptions(name=chosen, truncate=truncate, dry_run=dry_run, variant=wanted)
+    if not import_model(folder, settings, options, say=click.echo):
         sys.exit(1)

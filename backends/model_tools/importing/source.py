@@ -58,12 +58,12 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not (self.folder / _POOLING).is_file():
             return "mean"
-        told = read_json(self.folder / _POOLING)
-        if told.get("pooling_mode") in _MODES.values():
-            mode: Pooling = told["pooling_mode"]
+        config = read_json(self.folder / _POOLING)
+        if config.get("pooling_mode") in _MODES.values():
+            mode: Pooling = config["pooling_mode"]
             return mode
-        modes = [mode for name, mode in _MODES.items() if told.get(name)]
-        others = [n for n, on in told.items() if n.startswith("pooling_mode_") and on is True]
+        modes = [mode for name, mode in _MODES.items() if config.get(name)]
+        others = [n for n, on in config.items() if n.startswith("pooling_mode_") and on is True]
         if len(modes) == 1 and len(others) == 1:
             return modes[0]
         raise StartProblem(f"`{self.folder / _POOLING}`: only `mean`, `cls` or `max` are computed")

@@ -33,7 +33,9 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
     variant: GateOptions | None = None
 
 
-def import_model(folder: Path, settings: BackendSettings, wish: ImportOptions, *, say: Say) -> bool:
+def import_model(
+    folder: Path, settings: BackendSettings, options: ImportOptions, *, say: Say
+) -> bool:
     """Write the next revision of a model, complete before it is seen, and report on it.
 
     Return whether the variant that was asked for, if one was, is among what was written.
@@ -41,14 +43,14 @@ def import_model(folder: Path, settings: BackendSettings, wish: ImportOptions, *
     Raises:
         StartProblem: the folder holds no model that can be served; nothing is written then.
     """
-    name, root = wish.name, settings.models
+    name, root = options.name, settings.models
     if not NAME.fullmatch(name):
         raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
     try:
         with open_staging(root, _STAGING) as staging:
             entry = staging / name / "1"
             origin = convert(folder, entry)
-            if wish.truncate:
+            if options.truncate:
                 text = yaml.safe_dump({"truncate": True})
                 (entry / "model.yaml").write_text(text, encoding="utf-8")
             info = asyncio.run(_try(staging, name))
@@ -56,12 +58,12 @@ def import_model(folder: Path, settings: BackendSettings, wish: ImportOptions, *
             for line in (f"made of                {origin}", *describe_model(info, model)):
                 say(line)
             accepted = True
-            if wish.variant is not None:
+            if options.variant is not None:
                 here = msgspec.structs.replace(settings, models=staging)
-                made = make_variant(here, name, wish.variant, dry_run=False, say=say)
+                made = make_variant(here, name, options.variant, dry_run=False, say=say)
                 accepted = made is not None
             for revision in sorted((staging / name).glob("[0-9]*")):
-                if not wish.dry_run:
+                if not options.dry_run:
                     say(f"written to             {publish_revision(revision, root / name)}")
             return accepted
     except OSError as error:
@@ -73,8 +75,8 @@ async def _try(staging: Path, name: str) -> ModelInfo:
     settings = BackendSettings(models=staging, threads=1)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
-        problems = repository.served.problems
+        problems = repository.model_set.problems
         if name in problems:
             raise StartProblem(f"`{name}` cannot be served: {problems[name]}")
-        (info,) = repository.engine.state().models
+        (info,) = repository.core.state().models
         return info

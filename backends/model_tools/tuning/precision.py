@@ -19,7 +19,7 @@ from backends.model_tools.tuning.profile import Profile, Say
 from backends.model_tools.tuning.runs import Batch, compare_speed, make_batches
 from backends.model_tools.tuning.sensitivity import find_sensitive
 from backends.model_tools.tuning.subject import TunedModel
-from backends.model_tools.tuning.texts import Golden
+from backends.model_tools.tuning.texts import GoldenSet
 from backends.qualification.certificate import answer
 from backends.qualification.gate import Bounds, Verdict, judge
 from backends.qualification.invariance import Invariance, measure_invariance
@@ -72,13 +72,13 @@ class Precision:
         self._fp32 = subject.open(subject.graph)
         self._products = find_products(self._model)
 
-    def halve(self, against: Golden) -> tuple[bytes, PrecisionReport]:
+    def halve(self, against: GoldenSet) -> tuple[bytes, PrecisionReport]:
         """Return a graph in fp16 and what it is worth."""
         graph: bytes = halve(self._model).SerializeToString()
         self._say(f"Judging on {len(against.texts)} texts")
         return graph, self._judge(graph, against, profile="fp16")
 
-    def make(self, calibrate: Golden, against: Golden) -> tuple[bytes, PrecisionReport]:
+    def make(self, calibrate: GoldenSet, against: GoldenSet) -> tuple[bytes, PrecisionReport]:
         """Return a graph in int8 and what it is worth.
 
         Raises:
@@ -129,7 +129,7 @@ class Precision:
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
 
-    def _judge(self, graph: bytes, against: Golden, *, profile: Profile) -> PrecisionReport:
+    def _judge(self, graph: bytes, against: GoldenSet, *, profile: Profile) -> PrecisionReport:
         subject = self._subject
         batches = make_batches(subject.encode(against.texts))
         with _written(graph) as path:
@@ -160,7 +160,7 @@ class Precision:
         )
         return msgspec.structs.replace(report, reasons=self._reasons(report))
 
-    def _places(self, against: Golden) -> list[int] | None:
+    def _places(self, against: GoldenSet) -> list[int] | None:
         """Return the right columns, where they are known and one text has one of them."""
         if against.labels is None or self._subject.several:
             return None

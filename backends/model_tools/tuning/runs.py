@@ -44,7 +44,7 @@ def pooled(executor: ModelExecutor, batches: Sequence[Batch]) -> FloatArray:
     def keep(batch: Batch) -> None:
         vectors[batch.places] = run_pooled(executor, batch)
 
-    _share(iter(batches), executor.lanes, keep)
+    _share(iter(batches), executor.worker_threads, keep)
     return vectors
 
 
@@ -58,7 +58,7 @@ def run_pooled(executor: ModelExecutor, batch: Batch) -> FloatArray:
 def rows_per_second(executor: ModelExecutor, batches: Sequence[Batch]) -> float:
     """Return how many rows all lanes together run in a second."""
     started = time.perf_counter()
-    _share(iter(batches), executor.lanes, lambda batch: run_pooled(executor, batch))
+    _share(iter(batches), executor.worker_threads, lambda batch: run_pooled(executor, batch))
     rows = sum(len(batch.places) for batch in batches)
     return rows / (time.perf_counter() - started)
 
@@ -74,8 +74,8 @@ def compare_speed(
     return float(one), float(other)
 
 
-def _share(batches: Iterator[Batch], lanes: int, work: Callable[[Batch], object]) -> None:
-    """Do `work` on every batch, in `lanes` threads; the first error of one is raised."""
+def _share(batches: Iterator[Batch], worker_threads: int, work: Callable[[Batch], object]) -> None:
+    """Do `work` on every batch, in `worker_threads` threads; the first error of one is raised."""
     lock = threading.Lock()
     errors: list[BaseException] = []
 
@@ -90,7 +90,7 @@ def _share(batches: Iterator[Batch], lanes: int, work: Callable[[Batch], object]
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             errors.append(error)
 
-    threads = [threading.Thread(target=lane) for _ in range(lanes)]
+    threads = [threading.Thread(target=lane) for _ in range(worker_threads)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -26,10 +26,10 @@ from backends.model_tools.tuning.sweep import (
 )
 from backends.pipelines.ask import Pipeline
 from backends.qualification.admit import Candidate, admit
-from backends.qualification.tuned import Tuned, write_tuned
+from backends.qualification.tuned import TunedBatching, write_tuned
 from backends.repository.catalogue import Catalogue, Model, read_catalogue
 from backends.repository.manifest import EncoderManifest, HeadManifest
-from backends.serving.loading import Tools, load_engine
+from backends.serving.loading import Tools, load_core
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -76,12 +76,12 @@ def find_encoder(catalogue: Catalogue, name: str) -> Model:
 def keep(settings: BackendSettings, sweep: Sweep) -> bool:
     """Write the best setting beside the model; backends of this kind of machine read it."""
     model = find_encoder(read_catalogue(settings.models), sweep.encoder)
-    tuned = Tuned(rows=sweep.best.batch_size, threads=sweep.best.threads)
+    tuned = TunedBatching(rows=sweep.best.batch_size, threads=sweep.best.threads)
     provider = "CUDAExecutionProvider" if settings.provider == "cuda" else "CPUExecutionProvider"
     return write_tuned(model.folder, tuned, digest=model.digest, provider=provider)
 
 
-class _Trial:
+class _TuningSession:
     """One encoder, its graph opened once, served in different settings."""
 
     def __init__(self, settings: BackendSettings, model: Model, pool: ThreadPoolExecutor) -> None:
@@ -105,13 +105,13 @@ class _Trial:
             open_executor=self.open,
             admit=self._admit,
         )
-        loaded = load_engine(Catalogue(models={self._model.name: self._model}, problems={}), tools)
+        loaded = load_core(Catalogue(models={self._model.name: self._model}, problems={}), tools)
         if loaded.problems:
             raise StartProblem(loaded.problems[self._model.name])
         async with AsyncExitStack() as stack:
             for batcher in loaded.batchers:
                 await stack.enter_async_context(batcher)
-            yield loaded.engine.pipelines[self._model.name]
+            yield loaded.core.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
         """Open the graph, the first time."""
@@ -143,17 +143,17 @@ async def _tune(
         fitting = [(text, e.ids) for text, e in encoded if len(e.ids) <= manifest.max_tokens]
         if not fitting:
             raise StartProblem(f"every text is longer than `{model.name}` reads")
-        trial = _Trial(settings, model, pool)
-        async with trial.serve(1, threads=settings.lanes):
+        session = _TuningSession(settings, model, pool)
+        async with session.serve(1, threads=settings.worker_threads):
             batches = sweep_batches(
-                trial.executor,
+                session.executor,
                 [ids for _, ids in fitting],
-                sizes=BATCH_SIZES if trial.shares_batches else (1,),
-                threads=thread_counts(settings.lanes),
+                sizes=BATCH_SIZES if session.shares_batches else (1,),
+                threads=thread_counts(settings.worker_threads),
                 seconds=seconds,
             )
         best = choose(batches)
-        async with trial.serve(best.batch_size, threads=best.threads) as pipeline:
+        async with session.serve(best.batch_size, threads=best.threads) as pipeline:
 
             async def ask(text: str, *, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE
@@ -167,7 +167,7 @@ async def _tune(
             )
     return Sweep(
         encoder=model.name,
-        shares_batches=trial.shares_batches,
+        shares_batches=session.shares_batches,
         batches=batches,
         clients=clients,
         best=best,

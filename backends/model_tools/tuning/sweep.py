@@ -143,10 +143,10 @@ def _measure(
                 took.append(ended - begun)
                 done += len(batch.places)
 
-    lanes = [threading.Thread(target=lane) for _ in range(threads)]
-    for each in lanes:
+    worker_threads = [threading.Thread(target=lane) for _ in range(threads)]
+    for each in worker_threads:
         each.start()
-    for each in lanes:
+    for each in worker_threads:
         each.join()
     rate = done / (time.perf_counter() - started)
     p95 = float(np.quantile(took, 0.95))

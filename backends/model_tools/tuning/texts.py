@@ -11,14 +11,14 @@ _TEXT = ("text", "sentence")
 _LABEL = ("label", "category", "intent")
 
 
-class Golden(msgspec.Struct, frozen=True, kw_only=True):
+class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
     """Texts, and their right labels where they are known."""
 
     texts: list[str]
     labels: list[str] | None = None
 
 
-def read_golden(path: Path) -> Golden:
+def read_golden(path: Path) -> GoldenSet:
     """Read a `.csv` with a header that names a text and maybe a label, or a file of lines.
 
     Raises:
@@ -29,7 +29,7 @@ def read_golden(path: Path) -> Golden:
             golden = (
                 _csv(file.read().splitlines(keepends=True), path)
                 if (path.suffix == ".csv")
-                else Golden(texts=[line.strip() for line in file if line.strip()])
+                else GoldenSet(texts=[line.strip() for line in file if line.strip()])
             )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise StartProblem(f"cannot read `{path}`: {error}") from None
@@ -38,7 +38,7 @@ def read_golden(path: Path) -> Golden:
     return golden
 
 
-def _csv(lines: list[str], path: Path) -> Golden:
+def _csv(lines: list[str], path: Path) -> GoldenSet:
     rows = csv.DictReader(lines)
     columns = rows.fieldnames or []
     text = next((name for name in _TEXT if name in columns), None)
@@ -47,4 +47,4 @@ def _csv(lines: list[str], path: Path) -> Golden:
         raise StartProblem(f"`{path}` needs a column `text`; it has {', '.join(columns)}")
     found = [row for row in rows if (row[text] or "").strip()]
     labels = [row[label] or "" for row in found] if label is not None else None
-    return Golden(texts=[row[text] for row in found], labels=labels)
+    return GoldenSet(texts=[row[text] for row in found], labels=labels)

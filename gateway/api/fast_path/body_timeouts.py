@@ -1,6 +1,6 @@
-"""Ends the wait for bodies that do not arrive in time.
+"""Ends the wait for request bodies that do not arrive in time.
 
-One timer looks after all of them: a timer for each would cost a tenth of a cache hit, whose body is
+One timer serves all requests: a timer for each would cost a tenth of a cache hit, whose body is
 nearly always there already.
 """
 

@@ -1,8 +1,7 @@
-"""Remembers what the heads of requests said: callers send the same one again and again.
+"""Caches parsed request heads, and whole requests that were memory hits, by a keyed digest.
 
-A head that was read once is known by a keyed digest of its bytes, so that no API key is held; so is
-a whole request that was a memory hit. What is remembered is forgotten when keys or the document
-change.
+Callers send the same head many times. The digest is keyed so that no API key is held. The cache is
+cleared when keys or the document change.
 """
 
 import secrets
@@ -12,13 +11,13 @@ import httptools
 import msgspec
 
 from backends.protocol import Task
-from gateway.api.http import Headers, by_name
+from gateway.api.http import Headers, headers_by_name
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_state import ParsedBody
 from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
-from gateway.http.request_head import MAX_FIELDS, has_one_host
+from gateway.http.request_head import MAX_FIELDS, has_valid_host
 from gateway.rate_limit.repeated_charges import RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
@@ -31,27 +30,27 @@ _UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
 
 
 class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What was decided about a request by its head; `length` is that of its body."""
+    """The decisions about a request by its head; `length` is that of its body."""
 
     task: Task
     length: int
     principal: Principal
-    asked: RequestOptions
+    options: RequestOptions
     wants_timing: bool
     is_plain: bool
-    """Nothing was asked for that makes the answer of a memory hit another."""
+    """No header of the request changes the answer of a memory hit."""
     traceparent: str
 
 
-class KnownRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A whole request that was a memory hit of one item, without wishes."""
+class ReplayableRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole request of one item, with plain headers, that was a memory hit."""
 
-    reading: ParsedBody
-    spender: RepeatedCharge
+    parsed: ParsedBody
+    charge: RepeatedCharge
 
 
 class RequestHeadCache:
-    """The heads a worker has seen lately, of requests that the fast lane may answer."""
+    """The heads a worker has seen lately, of requests that the fast path may answer."""
 
     def __init__(self, *, rules: InferenceRules, keys: KeyRing, runtimes: RuntimeStore) -> None:
         self._rules = rules
@@ -60,7 +59,7 @@ class RequestHeadCache:
         # Copied for each digest: to begin with the key anew would cost a round of it.
         self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
         self._heads: dict[bytes, CachedHead | None] = {}
-        self._requests: dict[bytes, KnownRequest] = {}
+        self._requests: dict[bytes, ReplayableRequest] = {}
         self._runtime: Runtime | None = None
         self._generation = -1
         self._is_closed = False
@@ -84,8 +83,8 @@ class RequestHeadCache:
             known = self._heads[digest] = self._read(head)
         return known
 
-    def recall(self, request: bytes) -> KnownRequest | None:
-        """Return what is known of a whole request, head and body."""
+    def find_replayable(self, request: bytes) -> ReplayableRequest | None:
+        """Return the entry of a whole request, head and body."""
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
         if len(request) > _LONGEST:
@@ -94,15 +93,15 @@ class RequestHeadCache:
         hasher.update(request)
         return self._requests.get(hasher.digest())
 
-    def remember(self, request: bytes, known: KnownRequest) -> None:
-        """Know a whole request from now on."""
+    def add_replayable(self, request: bytes, known: ReplayableRequest) -> None:
+        """Store a whole request, head and body."""
         if len(request) <= _LONGEST and not self._is_closed:
             if len(self._requests) >= _MOST:
                 self._requests.clear()
             self._requests[self._digest(request)] = known
 
     def close(self) -> None:
-        """Know nothing any more, and learn nothing: every request is the application's."""
+        """Clear the cache and store nothing more: every request goes to the application."""
         self._is_closed = True
         self._forget()
 
@@ -122,24 +121,24 @@ class RequestHeadCache:
             return None
         reader = _HeadReader()
         task = self._tasks.get(reader.read(head))
-        headers = by_name(reader.headers)
+        headers = headers_by_name(reader.headers)
         length = headers.get(b"content-length", b"")
         if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
-        exchange = self._rules.exchange(task)
+        state = self._rules.new_state(task)
         try:
-            self._rules.read_head(exchange, "POST", headers)
+            self._rules.read_head(state, "POST", headers)
         except GatewayError:
             return None
-        if exchange.principal is None:
+        if state.principal is None:
             return None
         return CachedHead(
             task=task,
             length=int(length),
-            principal=exchange.principal,
-            asked=exchange.asked,
-            wants_timing=exchange.wants_timing,
-            is_plain=not exchange.wants_timing and exchange.asked.directives == CacheDirectives(),
+            principal=state.principal,
+            options=state.options,
+            wants_timing=state.wants_timing,
+            is_plain=not state.wants_timing and state.options.directives == CacheDirectives(),
             traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
         )
 
@@ -169,7 +168,7 @@ class _HeadReader:
         return (
             not self._has_more
             and len(self.headers) <= MAX_FIELDS
-            and has_one_host(self.headers)
+            and has_valid_host(self.headers)
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()

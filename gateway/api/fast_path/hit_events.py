@@ -1,7 +1,7 @@
-"""What memory hits of one turn of the loop share: they are counted one by one and kept together.
+"""Batches the usage events of memory hits of one event-loop iteration.
 
-Hits that differ only by what was asked become one event, a run. It is in the log before any of
-their answers leaves: whoever writes answers calls `commit` first.
+Hits of one caller, task and model become one event, a run. It is in the log before any of their
+answers is written: the write coalescer calls `commit` first.
 """
 
 import time
@@ -18,7 +18,7 @@ _IDS_AT_ONCE = 4096
 
 
 class HitEventBatch:
-    """The runs of the present turn."""
+    """The runs of the present event-loop iteration."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class HitEventBatch:
         self._runs: list[HitRun] = []
         self._time = 0
         self.started = 0.0
-        """The loop's time when the turn's first hit came."""
+        """The loop's time of the iteration's first hit."""
 
     def join(self, run: HitRun) -> bool:
-        """Make room in `run` for hits of this turn; `False` where their event cannot be kept."""
+        """Reserve room in `run` for hits of this iteration; `False` where the log has none."""
         if not self._runs:
             self.started = self._loop_time()
             self._time = self._wall()
@@ -59,7 +59,7 @@ class HitEventBatch:
         return True
 
     def commit(self) -> None:
-        """Keep the events of the turn, which ends."""
+        """Publish the events of this iteration."""
         if self._runs:
             for run in self._runs:
                 self._keep(run)

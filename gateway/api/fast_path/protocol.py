@@ -1,8 +1,8 @@
-"""The fast lane: requests are answered as their bytes arrive, or by callback, where that is plain.
+"""Implements the fast path: answers plain requests inside the HTTP protocol, without ASGI.
 
-No task, no ASGI messages: a whole request in, a whole answer out, by the same rules as the
-application's; one that must wait for Redis or a backend is answered when they have. What is of
-another kind goes on to the application, its bytes untouched.
+A memory hit needs no task: whole requests are answered as their bytes arrive, by the same rules as
+the application's. A request that waits for Redis is answered by a callback, one that waits for a
+backend by a task. Requests of another kind are passed to the application, their bytes untouched.
 """
 
 from collections.abc import Callable
@@ -10,26 +10,28 @@ from functools import partial
 from typing import Any
 
 from typing_extensions import override
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.api.answers import HIT, PRIVATE
-from gateway.api.fast_path.head_cache import CachedHead, KnownRequest, RequestHeadCache
+from gateway.api.fast_path.head_cache import CachedHead, ReplayableRequest, RequestHeadCache
 from gateway.api.fast_path.hit_events import HitEventBatch
 from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.api.rules import InferenceRules, Limiter
 from gateway.errors import GatewayError
+from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
 from gateway.inference.inference import Inference
 from gateway.runtime.store import RuntimeStore
+from gateway.types import CacheDirectives
 
+_NO_DIRECTIVES = CacheDirectives()
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
 _MOST_AT_ONCE = 64 * 1024
 
 
 class FastPath:
-    """What the connections of a worker share."""
+    """Answers the requests of all connections of a worker."""
 
     def __init__(
         self,
@@ -40,11 +42,11 @@ class FastPath:
         inference: Inference,
         runtimes: RuntimeStore,
         ids: RequestIds,
-        turn: HitEventBatch,
+        hit_events: HitEventBatch,
     ) -> None:
         self.heads = heads
-        self.cork = WriteCoalescer(before=turn.commit)
-        self.turn = turn
+        self.coalescer = WriteCoalescer(before=hit_events.commit)
+        self.hit_events = hit_events
         self._rules = rules
         self._limiter = limiter
         self._inference = inference
@@ -54,26 +56,30 @@ class FastPath:
         self._server_lines = b""
         self._hit_lines = b""
 
-    def again(self, request: bytes, server_headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    def replay(self, request: bytes, server_headers: list[tuple[bytes, bytes]]) -> bytes | None:
         """Return the answer to a whole request that is the same as an earlier memory hit.
 
-        `None`, and nothing decided, where it is not known as such or may end in another way now.
+        `None`, with nothing charged, where there was none or the answer may be another now.
         """
-        known = self.heads.recall(request)
+        known = self.heads.find_replayable(request)
         if known is None:
             return None
-        repeat, job = known.reading.repeat, known.reading.job
-        if repeat is None or job is None:
+        replay, prepared = known.parsed.replay, known.parsed.prepared
+        if (
+            replay is None
+            or prepared is None
+            or not self._inference.is_current(prepared.plan, self._runtimes.current)
+        ):
             return None
-        entry, age = self._inference.recall(job, self._runtimes.current)
-        if entry is not repeat.entry:
+        entry, age = self._inference.read_single(prepared, _NO_DIRECTIVES)
+        if entry is not replay.entry:
             return None
-        run = repeat.run
-        if run.count == run.room and not self.turn.join(run):
+        run = replay.run
+        if run.count == run.room and not self.hit_events.join(run):
             return None
-        limits = known.spender.spend()
+        limits = known.charge.spend()
         if limits is None:
-            self.turn.commit()  # the run may have been joined for nothing
+            self.hit_events.commit()  # the run may have been joined for nothing
             return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
@@ -84,47 +90,49 @@ class FastPath:
             run.add(),
             PRIVATE,
             limits,
-            repeat.tail,
+            replay.tail,
         )
 
     def reply(self, head: CachedHead, body: bytes, *, request: bytes) -> HttpReply | RequestState:
-        """Return the answer to a request, or the exchange where it has to be waited for.
+        """Return the answer to a request, or its state where it has to be waited for.
 
-        `request` is head and body: a plain memory hit is known by it from now on.
+        `request` is head and body: a plain memory hit is replayed to equal ones from now on.
         """
-        exchange = self._rules.exchange(head.task)
-        exchange.principal = head.principal
-        exchange.asked = head.asked
-        exchange.wants_timing = head.wants_timing
-        exchange.traceparent = head.traceparent
-        exchange.body_is_read()
-        reply = self._rules.reply_now(exchange, "", body)
-        reading = exchange.reading
+        state = self._rules.new_state(head.task)
+        state.principal = head.principal
+        state.options = head.options
+        state.wants_timing = head.wants_timing
+        state.traceparent = head.traceparent
+        state.body_is_read()
+        reply = self._rules.reply_now(state, "", body)
+        parsed = state.parsed
         if (
-            reading is not None
-            and reading.repeat is not None
+            parsed is not None
+            and parsed.replay is not None
             and head.is_plain
             # A limit that is only tried out counts what it would have refused, on the longer way.
-            and not any(charge.rule.shadow for charge in reading.charges)
+            and not any(charge.rule.shadow for charge in parsed.charges)
         ):
-            spender = self._limiter.spender(reading.charges)
-            self.heads.remember(request, KnownRequest(reading=reading, spender=spender))
-        return reply or exchange
+            charge = self._limiter.spender(parsed.charges)
+            self.heads.add_replayable(request, ReplayableRequest(parsed=parsed, charge=charge))
+        return reply or state
 
-    def seek(self, exchange: RequestState, told: Callable[[HttpReply | None], object]) -> bool:
-        """Ask the cache for an exchange that has to be waited for; see `InferenceRules.seek`."""
-        return self._rules.seek(exchange, told)
+    def lookup_nowait(
+        self, state: RequestState, on_done: Callable[[HttpReply | None], object]
+    ) -> bool:
+        """Look a request up in the cache by callback; see `InferenceRules.lookup_nowait`."""
+        return self._rules.lookup_nowait(state, on_done)
 
-    async def later(self, exchange: RequestState) -> HttpReply:
-        """Return the answer to an exchange that had to be waited for."""
-        return await self._rules.reply_later(exchange)
+    async def later(self, state: RequestState) -> HttpReply:
+        """Return the answer to a request that `reply` could not answer."""
+        return await self._rules.reply_later(state)
 
     def render(
         self, reply: HttpReply, server_headers: list[tuple[bytes, bytes]], *, is_last: bool = False
     ) -> bytes:
         """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
 
-        The peer is told of an answer that `is_last` on its connection.
+        `is_last` adds `connection: close`.
         """
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
@@ -145,16 +153,16 @@ class FastPath:
 
 
 class FastPathProtocol(WriteCoalescingProtocol):
-    """uvicorn's protocol with a fast lane before it.
+    """uvicorn's protocol with the fast path before it.
 
-    The lane is open between two requests when nothing of the application's is under way, so that
-    answers keep their order. While the peer does not read, nothing is answered and nothing read;
-    nor while an answer of the lane is waited for.
+    A request takes the fast path only while the application has none of the connection's, so that
+    answers keep their order. While the peer does not read, or an answer of the fast path is
+    waited for, nothing is answered or read.
     """
 
-    def __init__(self, *args: Any, lane: FastPath, **kwargs: Any) -> None:
-        super().__init__(*args, cork=lane.cork, **kwargs)
-        self._lane = lane
+    def __init__(self, *args: Any, fast_path: FastPath, **kwargs: Any) -> None:
+        super().__init__(*args, coalescer=fast_path.coalescer, **kwargs)
+        self._fast_path = fast_path
         self._is_between = True
         self._is_waiting = False
         self._waits_until = 0.0
@@ -169,12 +177,12 @@ class FastPathProtocol(WriteCoalescingProtocol):
             if self.flow.write_paused:
                 data = self._hold(data)
             else:
-                answer = self._lane.again(data, self.server_state.default_headers)
+                answer = self._fast_path.replay(data, self.server_state.default_headers)
                 if answer is not None:
-                    # As `_send`, by the turn's clock.
+                    # As `_send`, by the time of this event-loop iteration.
                     self.transport.write(answer)
                     self.server_state.total_requests += 1
-                    self._answered_at = self._lane.turn.started
+                    self._answered_at = self._fast_path.hit_events.started
                     if self.timeout_keep_alive_task is None:
                         self._wait_for_requests(self.timeout_keep_alive)
                     return
@@ -223,9 +231,9 @@ class FastPathProtocol(WriteCoalescingProtocol):
             super().timeout_keep_alive_handler()
 
     @override
-    def end_if_late(self, now: float) -> None:
+    def close_if_timed_out(self, now: float) -> None:
         if not self._is_waiting:
-            super().end_if_late(now)
+            super().close_if_timed_out(now)
         elif now > self._waits_until:  # most likely a peer that does not read
             self.transport.abort()
 
@@ -240,24 +248,24 @@ class FastPathProtocol(WriteCoalescingProtocol):
 
     def _answer(self, data: bytes) -> bytes:
         """Answer what can be answered, and return what is left for the application."""
-        lane, start, size = self._lane, 0, 0
+        fast_path, start, size = self._fast_path, 0, 0
         answers: list[bytes] = []
         while (end := data.find(_END, start) + 4) > 3:  # noqa: PLR2004 - found
-            head = lane.heads.find(data[start:end])
+            head = fast_path.heads.find(data[start:end])
             if head is None or end + head.length > len(data):
                 break
             stop = end + head.length
-            reply = lane.reply(head, data[end:stop], request=data[start:stop])
+            reply = fast_path.reply(head, data[end:stop], request=data[start:stop])
             if isinstance(reply, RequestState):
                 self._send(b"".join(answers), len(answers))
                 self._begin(reply)
                 return self._hold(data[stop:])
-            answers.append(lane.render(reply, self.server_state.default_headers))
+            answers.append(fast_path.render(reply, self.server_state.default_headers))
             start = stop
             size += len(answers[-1])
             if size > _MOST_AT_ONCE:
                 self._send(b"".join(answers), len(answers))
-                lane.cork.release()
+                fast_path.coalescer.release()
                 answers, size = [], 0
                 if self.flow.write_paused:
                     break
@@ -281,33 +289,33 @@ class FastPathProtocol(WriteCoalescingProtocol):
         if self.timeout_keep_alive_task is None:
             self._wait_for_requests(self.timeout_keep_alive)
 
-    def _begin(self, exchange: RequestState) -> None:
-        """See to it that `exchange` is answered; until then nothing else is."""
+    def _begin(self, state: RequestState) -> None:
+        """Start to answer `state`; until then nothing else is answered."""
         self._is_waiting = True
-        self._waits_until = exchange.deadline + self._patience.idle
-        if not self._lane.seek(exchange, partial(self._sought, exchange)):
-            self._start(exchange)
+        self._waits_until = state.deadline + self._timeouts.idle
+        if not self._fast_path.lookup_nowait(state, partial(self._on_lookup_done, state)):
+            self._start(state)
 
-    def _sought(self, exchange: RequestState, reply: HttpReply | None) -> None:
+    def _on_lookup_done(self, state: RequestState, reply: HttpReply | None) -> None:
         try:
             if reply is None or self.flow.write_paused:
-                self._start(exchange, reply)
+                self._start(state, reply)
             else:
                 self._end(reply)
         except BaseException:  # whatever it was, nobody must wait for what will not come
             self.transport.abort()
             raise
 
-    def _start(self, exchange: RequestState, reply: HttpReply | None = None) -> None:
-        """Answer `exchange` by a task that the server waits for when it stops."""
-        task = self.loop.create_task(self._answer_later(exchange, reply))
+    def _start(self, state: RequestState, reply: HttpReply | None = None) -> None:
+        """Answer `state` by a task that the server waits for when it stops."""
+        task = self.loop.create_task(self._answer_later(state, reply))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _answer_later(self, exchange: RequestState, reply: HttpReply | None) -> None:
+    async def _answer_later(self, state: RequestState, reply: HttpReply | None) -> None:
         try:
             if reply is None:
-                reply = await self._lane.later(exchange)
+                reply = await self._fast_path.later(state)
             if self.flow.write_paused:
                 await self.flow.drain()
             self._end(reply)
@@ -321,7 +329,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
             return
         is_last = self._is_ending and not self._held
         headers = self.server_state.default_headers
-        self._send(self._lane.render(reply, headers, is_last=is_last), 1)
+        self._send(self._fast_path.render(reply, headers, is_last=is_last), 1)
         if is_last:
             self.transport.close()
         elif self._held:

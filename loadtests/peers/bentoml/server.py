@@ -1,11 +1,11 @@
-"""`sentiment` under BentoML."""
+"""Serves `sentiment` under BentoML."""
 
 import bentoml
 
+from loadtests.peers.configuration import PeerConfiguration
 from loadtests.peers.model import Sentiment
-from loadtests.peers.way import Way
 
-WAY = Way.read()
+WAY = PeerConfiguration.read()
 _BATCHING = {"batchable": True, "max_batch_size": WAY.batch, "max_latency_ms": 10_000}
 
 

@@ -1,4 +1,4 @@
-"""A model server as OpenAI's clients know it, without a model: every embedding is the same.
+"""Serves OpenAI's embeddings API without a model: every embedding is the same.
 
 `python -m loadtests.peers.litellm.model_server PORT`
 """

@@ -1,4 +1,4 @@
-"""LiteLLM's proxy with its Redis cache, before a model server that does nothing.
+"""Runs LiteLLM's proxy with its Redis cache before a model server without a model.
 
 The proxy has packages of its own (`make .venv-peers/litellm/.installed`). What it is asked for
 are embeddings, since it has no classification; they are short, and found in Redis.

@@ -1,12 +1,12 @@
-"""`sentiment` under LitServe."""
+"""Serves `sentiment` under LitServe."""
 
 import sys
 from typing import Any
 
 import litserve
 
+from loadtests.peers.configuration import PeerConfiguration
 from loadtests.peers.model import Sentiment
-from loadtests.peers.way import Way
 
 
 class SentimentAPI(litserve.LitAPI):
@@ -29,7 +29,7 @@ class SentimentAPI(litserve.LitAPI):
         return {"scores": output}
 
 
-WAY = Way.read()
+WAY = PeerConfiguration.read()
 
 if __name__ == "__main__":
     api = SentimentAPI(max_batch_size=WAY.batch, batch_timeout=WAY.delay)

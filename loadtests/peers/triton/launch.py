@@ -1,4 +1,4 @@
-"""Becomes the server that the wheel `nvidia-pytriton` carries, in the virtual environment it is in.
+"""Replaces this process by the Triton server of the `nvidia-pytriton` wheel.
 
 Only the standard library: it runs apart from our packages.
 """

@@ -1,4 +1,4 @@
-"""`sentiment` under Triton: writes the model's configuration, becomes the wheel's server."""
+"""Serves `sentiment` under Triton: writes the model's configuration and starts the server."""
 
 import os
 import shutil
@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from loadtests.peers.configuration import SCRATCH, PeerConfiguration
 from loadtests.peers.triton.launch import become_server
-from loadtests.peers.way import SCRATCH, Way
 
 _CONFIG = """
 name: "sentiment"
@@ -20,7 +20,7 @@ instance_group [{{ kind: KIND_CPU, count: {workers} }}]
 _BATCHING = "dynamic_batching {{ max_queue_delay_microseconds: {delay} }}\n"
 
 
-def config(way: Way) -> str:
+def config(way: PeerConfiguration) -> str:
     """Return the model's `config.pbtxt`."""
     batching = _BATCHING.format(delay=round(way.delay * 1e6)) if way.batch > 1 else ""
     return _CONFIG.format(batch=way.batch, workers=way.workers) + batching
@@ -32,7 +32,7 @@ def main() -> None:
     shutil.copytree(Path(__file__).parent / "sentiment", repository / "sentiment")
     # The backend reads no PYTHONPATH: what a model imports lies beside it.
     (repository / "sentiment" / "1" / "loadtests").symlink_to(Path(__file__).parents[2])
-    (repository / "sentiment" / "config.pbtxt").write_text(config(Way.read()))
+    (repository / "sentiment" / "config.pbtxt").write_text(config(PeerConfiguration.read()))
     become_server(repository, port=int(sys.argv[1]), scratch=repository.parent)
 
 

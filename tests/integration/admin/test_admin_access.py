@@ -10,10 +10,10 @@ from redis.asyncio import Redis
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
+from gateway.regional_limits.values import BucketDemand, ShareReport
 from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.types import BucketDemand, ShareReport
 from tests.support.admin import KEY, client_of, refused
 
 pytestmark = pytest.mark.anyio
@@ -110,7 +110,7 @@ async def test_shares_of_limits_are_shown(admin: httpx.AsyncClient, ledger: Ledg
             region="eu",
             worker=worker,
             seen=0,
-            asked={
+            demand={
                 "rl:{acme}:t:minute": BucketDemand(units=30),
                 "rl:{other}:t:minute": BucketDemand(units=30),
             },

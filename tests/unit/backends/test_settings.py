@@ -40,9 +40,9 @@ def test_an_endless_drain_is_refused() -> None:
         read_settings({}, drain=float("inf"))
 
 
-def test_one_lane_a_core_unless_told() -> None:
-    assert read_settings({}).lanes >= 1
-    assert read_settings({}, threads=3).lanes == 3
+def test_one_worker_thread_a_core_by_default() -> None:
+    assert read_settings({}).worker_threads >= 1
+    assert read_settings({}, threads=3).worker_threads == 3
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from gateway.tasks import PeriodicTask, TaskOwner
+from gateway.tasks import PeriodicTask, TaskScope
 from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ async def test_leaving_waits_for_what_still_runs() -> None:
         await gate.wait()
         done.append("work")
 
-    async with TaskOwner(drain=10.0) as owner:
+    async with TaskScope(drain=10.0) as owner:
         owner.start(work())
         asyncio.get_running_loop().call_soon(gate.set)
 
@@ -36,7 +36,7 @@ async def test_what_takes_longer_than_the_drain_is_cancelled_and_may_clean_up() 
         finally:
             ended.append("cleaned up")
 
-    async with TaskOwner(drain=0.01) as owner:
+    async with TaskScope(drain=0.01) as owner:
         owner.start(work())
 
     assert ended == ["cleaned up"]
@@ -45,7 +45,7 @@ async def test_what_takes_longer_than_the_drain_is_cancelled_and_may_clean_up() 
 
 async def test_what_is_started_while_others_are_cancelled_ends_as_well() -> None:
     ended: list[str] = []
-    owner = TaskOwner(drain=0.01)
+    owner = TaskScope(drain=0.01)
 
     async def work(name: str) -> None:
         try:
@@ -76,7 +76,7 @@ async def test_a_task_that_fails_is_logged_and_harms_no_other(
         done.append("work")
 
     with caplog.at_level(logging.ERROR):
-        async with TaskOwner(drain=10.0) as owner:
+        async with TaskScope(drain=10.0) as owner:
             owner.start(fail())
             owner.start(work())
 
@@ -90,13 +90,76 @@ async def test_a_task_that_ended_is_not_kept() -> None:
     async def work() -> None:
         ended.set()
 
-    async with TaskOwner(drain=10.0) as owner:
+    async with TaskScope(drain=10.0) as owner:
         owner.start(work())
         running = len(owner)
         await ended.wait()
         await asyncio.sleep(0)
 
         assert (running, len(owner)) == (1, 0)
+
+
+async def test_a_result_and_an_error_reach_the_caller() -> None:
+    async def work(value: int) -> int:
+        return 1 // value
+
+    async with TaskScope() as tasks:
+        assert await tasks.run(work(1)) == 1
+        with pytest.raises(ZeroDivisionError):
+            await tasks.run(work(0))
+
+
+async def test_a_caller_that_is_cancelled_twice_leaves_the_cleanup_alone() -> None:
+    started, may_clean, cleaned = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            await may_clean.wait()
+            cleaned.set()
+
+    async with TaskScope() as tasks:
+        caller = asyncio.create_task(tasks.run(work()))
+        await started.wait()
+        caller.cancel()
+        caller.cancel()
+        await asyncio.wait((caller,))
+        may_clean.set()
+        await asyncio.wait_for(cleaned.wait(), 60.0)
+
+    assert caller.cancelled()
+
+
+async def test_an_error_in_work_nobody_waits_for_is_not_reported_as_forgotten() -> None:
+    started = asyncio.Event()
+    complaints: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def work() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError
+
+    async with TaskScope() as tasks:
+        caller = asyncio.create_task(tasks.run(work()))
+        await started.wait()
+        caller.cancel()
+        await asyncio.wait((caller,))
+
+    assert len(tasks) == 0
+    assert complaints == []
+
+
+async def test_without_a_drain_leaving_cancels_what_still_runs() -> None:
+    async with TaskScope() as tasks:
+        task = tasks.create_task(asyncio.Event().wait())
+
+    assert task.cancelled()
 
 
 async def test_a_periodic_task_steps_each_interval_and_when_woken() -> None:

@@ -9,28 +9,28 @@ import pytest
 from loadtests.arena import topology
 from loadtests.arena.cases import cases
 from loadtests.arena.judging import (
-    Around,
-    Billed,
-    Books,
+    CaseObservations,
+    LedgerComparison,
+    LedgerEntry,
     Verdict,
     Window,
     compare,
     findings,
     judge,
-    settled,
+    wait_for_ledger,
 )
-from loadtests.arena.load import Sent
+from loadtests.arena.load import RequestOutcome
 from loadtests.arena.memory import BOUNDS, kind_of
-from loadtests.arena.questions import Expected, Question
-from loadtests.arena.record import Record, Result, table
+from loadtests.arena.questions import ExpectedAnswers, Question
+from loadtests.arena.record import Result, ResultFile, table
 
 BEGUN, ENDED = 10.0, 40.0
 SEEN = dict.fromkeys(BOUNDS, 100.0)
 """Memory of every kind of process, within its bound."""
 
 
-def sent(due: float, status: int = 200, *, id_: str = "", latency: float = 0.01) -> Sent:
-    return Sent(
+def sent(due: float, status: int = 200, *, id_: str = "", latency: float = 0.01) -> RequestOutcome:
+    return RequestOutcome(
         due=due,
         latency=latency,
         status=status,
@@ -40,12 +40,12 @@ def sent(due: float, status: int = 200, *, id_: str = "", latency: float = 0.01)
     )
 
 
-def verdict(*requests: Sent, window: Window = Window()) -> Verdict:  # noqa: B008 - frozen
+def verdict(*requests: RequestOutcome, window: Window = Window()) -> Verdict:  # noqa: B008 - frozen
     return judge(requests, window, begun=BEGUN, ended=ENDED)
 
 
-def around(**changes: object) -> Around:
-    made = Around(unhealthy=[], memory=SEEN, bounds=BOUNDS, lost=0)
+def around(**changes: object) -> CaseObservations:
+    made = CaseObservations(unhealthy=[], memory=SEEN, bounds=BOUNDS, lost=0)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -98,10 +98,10 @@ def test_an_answer_that_is_not_the_expected_one_is_wrong() -> None:
 def test_the_ledger_is_compared_request_by_request() -> None:
     answers = [sent(1, id_="a"), sent(2, id_="b"), sent(3, 503, id_="c"), sent(4, 0)]
     ledger = {
-        "a": Billed(times=2, status=200),
-        "c": Billed(times=1, status=200),
-        "x": Billed(times=1, status=200),
-        "y": Billed(times=1, status=503),
+        "a": LedgerEntry(times=2, status=200),
+        "c": LedgerEntry(times=1, status=200),
+        "x": LedgerEntry(times=1, status=200),
+        "y": LedgerEntry(times=1, status=503),
     }
 
     books = compare(answers, ledger, items_billed=5)
@@ -113,15 +113,17 @@ def test_the_ledger_is_compared_request_by_request() -> None:
 
 def test_what_is_billed_twice_a_little_later_is_seen() -> None:
     answers = [sent(1, id_="a")]
-    once = compare(answers, {"a": Billed(times=1, status=200)}, items_billed=2)
-    twice = compare(answers, {"a": Billed(times=2, status=200)}, items_billed=4)
+    once = compare(answers, {"a": LedgerEntry(times=1, status=200)}, items_billed=2)
+    twice = compare(answers, {"a": LedgerEntry(times=2, status=200)}, items_billed=4)
     looks = iter([compare(answers, {}, items_billed=0), once, twice])
     now = [0.0]
 
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    books, waited = settled(lambda: next(looks), within=60.0, clock=lambda: now[0], pause=pause)
+    books, waited = wait_for_ledger(
+        lambda: next(looks), within=60.0, clock=lambda: now[0], pause=pause
+    )
 
     assert (books.twice, waited) == (1, 1.0)
 
@@ -133,14 +135,14 @@ def test_what_is_never_billed_is_waited_for_as_long_as_stated() -> None:
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    books, waited = settled(lambda: missing, within=60.0, clock=lambda: now[0], pause=pause)
+    books, waited = wait_for_ledger(lambda: missing, within=60.0, clock=lambda: now[0], pause=pause)
 
     assert (books.missing, waited) == (1, 60.0)
 
 
 def test_what_is_as_it_must_be_is_no_finding() -> None:
     answers = [sent(number) for number in range(1, 60)]
-    ledger = {each.id: Billed(times=1, status=200) for each in answers}
+    ledger = {each.id: LedgerEntry(times=1, status=200) for each in answers}
     books = compare(answers, ledger, items_billed=2 * len(answers))
 
     found = list(findings(verdict(*answers), books, around()))
@@ -150,13 +152,13 @@ def test_what_is_as_it_must_be_is_no_finding() -> None:
 
 def test_who_got_no_answer_may_be_billed_and_nobody_else() -> None:
     answers = [sent(1, id_="a"), msgspec.structs.replace(sent(12, 0), id="")]
-    ledger = {one: Billed(times=1, status=200) for one in ("a", "b")}
+    ledger = {one: LedgerEntry(times=1, status=200) for one in ("a", "b")}
     found = verdict(*answers, window=Window(after_begin=5))
 
     one = findings(found, compare(answers, ledger, items_billed=4), around(lost=1))
     two = findings(
         found,
-        compare(answers, {**ledger, "c": Billed(times=1, status=200)}, items_billed=6),
+        compare(answers, {**ledger, "c": LedgerEntry(times=1, status=200)}, items_billed=6),
         around(lost=1),
     )
 
@@ -165,7 +167,7 @@ def test_who_got_no_answer_may_be_billed_and_nobody_else() -> None:
 
 
 def test_everything_that_is_not_as_it_must_be_is_named() -> None:
-    books = Books(
+    books = LedgerComparison(
         answered=1,
         billed=2,
         missing=1,
@@ -189,7 +191,7 @@ def test_everything_that_is_not_as_it_must_be_is_named() -> None:
 
 def test_a_process_that_nobody_looked_at_is_no_proof() -> None:
     answers = [sent(1, id_="a")]
-    books = compare(answers, {"a": Billed(times=1, status=200)}, items_billed=2)
+    books = compare(answers, {"a": LedgerEntry(times=1, status=200)}, items_billed=2)
     seen = {kind: mebibytes for kind, mebibytes in SEEN.items() if kind != "billing"}
 
     found = findings(verdict(*answers), books, around(memory=seen))
@@ -199,7 +201,7 @@ def test_a_process_that_nobody_looked_at_is_no_proof() -> None:
 
 def test_items_are_compared_where_every_request_was_answered() -> None:
     answers = [sent(1, id_="a")]
-    ledger = {"a": Billed(times=1, status=200)}
+    ledger = {"a": LedgerEntry(times=1, status=200)}
 
     found = findings(verdict(*answers), compare(answers, ledger, items_billed=3), around())
 
@@ -222,8 +224,8 @@ def test_every_container_meets_every_fault_that_it_can() -> None:
 
 
 def test_a_result_is_kept_at_once_and_the_last_of_a_case_counts(tmp_path: Path) -> None:
-    record = Record(tmp_path / "folder" / "arena.jsonl")
-    books = compare([sent(1, id_="a")], {"a": Billed(times=1, status=200)}, items_billed=2)
+    record = ResultFile(tmp_path / "folder" / "arena.jsonl")
+    books = compare([sent(1, id_="a")], {"a": LedgerEntry(times=1, status=200)}, items_billed=2)
     for found in (["1 wrong answers"], []):
         record.add(
             Result(
@@ -242,7 +244,7 @@ def test_a_result_is_kept_at_once_and_the_last_of_a_case_counts(tmp_path: Path) 
             )
         )
 
-    results = Record(tmp_path / "folder" / "arena.jsonl").results()
+    results = ResultFile(tmp_path / "folder" / "arena.jsonl").results()
 
     assert list(results) == ["gateway-1:kill"]
     assert results["gateway-1:kill"].findings == []
@@ -252,7 +254,7 @@ def test_a_result_is_kept_at_once_and_the_last_of_a_case_counts(tmp_path: Path) 
 
 
 def test_numbers_may_be_rounded_otherwise_and_labels_may_not_differ() -> None:
-    expected = Expected({})
+    expected = ExpectedAnswers({})
     good = {"labels": [{"label": "positive", "score": 0.75}]}
     body = {"model": "m", "results": [good], "usage": {"items": 1}}
     expected.add("/v1/classify", "m", ["text"], msgspec.json.encode(body))
@@ -271,7 +273,7 @@ def test_numbers_may_be_rounded_otherwise_and_labels_may_not_differ() -> None:
 
 
 def test_answers_that_differ_before_any_fault_are_no_measure() -> None:
-    expected = Expected({})
+    expected = ExpectedAnswers({})
     expected.add("/v1/embed", "m", ["text"], b'{"results": [{"embedding": [0.5]}]}')
 
     with pytest.raises(ValueError, match="differ before any fault"):

@@ -16,9 +16,9 @@ from loadtests.gpu.plan import (
     CANDIDATES,
     MAIN,
     Journal,
-    Line,
+    Measurement,
     Options,
-    Result,
+    SectionResult,
     best_candidate,
     pack,
     unpack,
@@ -106,11 +106,11 @@ def test_a_missing_package_skips_its_section_by_name(
 def test_later_sections_run_what_the_ceiling_found_best(options: Options) -> None:
     fallback = best_candidate(options).name
     lines = [
-        Line(what=f"{MAIN} fp16-fused", rate=100.0),
-        Line(what=f"{MAIN} fp16-ranges-k2", rate=300.0),
-        Line(what=f"{MAIN} fp16-packed", rate=900.0, passed=False),
+        Measurement(what=f"{MAIN} fp16-fused", rate=100.0),
+        Measurement(what=f"{MAIN} fp16-ranges-k2", rate=300.0),
+        Measurement(what=f"{MAIN} fp16-packed", rate=900.0, passed=False),
     ]
-    write_result(options, Result(section="ceiling", status="out of time", lines=lines))
+    write_result(options, SectionResult(section="ceiling", status="out of time", lines=lines))
 
     found = best_candidate(options)
 
@@ -126,34 +126,34 @@ def test_a_sequence_of_bert_base_is_22_billion_operations() -> None:
 
 def test_ratios_name_what_they_divide() -> None:
     results = [
-        Result(
+        SectionResult(
             section="ceiling",
             status="done",
             best="fp16-packed",
             lines=[
-                Line(what=f"{MAIN} fp16-packed", rate=20_000.0),
-                Line(what=f"{MAIN} fp16-packed 1024x32", rate=90_000.0),
-                Line(what=f"{MAIN} fp16-packed, mixed lengths", rate=50_000.0),
-                Line(what="minilm-l6 fp16-packed 8x128", rate=90_000.0),
+                Measurement(what=f"{MAIN} fp16-packed", rate=20_000.0),
+                Measurement(what=f"{MAIN} fp16-packed 1024x32", rate=90_000.0),
+                Measurement(what=f"{MAIN} fp16-packed, mixed lengths", rate=50_000.0),
+                Measurement(what="minilm-l6 fp16-packed 8x128", rate=90_000.0),
             ],
         ),
-        Result(
+        SectionResult(
             section="floor",
             status="done",
             lines=[
-                Line(what="matrix rate, bfloat16, operations/s", rate=8e14),
-                Line(what="operations of one bert-base sequence", rate=2e10),
+                Measurement(what="matrix rate, bfloat16, operations/s", rate=8e14),
+                Measurement(what="operations of one bert-base sequence", rate=2e10),
             ],
         ),
-        Result(
+        SectionResult(
             section="http",
             status="done",
-            lines=[Line(what="whole path over HTTP, 1 text a request", rate=15_000.0)],
+            lines=[Measurement(what="whole path over HTTP, 1 text a request", rate=15_000.0)],
         ),
-        Result(
+        SectionResult(
             section="peer",
             status="done",
-            lines=[Line(what="transformers pipeline, batches of 32", rate=1_500.0)],
+            lines=[Measurement(what="transformers pipeline, batches of 32", rate=1_500.0)],
         ),
     ]
 
@@ -169,7 +169,7 @@ def test_a_process_that_dies_loses_the_figure_it_was_at_and_no_other(options: Op
     """The next process finds both: what is known, and what not to try again."""
     journal = Journal(options, "check")
     journal.begin("first")
-    journal.end(Line(what="first", error=0.001))
+    journal.end(Measurement(what="first", error=0.001))
     journal.begin("second")
 
     successor = Journal(options, "check")

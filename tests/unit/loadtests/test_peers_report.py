@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from loadtests.generator import Outcome
+from loadtests.peers.configuration import PeerConfiguration
 from loadtests.peers.servers import PEERS, PeerFailed, running
 from loadtests.peers.table import AnswersDiffer, check_answers, lines, markdown
-from loadtests.peers.way import Way
 
 _TRITON = Path(__file__).parents[3] / "loadtests" / "peers" / "triton" / "server.py"
 
@@ -53,9 +53,9 @@ def test_a_peer_that_failed_stands_in_the_table_with_its_reason() -> None:
 
 def test_a_way_reaches_the_server_through_its_environment() -> None:
     """What is written is what is read."""
-    way = Way(workers=1, threads=2, batch=16, delay=0.005)
+    way = PeerConfiguration(workers=1, threads=2, batch=16, delay=0.005)
 
-    assert Way.read(way.environment()) == way
+    assert PeerConfiguration.read(way.environment()) == way
     assert way.label == "batches <= 16, 5 ms, 1 x 2 threads"
 
 
@@ -63,8 +63,8 @@ def test_triton_batches_only_when_it_is_told_to() -> None:
     """The configuration names a delay in microseconds, or no batching at all."""
     config = runpy.run_path(str(_TRITON))["config"]
 
-    batching = config(Way(workers=2, threads=1, batch=8, delay=0.002))
-    single = config(Way(workers=2, threads=1))
+    batching = config(PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002))
+    single = config(PeerConfiguration(workers=2, threads=1))
 
     assert "max_batch_size: 8" in batching
     assert "max_queue_delay_microseconds: 2000 }" in batching

@@ -7,7 +7,7 @@ import pytest
 from backends.protocol import Done, encode_frame
 from loadtests.capacity import sustained
 from loadtests.open_loop import Answer
-from loadtests.shares import Sample, ratio, swapped
+from loadtests.shares import DeviceTimeSample, ratio, swapped
 
 
 def test_traffic_is_ten_to_one_until_it_swaps() -> None:
@@ -20,10 +20,10 @@ def test_traffic_is_ten_to_one_until_it_swaps() -> None:
 
 def test_a_ratio_is_of_the_device_seconds_between_two_times() -> None:
     samples = [
-        Sample(at=0.0, used=(5.0, 5.0)),
-        Sample(at=1.0, used=(6.0, 6.0)),
-        Sample(at=3.0, used=(8.0, 6.5)),
-        Sample(at=9.0, used=(9.0, 9.0)),
+        DeviceTimeSample(at=0.0, used=(5.0, 5.0)),
+        DeviceTimeSample(at=1.0, used=(6.0, 6.0)),
+        DeviceTimeSample(at=3.0, used=(8.0, 6.5)),
+        DeviceTimeSample(at=9.0, used=(9.0, 9.0)),
     ]
 
     assert ratio(samples, 1.0, 4.0) == pytest.approx(4.0)

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from loadtests.windows import Admitted, bound, local_share, most_over_the_limit
+from loadtests.windows import AdmittedRequest, bound, local_share, most_over_the_limit
 from tests.support.limits import most_over_the_limit as most_over_at_known_times, rule
 
 LIMIT = rule(5, window=10.0)
 
 
-def at(*times: float) -> list[Admitted]:
-    return [Admitted(time, time) for time in times]
+def at(*times: float) -> list[AdmittedRequest]:
+    return [AdmittedRequest(time, time) for time in times]
 
 
 def test_one_too_many_at_once_is_seen() -> None:
@@ -28,8 +28,8 @@ def test_a_window_in_the_middle_is_seen() -> None:
 def test_what_may_have_been_before_or_after_does_not_count() -> None:
     sure = at(*[1.0] * 5)
 
-    assert most_over_the_limit([*sure, Admitted(-3.0, 1.0)], LIMIT) == pytest.approx(0.0)
-    assert most_over_the_limit([*sure, Admitted(0.8, 1.0)], LIMIT) == pytest.approx(0.9)
+    assert most_over_the_limit([*sure, AdmittedRequest(-3.0, 1.0)], LIMIT) == pytest.approx(0.0)
+    assert most_over_the_limit([*sure, AdmittedRequest(0.8, 1.0)], LIMIT) == pytest.approx(0.9)
 
 
 def test_known_times_are_judged_as_by_looking_at_every_pair() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tools.check_shape import (
-    Module,
     broad_handlers,
     check,
     check_handlers,
@@ -15,10 +14,9 @@ from tools.check_shape import (
     check_tests,
     check_types,
     check_version,
-    function_lines,
-    functions,
     measure,
 )
+from tools.sources import Module, function_lines, functions
 
 
 def module(source: str, path: str = "gateway/example.py") -> Module:
@@ -158,7 +156,7 @@ def test_numbers_are_of_the_sources_and_problems_of_every_tree(tmp_path: Path) -
         (project(tmp_path) / tree).mkdir()
         (tmp_path / tree / "a.py").write_text("def f(a) -> None:\n    g()\n")
 
-    shape, problems = check(tmp_path)
+    shape, _, problems = check(tmp_path)
 
     assert (shape.modules, shape.functions, shape.test_lines) == (1, 1, 2)
     assert shape.typed_share == 0

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
@@ -60,8 +61,7 @@ async def running(
     batcher = Batcher(
         name="tiny",
         executor=executor,
-        batch=BatchLimits(rows=8),
-        queue=queue or QueueLimits(),
+        options=BatchingOptions(batch=BatchLimits(rows=8), queue=queue or QueueLimits()),
         clock=time.monotonic,
         tracing=NoTracing(),
     )
@@ -89,7 +89,7 @@ async def test_rows_that_arrive_while_a_batch_runs_leave_together() -> None:
 
 async def test_a_row_gets_its_own_answer_whatever_its_company() -> None:
     encodings = [encode(*range(1, n)) for n in range(3, 12)]
-    async with running(DummyExecutor(lanes=2)) as (rows, _):
+    async with running(DummyExecutor(worker_threads=2)) as (rows, _):
         together = await ask(rows, *encodings)
     alone = []
     for encoding in encodings:
@@ -102,7 +102,7 @@ async def test_a_row_gets_its_own_answer_whatever_its_company() -> None:
 
 async def test_a_poisoned_row_among_sixty_three_fails_alone() -> None:
     gate = Gate()
-    async with running(PacedExecutor(gate, lanes=2, poison=POISON)) as (rows, batcher):
+    async with running(PacedExecutor(gate, worker_threads=2, poison=POISON)) as (rows, batcher):
         tasks = [asyncio.create_task(ask(rows, encode(n + 1, 7))) for n in range(63)]
         poisoned = asyncio.create_task(ask(rows, encode(POISON, 7)))
         await until(lambda: gate.arrived == 2)
@@ -140,7 +140,7 @@ async def test_a_thread_that_dies_leaves_no_row_waiting() -> None:
             await ask(rows, encode(1))
         await until(lambda: batcher.failure is not None)
 
-    assert batcher.failure == "a lane of the executor died with `SystemExit`"
+    assert batcher.failure == "a worker thread of the executor died with `SystemExit`"
 
 
 async def test_an_executor_that_fails_on_a_row_it_could_run_is_dead() -> None:
@@ -161,7 +161,7 @@ async def test_a_queue_that_stays_full_refuses_in_time_and_says_when_to_return()
         running_row = asyncio.create_task(ask(rows, encode(1)))
         await until(lambda: gate.arrived == 1)
         waiting = asyncio.create_task(ask(rows, encode(2), encode(3)))
-        await until(lambda: batcher.is_full(FLOW))
+        await until(lambda: batcher.submissions.is_full(FLOW))
         hurried = Caller(scope="tenant", deadline=time.monotonic() + 0.2, lane="bulk")
         with pytest.raises(Overloaded) as refused:
             await rows.ask([encode(4)], kind=OutputKind.POOLED, caller=hurried)
@@ -186,7 +186,7 @@ async def test_items_with_more_rows_than_there_is_room_for_wait_and_are_answered
     async with running(PacedExecutor(gate), limits) as (rows, batcher):
         tasks = items()
         await until(lambda: gate.arrived == 1)
-        full = batcher.is_full(FLOW)
+        full = batcher.submissions.is_full(FLOW)
         while not all(task.done() for task in tasks):
             most = max(most, batcher.statistics().queued_rows)
             gate.let_one_pass()
@@ -231,7 +231,7 @@ async def test_an_item_whose_rows_are_known_or_on_their_way_needs_no_room() -> N
         running_row = asyncio.create_task(ask(rows, encode(2)))
         await until(lambda: gate.arrived == 2)
         waiting = asyncio.create_task(ask(rows, encode(3), encode(4)))
-        await until(lambda: batcher.is_full(FLOW))
+        await until(lambda: batcher.submissions.is_full(FLOW))
         in_line = asyncio.create_task(ask(rows, encode(5)))
         await asyncio.sleep(0)
 
@@ -251,7 +251,7 @@ async def test_who_leaves_the_line_lets_the_next_one_in() -> None:
         tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 3)]
         gone = asyncio.create_task(ask(rows, encode(8)))
         last = asyncio.create_task(ask(rows, encode(9)))
-        await until(lambda: gate.arrived == 1 and batcher.is_full(FLOW))
+        await until(lambda: gate.arrived == 1 and batcher.submissions.is_full(FLOW))
         gone.cancel()
         gate.open()
         await asyncio.gather(*tasks, last)
@@ -263,7 +263,7 @@ async def test_who_stands_in_line_when_the_executor_dies_is_told() -> None:
     gate = Gate()
     async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
         tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 6)]
-        await until(lambda: gate.arrived == 1 and batcher.is_full(FLOW))
+        await until(lambda: gate.arrived == 1 and batcher.submissions.is_full(FLOW))
         gate.failing = ExecutorDied("the device failed")
         gate.open()
         results = await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from backends.batching.batcher import Batcher, QueueLimits
+from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
@@ -44,8 +45,9 @@ class Bench:
         self.batcher = Batcher(
             name="tiny",
             executor=executor,
-            batch=BatchLimits(rows=8),
-            queue=queue or QueueLimits(rows=4, tokens=100),
+            options=BatchingOptions(
+                batch=BatchLimits(rows=8), queue=queue or QueueLimits(rows=4, tokens=100)
+            ),
             clock=self.clock,
             tracing=NoTracing(),
             device=device,
@@ -73,7 +75,7 @@ class BrokenCost(CostModel, frozen=True, kw_only=True):
 
 async def test_a_thread_that_dies_while_it_chooses_a_batch_leaves_no_row_waiting() -> None:
     bench = Bench(DummyExecutor())
-    bench.batcher._queue._cost = BrokenCost()
+    bench.batcher.submissions.queue._cost = BrokenCost()
     async with bench.batcher:
         with pytest.raises(ExecutorDied):
             async with asyncio.timeout(60.0):
@@ -187,8 +189,8 @@ async def test_a_tenant_that_fills_the_queue_leaves_room_for_another() -> None:
         first = bench.ask(encode(9))
         await until(lambda: gate.arrived == 1)
         greedy = [bench.ask(encode(n, 1), lane="bulk", scope="greedy") for n in range(1, 200)]
-        await until(lambda: bench.batcher.is_full(("bulk", "greedy")))
-        full_for_all = bench.batcher.is_full(("interactive", "modest"))
+        await until(lambda: bench.batcher.submissions.is_full(("bulk", "greedy")))
+        full_for_all = bench.batcher.submissions.is_full(("interactive", "modest"))
         modest = bench.ask(encode(1), scope="modest", patience=2.0)
         await until(lambda: bench.batcher.statistics().queued_rows == 113)
         gate.open()
@@ -207,7 +209,7 @@ async def test_a_tenant_with_few_rows_is_not_counted_those_that_others_ask_at_th
         first = bench.ask(encode(9))
         await until(lambda: gate.arrived == 1)
         greedy = [bench.ask(encode(n, 1), scope="greedy") for n in range(1, 200)]
-        await until(lambda: bench.batcher.is_full(("interactive", "greedy")))
+        await until(lambda: bench.batcher.submissions.is_full(("interactive", "greedy")))
         before = bench.batcher.statistics().queued_rows
         modest = [bench.ask(encode(n), encode(n, n), scope=f"modest-{n}") for n in range(1, 4)]
         await until(lambda: bench.batcher.statistics().queued_rows == before + 6)

@@ -29,8 +29,8 @@ def serve(flows: FairQueue, count: int) -> list[tuple[str, str]]:
     for _ in range(count):
         row = flows.lead()
         assert row is not None
-        row.taken = True
-        flows.left(row, 1.0)
+        row.is_dequeued = True
+        flows.remove(row, 1.0)
         served.append(row.flow)
     return served
 
@@ -88,8 +88,8 @@ async def test_rows_taken_elsewhere_are_left_out() -> None:
     first, second = make_row("tenant", deadline=1.0), make_row("tenant", deadline=2.0)
     flows.add(first)
     flows.add(second)
-    first.taken = True
-    flows.left(first, 1.0)
+    first.is_dequeued = True
+    flows.remove(first, 1.0)
 
     assert flows.lead() is second
     assert list(flows.rows()) == [second]

@@ -5,7 +5,7 @@ from tests.support.clock import Clock
 
 
 def test_rows_begun_after_their_deadline_are_counted() -> None:
-    meter = Meter(lanes=1, clock=Clock())
+    meter = Meter(worker_threads=1, clock=Clock())
 
     meter.count(rows=3, tokens=30, padded_tokens=30, took=0.1, late=2)
     meter.count(rows=1, tokens=10, padded_tokens=10, took=0.1)

@@ -4,59 +4,59 @@ import random
 
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.policy import Release
-from backends.batching.queue import TakenRows
+from backends.batching.queue import DequeuedBatch
 
 
 def test_rows_in_vain_raise_it_quickly() -> None:
-    caution = LatenessMargin()
-    first = caution.factor
+    margin = LatenessMargin()
+    first = margin.factor
     for _ in range(20):
-        caution.count(in_time=10, in_vain=2)
-    assert caution.factor > 1.5 * first
+        margin.count(in_time=10, late=2)
+    assert margin.factor > 1.5 * first
 
 
 def test_it_falls_slowly_and_not_below_the_prediction() -> None:
-    caution = LatenessMargin()
-    first = caution.factor
+    margin = LatenessMargin()
+    first = margin.factor
     for _ in range(100):
-        caution.count(in_time=10, in_vain=0)
-    assert 0.85 * first < caution.factor < first
+        margin.count(in_time=10, late=0)
+    assert 0.85 * first < margin.factor < first
     for _ in range(10_000):
-        caution.count(in_time=10, in_vain=0)
-    assert caution.factor >= 1.0
+        margin.count(in_time=10, late=0)
+    assert margin.factor >= 1.0
 
 
 def test_it_settles_where_one_row_in_two_hundred_is_in_vain() -> None:
     # A row is in vain when it waits longer than predicted, times the factor.
     chooser = random.Random(3)
-    caution = LatenessMargin()
+    margin = LatenessMargin()
     late = 0
     for turn in range(60_000):
-        in_vain = chooser.lognormvariate(0.0, 0.3) > caution.factor
-        caution.count(in_time=int(not in_vain), in_vain=int(in_vain))
-        late += in_vain and turn >= 20_000
+        is_late = chooser.lognormvariate(0.0, 0.3) > margin.factor
+        margin.count(in_time=int(not is_late), late=int(is_late))
+        late += is_late and turn >= 20_000
     assert 0.003 < late / 40_000 < 0.008
 
 
 def test_a_storm_does_not_raise_it_without_bound() -> None:
-    caution = LatenessMargin()
-    caution.count(in_time=0, in_vain=100_000)
-    assert caution.factor <= 4.0
+    margin = LatenessMargin()
+    margin.count(in_time=0, late=100_000)
+    assert margin.factor <= 4.0
 
 
 def test_with_time_it_falls_back_to_where_it_began() -> None:
-    nothing = TakenRows(
+    nothing = DequeuedBatch(
         rows=[], dropped=[], release=Release.IDLE, seconds=0.0, work=0.0, more=False
     )
-    caution = LatenessMargin()
-    first = caution.factor
-    caution.learn(nothing, 100.0)
-    caution.count(in_time=0, in_vain=100)
-    raised = caution.factor
+    margin = LatenessMargin()
+    first = margin.factor
+    margin.learn(nothing, 100.0)
+    margin.count(in_time=0, late=100)
+    raised = margin.factor
 
-    caution.learn(nothing, 101.0)
-    soon = caution.factor
-    caution.learn(nothing, 200.0)
+    margin.learn(nothing, 101.0)
+    soon = margin.factor
+    margin.learn(nothing, 200.0)
 
     assert raised > soon > 0.9 * raised
-    assert first <= caution.factor < 1.05 * first
+    assert first <= margin.factor < 1.05 * first

@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.batching.admission import Admission, Promise
+from backends.batching.admission import Admission, Reservation
 from backends.batching.fair_queue import INTERACTIVE
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue, TakenRows
-from backends.batching.row import Row, Ticket
+from backends.batching.queue import DequeuedBatch, RowQueue
+from backends.batching.row import Row, RowWaiter
 from backends.errors import Overloaded
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import NO_SPAN
@@ -32,7 +32,7 @@ COST = CostModel(base=0.8e-3, token=0.11e-3, padded=0.04e-3, square=50e-9)
 FLOW = (INTERACTIVE, "tenant")
 # Estimates by bytes are off by so much, as a standard deviation of their logarithm.
 OFF = 0.15
-LANES = 1
+WORKER_THREADS = 1
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Request:
         self.estimates = [work * chooser.lognormvariate(0.0, OFF) for work in self.works]
         self.steps = lengths
         self.deadline = math.inf
-        self.promises: list[Promise] = []
+        self.reservations: list[Reservation] = []
         self.waits: list[int] = []
         self.open = kind.items
         self.rows: list[Row] = []
@@ -73,14 +73,14 @@ class Simulation:
         self.kind = kind
         self.chooser = random.Random(seed)
         self.queue = RowQueue(limits=BatchLimits(), cost=COST, clock=self.clock)
-        self.meter = Meter(lanes=LANES, clock=self.clock)
-        self.caution = LatenessMargin()
+        self.meter = Meter(worker_threads=WORKER_THREADS, clock=self.clock)
+        self.margin = LatenessMargin()
         self.admission = Admission(
-            name="simulated", queue=self.queue, meter=self.meter, caution=self.caution
+            name="simulated", queue=self.queue, meter=self.meter, margin=self.margin
         )
-        self.running: list[tuple[float, int, float, TakenRows]] = []
+        self.running: list[tuple[float, int, float, DequeuedBatch]] = []
         self.owners: dict[int, tuple[Request, int]] = {}
-        self.tickets: dict[int, Ticket] = {}
+        self.waiters: dict[int, RowWaiter] = {}
         self.finished = self.refused = self.failed = 0
         self.retry_afters: list[float] = []
 
@@ -89,7 +89,7 @@ class Simulation:
         request = Request(self.kind, self.chooser)
         request.deadline = self.clock() + patience
         try:
-            request.promises = self.admission.admit(
+            request.reservations = self.admission.admit(
                 request.estimates, time_left=patience, flow=FLOW
             )
         except Overloaded as error:
@@ -109,7 +109,9 @@ class Simulation:
         left = request.deadline - self.clock()
         work = sum(COST.alone(length) for length in lengths)
         try:
-            self.admission.take(work, time_left=left, flow=FLOW, promise=request.promises[item])
+            self.admission.take(
+                work, time_left=left, flow=FLOW, reservation=request.reservations[item]
+            )
         except Overloaded:
             self.fail(request)
             return False
@@ -126,12 +128,12 @@ class Simulation:
             deadline=request.deadline,
             span=NO_SPAN,
             settle=lambda _row, _value: None,
-            request=request.promises[item].request,
+            request=request.reservations[item].request,
         )
-        ticket = Ticket(1, deadline=row.deadline)
-        row.join(ticket, 0)
+        waiter = RowWaiter(1, deadline=row.deadline)
+        row.join(waiter, 0)
         self.owners[id(row)] = (request, item)
-        self.tickets[id(row)] = ticket
+        self.waiters[id(row)] = waiter
         return row
 
     def fail(self, request: Request) -> None:
@@ -140,14 +142,14 @@ class Simulation:
             request.open = 0
             self.failed += 1
             for row in request.rows:
-                self.tickets[id(row)].future.cancel()
+                self.waiters[id(row)].future.cancel()
             self.queue.withdraw(request.rows)
-            for promise in request.promises:
-                promise.release()
+            for reservation in request.reservations:
+                reservation.release()
 
     def fill(self) -> None:
-        """Let the lanes take what waits."""
-        while len(self.running) < LANES and self.queue.rows:
+        """Let the worker threads take what waits."""
+        while len(self.running) < WORKER_THREADS and self.queue.rows:
             taken = self.queue.take()
             assert taken is not None
             for row in taken.dropped:
@@ -173,14 +175,14 @@ class Simulation:
         end, _, started, taken = heapq.heappop(self.running)
         self.clock.advance(max(0.0, end - self.clock()))
         self.meter.stop(taken.work)
-        self.caution.learn(taken, self.clock())
+        self.margin.learn(taken, self.clock())
         if taken.rows:
             self.meter.end(
                 release=taken.release,
                 predicted=taken.seconds,
                 work=taken.work,
                 took=self.clock() - started,
-                more=taken.more or self.admission.promised > 0.0,
+                more=taken.more or self.admission.reserved > 0.0,
             )
             self.queue.slowness = self.meter.slowness
         for row in taken.rows:
@@ -196,7 +198,7 @@ class Simulation:
         if request.steps[item]:
             self.ask(request, item)
             return
-        request.promises[item].release()
+        request.reservations[item].release()
         request.open -= 1
         self.finished += not request.open
 

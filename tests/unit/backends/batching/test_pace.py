@@ -15,10 +15,10 @@ def run(meter: Meter, clock: Clock, *, took: float, more: bool) -> None:
     meter.end(release=Release.IDLE, predicted=0.01, work=0.01, took=took, more=more)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_pace_that_was_slow_is_not_kept_by_what_is_refused_for_it(lanes: int) -> None:
+@pytest.mark.parametrize("worker_threads", [1, 2])
+def test_a_pace_that_was_slow_is_not_kept_by_what_is_refused_for_it(worker_threads: int) -> None:
     clock = Clock()
-    meter = Meter(lanes=lanes, clock=clock)
+    meter = Meter(worker_threads=worker_threads, clock=clock)
     for _ in range(20):
         run(meter, clock, took=0.2, more=True)
     slow = meter.pace
@@ -29,4 +29,4 @@ def test_a_pace_that_was_slow_is_not_kept_by_what_is_refused_for_it(lanes: int) 
         run(meter, clock, took=0.01, more=False)
 
     assert slow < 0.1
-    assert meter.pace > 0.8 * lanes
+    assert meter.pace > 0.8 * worker_threads

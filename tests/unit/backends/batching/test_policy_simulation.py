@@ -10,7 +10,7 @@ import pytest
 
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
-from backends.batching.row import Row, Ticket
+from backends.batching.row import Row, RowWaiter
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import NO_SPAN
 from backends.types import Encoding, OutputKind
@@ -57,7 +57,7 @@ def poisson(rate: float, found: list[int], seed: int, **changes: object) -> list
     return arrivals
 
 
-def make_row(arrival: Arrival, now: float) -> tuple[Row, Ticket]:
+def make_row(arrival: Arrival, now: float) -> tuple[Row, RowWaiter]:
     ids = np.ones(arrival.length, dtype=np.int32)
     row = Row(
         encoding=Encoding(ids=ids, type_ids=None, key=b""),
@@ -67,13 +67,13 @@ def make_row(arrival: Arrival, now: float) -> tuple[Row, Ticket]:
         span=NO_SPAN,
         settle=lambda _row, _value: None,
     )
-    ticket = Ticket(1, deadline=row.deadline)
-    row.join(ticket, 0)
-    return row, ticket
+    waiter = RowWaiter(1, deadline=row.deadline)
+    row.join(waiter, 0)
+    return row, waiter
 
 
 class _Simulation:
-    """A queue, lanes that take from it, and a clock that jumps to the next thing to happen."""
+    """A queue, worker threads, and a clock that jumps to the next event."""
 
     def __init__(self, arrivals: list[Arrival], *, connections: int | None) -> None:
         self.clock, self.run = Clock(), Run()
@@ -83,17 +83,17 @@ class _Simulation:
         self.connections = connections
         self.free = 2
         self.began: dict[int, float] = {}
-        self.tickets: list[Ticket] = []
+        self.waiters: list[RowWaiter] = []
         self.running: list[tuple[float, int, list[Row]]] = []
 
     def put(self) -> None:
-        row, ticket = make_row(self.pending.pop(), self.clock())
-        self.tickets.append(ticket)
+        row, waiter = make_row(self.pending.pop(), self.clock())
+        self.waiters.append(waiter)
         self.began[id(row)] = self.clock()
         self.queue.put([row])
 
     def step(self) -> bool:
-        """Fill the lanes, then let time pass until a row arrives or a batch ends."""
+        """Fill the worker threads, then let time pass until a row arrives or a batch ends."""
         while self.free and self.queue.rows:
             self.take()
         opened = self.pending and self.connections is None
@@ -147,7 +147,7 @@ def simulate(arrivals: list[Arrival], *, connections: int | None = None) -> Run:
 
 
 def sorted_batches(found: list[int]) -> float:
-    """Return the time of the bare model: all rows known, sorted, eight at a time, two lanes."""
+    """Return the time of the bare model: all rows known, sorted, eight at a time, two threads."""
     ordered = sorted(found)
     batches = [ordered[at : at + 8] for at in range(0, len(ordered), 8)]
     return sum(COST.seconds(rows=len(b), longest=b[-1], tokens=sum(b)) for b in batches) / 2
@@ -168,7 +168,7 @@ async def test_thirty_two_connections_run_at_nearly_the_speed_of_sorted_batches(
 
 
 async def test_short_rows_hardly_notice_documents_among_them() -> None:
-    """Five in a hundred are 256 tokens long; lanes are 60 % busy."""
+    """Five in a hundred are 256 tokens long; worker threads are 60 % busy."""
     chooser = random.Random(3)
     found = [256 if chooser.random() < 0.05 else n for n in lengths(ROWS, seed=3)]
     seconds = sum(COST.seconds(rows=1, longest=n, tokens=n) for n in found) / ROWS

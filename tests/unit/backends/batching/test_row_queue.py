@@ -1,11 +1,11 @@
-"""The queue between the loop and the lanes."""
+"""The queue between the loop and the worker threads."""
 
 import numpy as np
 import pytest
 
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
-from backends.batching.row import Row, Ticket
+from backends.batching.row import Row, RowWaiter
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import NO_SPAN
 from backends.types import Encoding, OutputKind
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 def make_row(
     length: int, *, deadline: float = 2_000.0, kind: OutputKind = OutputKind.POOLED
-) -> tuple[Row, Ticket]:
+) -> tuple[Row, RowWaiter]:
     ids = np.ones(length, dtype=np.int32)
     row = Row(
         encoding=Encoding(ids=ids, type_ids=None, key=ids.tobytes()),
@@ -26,9 +26,9 @@ def make_row(
         span=NO_SPAN,
         settle=lambda _row, _value: None,
     )
-    ticket = Ticket(1, deadline=deadline)
-    row.join(ticket, 0)
-    return row, ticket
+    waiter = RowWaiter(1, deadline=deadline)
+    row.join(waiter, 0)
+    return row, waiter
 
 
 def make_queue(clock: Clock) -> RowQueue:
@@ -51,9 +51,9 @@ async def test_the_oldest_row_leads_and_rows_of_its_length_go_with_it() -> None:
 
 async def test_rows_whose_askers_have_gone_are_dropped() -> None:
     queue = make_queue(Clock())
-    (gone, ticket), (wanted, _) = make_row(10), make_row(10)
+    (gone, waiter), (wanted, _) = make_row(10), make_row(10)
     queue.put([gone, wanted])
-    ticket.future.cancel()
+    waiter.future.cancel()
 
     taken = queue.take()
 

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from backends.batching.batcher import Batcher, QueueLimits
-from backends.batching.policy import BatchLimits
+from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.shared import Caller, RowCache, SharedRows
 from backends.errors import DeadlineExceeded
 from backends.executors.dummy import PacedExecutor
@@ -30,8 +29,7 @@ class Bench:
         self.batcher = Batcher(
             name="tiny",
             executor=self.executor,
-            batch=BatchLimits(),
-            queue=QueueLimits(),
+            options=BatchingOptions(),
             clock=clock,
             tracing=NoTracing(),
         )

@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from backends.errors import ModelProblem
-from backends.executors.binding import Bindings, Bound, BoundKey
+from backends.executors.binding import Bindings, BoundKey, BoundTensors
 from backends.executors.buckets import Buckets, Shape
 from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.graph import GraphSource
@@ -52,7 +52,7 @@ def test_whatever_ran_before_a_batch_is_answered_as_by_a_fresh_session(
 ) -> None:
     """Ids, masks, types and padding rows of earlier batches leave nothing behind."""
     bound = open_cpu(source, graph_rows=graph_rows, graph_tokens=256)
-    plain = OnnxExecutor(source, lanes=1)
+    plain = OnnxExecutor(source, worker_threads=1)
 
     for seed, lengths in enumerate([[9, 30], [31, 2, 5], [3], [9, 30], [25, 26, 1], [30, 30, 30]]):
         for output in OUTPUTS:
@@ -141,7 +141,7 @@ def test_a_trial_run_that_fails_names_the_graph(source: GraphSource) -> None:
         open_cpu(beyond, graph_rows=1, graph_tokens=128)
 
 
-class FakeBound(Bound):
+class FakeBound(BoundTensors):
     """A binding of a hundred bytes that touches no session."""
 
     def __init__(self, closed: list[Shape], shape: Shape) -> None:

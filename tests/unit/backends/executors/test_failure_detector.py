@@ -27,16 +27,16 @@ def test_a_failure_is_doubted_until_something_is_answered() -> None:
     assert not doubt
 
 
-@pytest.mark.parametrize(("expected", "patience"), [(0.01, 1.0), (2.0, 10.0)])
+@pytest.mark.parametrize(("expected", "max_wait"), [(0.01, 1.0), (2.0, 10.0)])
 def test_a_run_is_doubted_after_five_times_its_time_and_a_second_at_least(
-    expected: float, patience: float
+    expected: float, max_wait: float
 ) -> None:
     clock = Clock()
     doubt = FailureDetector(clock)
 
     with doubt.run(expected):
-        assert doubt.patience == patience
-        clock.advance(patience)
+        assert doubt.max_wait == max_wait
+        clock.advance(max_wait)
         before = bool(doubt)
         clock.advance(0.1)
         after = bool(doubt)

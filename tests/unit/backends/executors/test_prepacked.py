@@ -69,7 +69,7 @@ def test_a_graph_with_odd_weights_runs(tmp_path: Path) -> None:
         path=path, outputs={OutputKind.TOKENS: "tokens"}, dimensions=WIDTH, digest="d"
     )
 
-    executor = OnnxExecutor(source, lanes=1)
+    executor = OnnxExecutor(source, worker_threads=1)
 
     ids = np.ones((2, 5), dtype=np.int32)
     tokens = executor.run(ids=ids, mask=ids, type_ids=ids, output=OutputKind.TOKENS)
@@ -154,8 +154,11 @@ def test_a_graph_that_cannot_run_its_longest_row_is_refused(tmp_path: Path) -> N
     path.write_bytes(model.SerializeToString())
     outputs = {OutputKind.TOKENS: "tokens"}
 
-    OnnxExecutor(GraphSource(path=path, outputs=outputs, dimensions=WIDTH, max_tokens=16), lanes=1)
+    OnnxExecutor(
+        GraphSource(path=path, outputs=outputs, dimensions=WIDTH, max_tokens=16), worker_threads=1
+    )
     with pytest.raises(ModelProblem, match="17 tokens"):
         OnnxExecutor(
-            GraphSource(path=path, outputs=outputs, dimensions=WIDTH, max_tokens=17), lanes=1
+            GraphSource(path=path, outputs=outputs, dimensions=WIDTH, max_tokens=17),
+            worker_threads=1,
         )

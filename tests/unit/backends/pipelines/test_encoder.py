@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from backends.batching.batcher import Batcher, QueueLimits
-from backends.batching.policy import BatchLimits
+from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.shared import Caller, RowCache, SharedRows
 from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
@@ -48,8 +47,7 @@ async def truncating(folder: Path) -> AsyncIterator[tuple[Encoder, list[int]]]:
     batcher = Batcher(
         name="tiny",
         executor=DummyExecutor(),
-        batch=BatchLimits(),
-        queue=QueueLimits(),
+        options=BatchingOptions(),
         clock=time.monotonic,
         tracing=NoTracing(),
     )

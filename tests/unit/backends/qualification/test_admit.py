@@ -48,7 +48,9 @@ def candidate(folder: Path, executor: ModelExecutor, **changes: object) -> Candi
 def load(folder: Path, graph: bytes) -> OnnxExecutor:
     path = folder / "model.onnx"
     path.write_bytes(graph)
-    return OnnxExecutor(GraphSource(path=path, outputs=OUTPUTS, dimensions=DIMENSIONS), lanes=1)
+    return OnnxExecutor(
+        GraphSource(path=path, outputs=OUTPUTS, dimensions=DIMENSIONS), worker_threads=1
+    )
 
 
 class MasklessExecutor(DummyExecutor):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.admin.fleet_view import put_together
+from gateway.admin.fleet_view import merge_reports
 
 OLD = {"backend": "eu-0", "health": "ready"}
 NEW = OLD | {"models": {"sentiment": "abc"}, "problems": {"topics": "it is broken"}}
@@ -26,6 +26,6 @@ def test_who_hears_from_a_backend_and_says_what_it_serves_has_the_say(
 ) -> None:
     reports = {f"w{n}": msgspec.json.encode({"fleet": [view]}) for n, view in enumerate(views)}
 
-    (found,) = put_together(reports).values()
+    (found,) = merge_reports(reports).values()
 
     assert (found.health, found.models) == (expected["health"], expected.get("models", {}))

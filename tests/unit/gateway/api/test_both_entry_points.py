@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.document import ModelEntry
 from gateway.types import ItemFailure
-from tests.support.doors import Door, Traffic
+from tests.support.entry_points import EntryPoint, Traffic
 from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
@@ -22,14 +22,14 @@ _KINDS = re.compile(rb"detail=(stale[a-z-]*)")
 
 @pytest.fixture
 def requests(pytestconfig: pytest.Config) -> int:
-    """How many requests are sent: `--door-requests`."""
-    asked: int = pytestconfig.getoption("--door-requests")
+    """How many requests are sent: `--entry-point-requests`."""
+    asked: int = pytestconfig.getoption("--entry-point-requests")
     return asked
 
 
 async def test_both_doors_answer_alike_from_before(anyio_backend: str) -> None:
     """Revisions come and go, backends are away for a while: old answers are the same as well."""
-    doors = application, lane = Door(fast=False), Door(fast=True)
+    doors = application, lane = EntryPoint(fast=False), EntryPoint(fast=True)
     entry = ModelEntry(stale_while_revalidate=5.0, stale_if_error=60.0)
     for door in doors:
         door.api.configure(models={"sentiment": entry})
@@ -58,7 +58,7 @@ async def test_both_doors_answer_alike_from_before(anyio_backend: str) -> None:
 async def test_both_doors_answer_alike(requests: int, tier: str) -> None:
     """Status, headers and bodies are equal but for ids and times; so are the events."""
     logging.disable(logging.ERROR)
-    application, lane = Door(fast=False), Door(fast=True)
+    application, lane = EntryPoint(fast=False), EntryPoint(fast=True)
     for door in (application, lane):
         door.api.scene.cache.has_memory = tier == "memory"
     traffic = Traffic(_SEED)

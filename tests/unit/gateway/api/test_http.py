@@ -6,8 +6,8 @@ from litestar.types import HTTPReceiveMessage, Message, Receive
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,
-    by_name,
     check_length,
+    headers_by_name,
     read_body,
     respond,
 )
@@ -75,7 +75,7 @@ def test_a_length_over_the_limit_or_that_is_none_is_refused(
 def test_the_first_header_of_a_name_counts() -> None:
     headers = [(b"a", b"1"), (b"b", b"2"), (b"b", b"3")]
 
-    assert by_name(headers) == {b"a": b"1", b"b": b"2"}
+    assert headers_by_name(headers) == {b"a": b"1", b"b": b"2"}
 
 
 async def test_an_answer_gives_its_length() -> None:
@@ -105,7 +105,7 @@ def test_lines_of_a_list_are_one_and_several_keys_are_none() -> None:
         (b"authorization", b"Bearer two"),
     ]
 
-    assert by_name(headers) == {
+    assert headers_by_name(headers) == {
         b"cache-control": b"no-cache, max-age=1",
         b"x": b"first",
         b"authorization": b"",

@@ -29,8 +29,8 @@ from gateway.api.openapi_parts import (
     problem_example,
 )
 from gateway.api.openapi_schemas import MAX_LABELS as STATED_MAX_LABELS
-from gateway.api.problem_details import Problem
 from gateway.api.schemas import TASK_BODIES, InferBody
+from gateway.http.problem_details import Problem
 from tests.support.api import Api
 from tests.support.documents import (
     METHODS,

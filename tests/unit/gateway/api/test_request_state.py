@@ -11,7 +11,7 @@ _RUNTIME = compile_runtime(Document(), 1, NO_EPOCHS)
 _USAGE = Usage(items=2, hit=1, collapsed=0, computed=1, failed=0, rows=1, tokens=5)
 
 
-def exchange() -> RequestState:
+def state() -> RequestState:
     made = RequestState(RequestId("req_1"), task=Task.CLASSIFY, runtime=_RUNTIME, started=100.0)
     made.principal = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
     made.model, made.revision, made.usage = "sentiment", "aaaaaaaaaaaa", _USAGE
@@ -28,7 +28,7 @@ def test_ids_differ_within_a_process_and_between_processes() -> None:
 
 
 def test_an_answered_request_leaves_an_event() -> None:
-    event = exchange().event(wall=lambda: 7, now=100.25)
+    event = state().event(wall=lambda: 7, now=100.25)
 
     assert event is not None
     assert (event.id, event.time, event.tenant, event.key) == ("req_1", 7, "acme", "key_1")
@@ -37,7 +37,7 @@ def test_an_answered_request_leaves_an_event() -> None:
 
 
 def test_a_failed_request_leaves_the_errors_status_and_code() -> None:
-    failed = exchange()
+    failed = state()
 
     failed.fail(Overloaded("Busy."), _USAGE)
     event = failed.event(wall=lambda: 7, now=100.0)

@@ -6,10 +6,10 @@ import re
 import msgspec
 import pytest
 
-from gateway.api.problem_details import encode_problem
 from gateway.errors import InvalidRequest
+from gateway.http.problem_details import encode_problem
 from tests.support.api import KEY
-from tests.support.doors import HALF_CLOSE, Door
+from tests.support.entry_points import HALF_CLOSE, EntryPoint
 
 pytestmark = pytest.mark.anyio
 _BODY = b'{"model":"sentiment","input":"known"}'
@@ -60,8 +60,8 @@ _KEYS = [
 
 
 @pytest.fixture(params=["fast lane", "application"])
-async def door(anyio_backend: str, request: pytest.FixtureRequest) -> Door:
-    return Door(fast=request.param == "fast lane")
+async def door(anyio_backend: str, request: pytest.FixtureRequest) -> EntryPoint:
+    return EntryPoint(fast=request.param == "fast lane")
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -85,7 +85,7 @@ def refusal(answer: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("upgrade", [_H2C, _WEBSOCKET])
-async def test_an_upgrade_that_is_not_offered_is_ignored(door: Door, upgrade: bytes) -> None:
+async def test_an_upgrade_that_is_not_offered_is_ignored(door: EntryPoint, upgrade: bytes) -> None:
     asking = _LINE + _HOST + _KEY + upgrade + _LENGTH + b"\r\n" + _BODY
 
     answer = await door.send(asking + _ASK + asking)
@@ -94,7 +94,7 @@ async def test_an_upgrade_that_is_not_offered_is_ignored(door: Door, upgrade: by
     assert not answer.endswith(b"<closed>")
 
 
-async def test_a_body_of_chunks_behind_an_upgrade_is_read(door: Door) -> None:
+async def test_a_body_of_chunks_behind_an_upgrade_is_read(door: EntryPoint) -> None:
     head = _LINE + _HOST + _KEY + _H2C + b"transfer-encoding: chunked\r\n\r\n"
     chunks = b"5;a=b\r\n%b\r\n%x\r\n%b\r\n0\r\nx-trailer: y\r\n\r\n"
     asking = head + chunks % (_BODY[:5], len(_BODY) - 5, _BODY[5:])
@@ -105,19 +105,19 @@ async def test_a_body_of_chunks_behind_an_upgrade_is_read(door: Door) -> None:
     assert statuses(whole) == statuses(bytewise) == [200, 200]
 
 
-async def test_an_upgrade_without_a_body_is_ignored(door: Door) -> None:
+async def test_an_upgrade_without_a_body_is_ignored(door: EntryPoint) -> None:
     asking = b"GET /health/live HTTP/1.1\r\nhost: w\r\n" + _WEBSOCKET + b"\r\n"
 
     assert statuses(await door.send(asking + asking + _ASK)) == [200, 200, 200]
 
 
-async def test_an_upgrade_and_a_wait_for_100_go_together(door: Door) -> None:
+async def test_an_upgrade_and_a_wait_for_100_go_together(door: EntryPoint) -> None:
     head = _LINE + _HOST + _KEY + _H2C + b"expect: 100-continue\r\n" + _LENGTH + b"\r\n"
 
     assert statuses(await door.send(head, _BODY, _ASK)) == [100, 200, 200]
 
 
-async def test_what_is_no_request_is_a_problem_that_ends_the_connection(door: Door) -> None:
+async def test_what_is_no_request_is_a_problem_that_ends_the_connection(door: EntryPoint) -> None:
     for head, expected in _NO_REQUESTS:
         alone = await door.send(head + b"\r\n" + gzip.compress(_BODY))
         behind = await door.send(_ASK + head + b"\r\n" + _BODY)
@@ -126,20 +126,22 @@ async def test_what_is_no_request_is_a_problem_that_ends_the_connection(door: Do
         assert statuses(behind) == [200, expected[0]], head
 
 
-async def test_hosts_of_every_form_are_taken(door: Door) -> None:
+async def test_hosts_of_every_form_are_taken(door: EntryPoint) -> None:
     for host in (b"", b"a.example:8080", b"[::1]:8080", b"127.0.0.1"):
         asking = _LINE + b"host: %b\r\n" % host + _KEY + _LENGTH + b"\r\n" + _BODY
         assert statuses(await door.send(asking)) == [200], host
 
 
-async def test_the_oldest_version_needs_no_host(door: Door) -> None:
+async def test_the_oldest_version_needs_no_host(door: EntryPoint) -> None:
     asking = _LINE.replace(b"1.1", b"1.0") + _KEY + _LENGTH + b"\r\n" + _BODY
 
     assert statuses(await door.send(asking)) == [200]
 
 
 @pytest.mark.parametrize("size", [16, 4096, 60_000, 1_000_000])
-async def test_a_head_beyond_64_kib_is_refused_wherever_it_is_long(door: Door, size: int) -> None:
+async def test_a_head_beyond_64_kib_is_refused_wherever_it_is_long(
+    door: EntryPoint, size: int
+) -> None:
     for head in (
         _LINE + _HOST + b"x: " + b"y" * 66_000 + b"\r\n" + _LENGTH + b"\r\n",
         b"POST /" + b"y" * 66_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n",
@@ -152,7 +154,7 @@ async def test_a_head_beyond_64_kib_is_refused_wherever_it_is_long(door: Door, s
         assert refusal(await door.send(_ASK[:0], *parts)) == (431, "header_fields_too_large")
 
 
-async def test_a_head_without_end_is_refused_before_it_has_ended(door: Door) -> None:
+async def test_a_head_without_end_is_refused_before_it_has_ended(door: EntryPoint) -> None:
     parts = [_LINE + _HOST + b"x: "] + [b"y" * 8192] * 12
 
     answer = await door.send(*parts)
@@ -160,7 +162,7 @@ async def test_a_head_without_end_is_refused_before_it_has_ended(door: Door) -> 
     assert refusal(answer) == (431, "header_fields_too_large")
 
 
-async def test_empty_lines_without_end_are_refused(door: Door) -> None:
+async def test_empty_lines_without_end_are_refused(door: EntryPoint) -> None:
     answer = await door.send(_ASK, *[b"\r\n" * 4096] * 20)
 
     assert statuses(answer) == [200, 431]
@@ -168,7 +170,7 @@ async def test_empty_lines_without_end_are_refused(door: Door) -> None:
 
 
 @pytest.mark.parametrize(("fields", "status"), [(100, 200), (101, 431)])
-async def test_a_request_may_have_100_fields(door: Door, fields: int, status: int) -> None:
+async def test_a_request_may_have_100_fields(door: EntryPoint, fields: int, status: int) -> None:
     more = b"".join(b"x%d: y\r\n" % number for number in range(fields - 3))
     asking = _LINE + _HOST + _KEY + _LENGTH + more + b"\r\n" + _BODY
 
@@ -176,7 +178,7 @@ async def test_a_request_may_have_100_fields(door: Door, fields: int, status: in
 
 
 @pytest.mark.parametrize(("size", "status"), [(65_536, 200), (65_537, 431)])
-async def test_the_bound_on_a_head_is_64_kib(door: Door, size: int, status: int) -> None:
+async def test_the_bound_on_a_head_is_64_kib(door: EntryPoint, size: int, status: int) -> None:
     start = _LINE + _HOST + _KEY + _LENGTH + b"x: "
     head = start + b"y" * (size - len(start) - 4) + b"\r\n\r\n"
 
@@ -186,7 +188,7 @@ async def test_the_bound_on_a_head_is_64_kib(door: Door, size: int, status: int)
 
 @pytest.mark.parametrize(("size", "status"), [(65_536, 200), (65_537, 431)])
 async def test_the_bound_holds_for_a_head_behind_a_body_in_the_same_read(
-    door: Door, size: int, status: int
+    door: EntryPoint, size: int, status: int
 ) -> None:
     start = _LINE + _HOST + _KEY + _LENGTH + b"x: "
     head = start + b"y" * (size - len(start) - 4) + b"\r\n\r\n"
@@ -196,7 +198,7 @@ async def test_the_bound_holds_for_a_head_behind_a_body_in_the_same_read(
     assert statuses(answer) == [200, status]
 
 
-async def test_a_head_just_within_the_bound_is_answered(door: Door) -> None:
+async def test_a_head_just_within_the_bound_is_answered(door: EntryPoint) -> None:
     asking = _LINE + _HOST + _KEY + _LENGTH + b"x: " + b"y" * 65_000 + b"\r\n\r\n" + _BODY
     parts = [asking[at : at + 4096] for at in range(0, len(asking), 4096)]
 
@@ -213,7 +215,9 @@ async def test_a_head_just_within_the_bound_is_answered(door: Door) -> None:
         b"1;%b\r\na\r\n" % (b"x" * 1000) * 60,
     ],
 )
-async def test_extensions_and_trailers_without_end_are_refused(door: Door, beside: bytes) -> None:
+async def test_extensions_and_trailers_without_end_are_refused(
+    door: EntryPoint, beside: bytes
+) -> None:
     head = _LINE + _HOST + _KEY + b"transfer-encoding: chunked\r\n\r\n"
 
     answer = await door.send(head, *[beside[at : at + 4096] for at in range(0, len(beside), 4096)])
@@ -222,7 +226,7 @@ async def test_extensions_and_trailers_without_end_are_refused(door: Door, besid
     assert answer.endswith(b"<closed>") or statuses(answer) == [413]
 
 
-async def test_a_body_of_the_smallest_chunks_is_answered(door: Door) -> None:
+async def test_a_body_of_the_smallest_chunks_is_answered(door: EntryPoint) -> None:
     body = _BODY + b" " * 1400
     head = _LINE + _HOST + _KEY + b"transfer-encoding: chunked\r\n\r\n"
     chunks = b"".join(b"0001\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
@@ -230,14 +234,14 @@ async def test_a_body_of_the_smallest_chunks_is_answered(door: Door) -> None:
     assert statuses(await door.send(head + chunks + _ASK)) == [200, 200]
 
 
-async def test_trailers_are_no_header_fields(door: Door) -> None:
+async def test_trailers_are_no_header_fields(door: EntryPoint) -> None:
     head = _LINE + _HOST + b"transfer-encoding: chunked\r\n\r\n"
     chunks = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(_BODY), _BODY, _KEY)
 
     assert statuses(await door.send(head, chunks)) == [401]
 
 
-async def test_an_encoded_slash_separates_nothing(door: Door) -> None:
+async def test_an_encoded_slash_separates_nothing(door: EntryPoint) -> None:
     for target in (b"/v1%2fclassify", b"/v1%2Fclassify", b"/v1/models%2fsentiment"):
         asking = b"POST " + target + b" HTTP/1.1\r\n" + _HOST + _KEY + _LENGTH + b"\r\n" + _BODY
         assert statuses(await door.send(asking)) == [404], target
@@ -245,7 +249,7 @@ async def test_an_encoded_slash_separates_nothing(door: Door) -> None:
     assert statuses(await door.send(named)) == [200]
 
 
-async def test_an_odd_key_is_answered_alike_on_every_route(door: Door) -> None:
+async def test_an_odd_key_is_answered_alike_on_every_route(door: EntryPoint) -> None:
     for lines, is_known in _KEYS:
         key = lines.replace(b"%b", KEY.encode())
         infer = b"POST /v1/infer/nothing HTTP/1.1\r\n"
@@ -266,7 +270,7 @@ async def test_an_odd_key_is_answered_alike_on_every_route(door: Door) -> None:
             assert all(b"\r\nwww-authenticate: Bearer " in answer for answer in answers)
 
 
-async def test_lines_of_cache_control_are_one_list(door: Door) -> None:
+async def test_lines_of_cache_control_are_one_list(door: EntryPoint) -> None:
     head = _LINE + _HOST + _KEY + _LENGTH
     await door.send(_ASK)
 
@@ -276,7 +280,7 @@ async def test_lines_of_cache_control_are_one_list(door: Door) -> None:
     assert b"\r\ncache-status: sluicegate; fwd=request" in answer
 
 
-async def test_a_caller_that_closes_its_half_is_answered(door: Door) -> None:
+async def test_a_caller_that_closes_its_half_is_answered(door: EntryPoint) -> None:
     new = _ASK.replace(b"known", b"newer")
 
     miss = await door.send(_ASK, HALF_CLOSE)
@@ -287,7 +291,9 @@ async def test_a_caller_that_closes_its_half_is_answered(door: Door) -> None:
     assert all(answer.endswith(b"<closed>") for answer in (miss, hit, pipelined))
 
 
-async def test_a_caller_that_closes_its_half_is_waited_for_by_what_it_asked(door: Door) -> None:
+async def test_a_caller_that_closes_its_half_is_waited_for_by_what_it_asked(
+    door: EntryPoint,
+) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(_ASK + _ASK)
     await door.rest()
@@ -304,7 +310,9 @@ async def test_a_caller_that_closes_its_half_is_waited_for_by_what_it_asked(door
 
 
 @pytest.mark.parametrize("length", [0, 40, len(_ASK) - 10])
-async def test_half_a_request_before_the_half_close_is_let_go(door: Door, length: int) -> None:
+async def test_half_a_request_before_the_half_close_is_let_go(
+    door: EntryPoint, length: int
+) -> None:
     door.protocol.data_received(_ASK + _ASK[:length])
     await door.rest()
     door.protocol.eof_received()
@@ -315,7 +323,7 @@ async def test_half_a_request_before_the_half_close_is_let_go(door: Door, length
     assert not [task for task in door.state.tasks if not task.done()]
 
 
-async def test_what_comes_behind_a_refusal_is_not_read(door: Door) -> None:
+async def test_what_comes_behind_a_refusal_is_not_read(door: EntryPoint) -> None:
     door.protocol.data_received(b"NONSENSE\r\n\r\n")
     door.protocol.data_received(_ASK)
     await door.rest()
@@ -326,7 +334,7 @@ async def test_what_comes_behind_a_refusal_is_not_read(door: Door) -> None:
     assert door.transport.is_closing()
 
 
-async def test_a_refusal_has_the_fields_of_any_problem(door: Door) -> None:
+async def test_a_refusal_has_the_fields_of_any_problem(door: EntryPoint) -> None:
     answer = await door.send(b"NONSENSE\r\n\r\n")
 
     told = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2].removesuffix(b"<closed>"))
@@ -334,7 +342,7 @@ async def test_a_refusal_has_the_fields_of_any_problem(door: Door) -> None:
     assert told | {"request_id": "req_1"} == usual
 
 
-async def test_a_body_without_end_behind_its_answer_ends_the_connection(door: Door) -> None:
+async def test_a_body_without_end_behind_its_answer_ends_the_connection(door: EntryPoint) -> None:
     head = _LINE + _HOST + b"transfer-encoding: chunked\r\n\r\n"
     refused = await door.send(head)
 
@@ -348,7 +356,7 @@ async def test_a_body_without_end_behind_its_answer_ends_the_connection(door: Do
 
 @pytest.mark.parametrize("line", [_LINE, b"POST /v1/nothing HTTP/1.1\r\n"])
 async def test_the_last_answer_does_not_cut_off_the_body_that_is_still_sent(
-    door: Door, line: bytes
+    door: EntryPoint, line: bytes
 ) -> None:
     head = line + _HOST + b"connection: close\r\ncontent-length: 9000000\r\n\r\n"
     door.protocol.data_received(head + bytes(100_000))
@@ -366,7 +374,7 @@ async def test_the_last_answer_does_not_cut_off_the_body_that_is_still_sent(
     assert door.transport.is_closing()
 
 
-async def test_a_body_that_was_read_needs_no_waiting_for(door: Door) -> None:
+async def test_a_body_that_was_read_needs_no_waiting_for(door: EntryPoint) -> None:
     answer = await door.send(_LINE + _HOST + b"connection: close\r\n" + _LENGTH + b"\r\n" + _BODY)
 
     assert statuses(answer) == [401]

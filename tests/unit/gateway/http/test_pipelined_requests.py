@@ -7,7 +7,7 @@ import pytest
 
 from loadtests.harness.waiting import until
 from tests.support.api import KEY
-from tests.support.doors import HALF_CLOSE, Door
+from tests.support.entry_points import HALF_CLOSE, EntryPoint
 
 pytestmark = pytest.mark.anyio
 _BODY = b'{"model":"sentiment","input":"known"}'
@@ -17,8 +17,8 @@ _TINY = b"GET / HTTP/1.1\r\nhost:\r\n\r\n"
 
 
 @pytest.fixture(params=["fast lane", "application"])
-async def door(anyio_backend: str, request: pytest.FixtureRequest) -> Door:
-    return Door(fast=request.param == "fast lane")
+async def door(anyio_backend: str, request: pytest.FixtureRequest) -> EntryPoint:
+    return EntryPoint(fast=request.param == "fast lane")
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -26,7 +26,7 @@ def statuses(answer: bytes) -> list[int]:
 
 
 async def test_of_requests_sent_at_once_few_are_parsed_before_others_are_answered(
-    door: Door,
+    door: EntryPoint,
 ) -> None:
     count = 600
     door.protocol.data_received(_TINY * count)
@@ -45,7 +45,7 @@ async def test_of_requests_sent_at_once_few_are_parsed_before_others_are_answere
 
 @pytest.mark.parametrize("end", [b"NONSENSE\r\n\r\n", HALF_CLOSE])
 async def test_what_ends_many_requests_ends_them_when_all_are_answered(
-    door: Door, end: bytes
+    door: EntryPoint, end: bytes
 ) -> None:
     count = 400
     door.protocol.data_received(_TINY * count)
@@ -62,7 +62,7 @@ async def test_what_ends_many_requests_ends_them_when_all_are_answered(
     assert statuses(bytes(door.transport.written)) == [404] * count + last
 
 
-async def test_a_body_behind_many_requests_is_read_when_its_turn_comes(door: Door) -> None:
+async def test_a_body_behind_many_requests_is_read_when_its_turn_comes(door: EntryPoint) -> None:
     head = _HEAD + b"content-length: 1000\r\n\r\n"
     door.protocol.data_received(_TINY * 400 + head + _BODY)
 

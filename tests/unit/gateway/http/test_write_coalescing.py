@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.http.write_coalescing import (
-    WHOLE,
+    BUFFERED_HTTP,
     BufferedHttpExtension,
     WriteCoalescer,
     WriteCoalescingTransport,
@@ -64,13 +64,13 @@ async def test_answers_whose_events_cannot_be_kept_end_their_connections_and_no_
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    cork = WriteCoalescer(before=keep)
+    coalescer = WriteCoalescer(before=keep)
     lost, later = Wire(), Wire()
 
-    WriteCoalescingTransport(lost, loop, cork).write(b"answer")
+    WriteCoalescingTransport(lost, loop, coalescer).write(b"answer")
     await asyncio.sleep(0)
     is_closed = False
-    WriteCoalescingTransport(later, loop, cork).write(b"answer")
+    WriteCoalescingTransport(later, loop, coalescer).write(b"answer")
     await asyncio.sleep(0)
 
     assert [type(error) for error in told] == [ValueError]
@@ -95,7 +95,7 @@ async def test_a_request_is_no_garbage_when_it_was_answered() -> None:
         on_response=lambda: None,
     )
     whole = BufferedHttpExtension(cycle)
-    scope["extensions"] = {WHOLE: whole}  # type: ignore[assignment]
+    scope["extensions"] = {BUFFERED_HTTP: whole}  # type: ignore[assignment]
     await whole.send(200, b"x: y\r\n", b"body")
     left = weakref.ref(cycle)
 

@@ -16,7 +16,7 @@ from gateway.inference.refreshing import Refresher
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, ItemOutcome, KeyId, ModelName, Principal, TenantId
 from loadtests.harness.waiting import until
-from tests.support.inference_scene import KeptTasks, Scene
+from tests.support.inference_scene import RecordedTasks, Scene
 
 pytestmark = pytest.mark.anyio
 
@@ -60,19 +60,19 @@ def job_of(scene: Scene, *texts: str) -> PreparedRequest:
 
 
 async def test_the_end_of_a_refresh_does_not_end_the_next_one_of_an_item() -> None:
-    runner, tasks = FirstAtOnce(), KeptTasks()
+    runner, tasks = FirstAtOnce(), RecordedTasks()
     refresher = Refresher(
         runner=runner, tasks=tasks, keep=lambda *_: None, is_computed=lambda _: False
     )
-    job = job_of(Scene(), "a", "b", "c")
+    prepared = job_of(Scene(), "a", "b", "c")
 
-    refresher.refresh(job, [0, 1])
+    refresher.refresh(prepared, [0, 1])
     await until(lambda: len(runner.gates) == 1)
-    refresher.refresh(job, [2, 0])
+    refresher.refresh(prepared, [2, 0])
     await until(lambda: len(runner.gates) == 2)
     runner.gates[0].set()
     await tasks.tasks[0]
-    refresher.refresh(job, [0])
+    refresher.refresh(prepared, [0])
     await asyncio.sleep(0)
     in_flight = len(refresher)
     for gate in runner.gates:

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import override
 
-from gateway.sockets.listening import refuse_new, take_over, until_empty
+from gateway.sockets.listening import (
+    accept_for_siblings,
+    refuse_new_connections,
+    wait_until_empty,
+)
 from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +47,7 @@ async def test_who_waits_at_a_socket_that_nobody_reads_is_taken_over(
     listener: socket.socket,
 ) -> None:
     loop, leaving = asyncio.get_running_loop(), asyncio.Event()
-    taking = asyncio.create_task(take_over([listener], Answering, until=leaving))
+    taking = asyncio.create_task(accept_for_siblings([listener], Answering, until=leaving))
     callers = [caller(listener) for _ in range(100)]
 
     answers = [await loop.sock_recv(each, 100) for each in callers]
@@ -59,7 +63,7 @@ async def test_a_socket_that_does_not_listen_yet_is_left_alone() -> None:
     leaving = asyncio.Event()
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        taking = asyncio.create_task(take_over([bound], Answering, until=leaving))
+        taking = asyncio.create_task(accept_for_siblings([bound], Answering, until=leaving))
         leaving.set()
         await taking
 
@@ -70,7 +74,7 @@ async def test_new_callers_wait_and_those_who_came_before_are_served(
 ) -> None:
     loop = asyncio.get_running_loop()
     with caller(listener) as before:
-        refuse_new(listener)
+        refuse_new_connections(listener)
         with caller(listener) as after:
             accepted, _ = listener.accept()
             with pytest.raises(BlockingIOError):
@@ -87,14 +91,14 @@ async def test_where_no_filter_is_taken_the_end_of_accepting_goes_on_without(
 ) -> None:
     listener.setsockopt(socket.SOL_SOCKET, 44, 1)  # SO_LOCK_FILTER: none is taken any more
 
-    refuse_new(listener)
-    await until_empty([listener])
+    refuse_new_connections(listener)
+    await wait_until_empty([listener])
 
 
 async def test_the_queue_is_waited_for_until_it_is_empty(listener: socket.socket) -> None:
     with caller(listener):
-        refuse_new(listener)
-        waiting = asyncio.create_task(until_empty([listener]))
+        refuse_new_connections(listener)
+        waiting = asyncio.create_task(wait_until_empty([listener]))
         await until(lambda: not waiting.done())
 
         listener.accept()[0].close()

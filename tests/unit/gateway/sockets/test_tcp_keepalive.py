@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from gateway.sockets.tcp_keepalive import SHIPPED, discard_at_close
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, discard_at_close
 
 
 async def _use_a_closed_connection() -> None:
@@ -15,7 +15,7 @@ async def _use_a_closed_connection() -> None:
     async with server:
         host, port = server.sockets[0].getsockname()
         reader, writer = await asyncio.open_connection(host, port)
-        SHIPPED.apply(writer.transport)
+        DEFAULT_KEEPALIVE.apply(writer.transport)
         keepalive = writer.get_extra_info("socket").getsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE
         )
@@ -24,7 +24,7 @@ async def _use_a_closed_connection() -> None:
         writer.transport.abort()
         await writer.wait_closed()
 
-        SHIPPED.apply(writer.transport)
+        DEFAULT_KEEPALIVE.apply(writer.transport)
         discard_at_close(writer.transport)
 
 

@@ -9,8 +9,11 @@ import pytest
 from backends.protocol import TOKEN_HEADER, Call, CallItem, Done, Failed, Report, Task
 from gateway.config.document import RoutingEntry
 from gateway.types import Endpoint
+from gateway.upstream import http
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.httpx_transport import HttpxTransport
+from gateway.upstream.transport import BackendTransport
 from loadtests.harness.stub_backend import (
     Reply,
     StubBackend,
@@ -23,6 +26,11 @@ from loadtests.harness.waiting import until
 from tests.support.dispatching import endpoint, endpoint_of
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=[BackendTransport, HttpxTransport], ids=["native", "httpx"], autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BackendTransport", request.param)
 
 
 def call_of(body: object = "a text", *, revision: str = "aaaaaaaaaaaa") -> Call:
@@ -72,6 +80,7 @@ async def test_a_backend_may_live_under_a_path() -> None:
     assert len(stub.calls) == 2
 
 
+@pytest.mark.parametrize("transport", [BackendTransport], indirect=True)
 async def test_connections_are_kept_for_the_next_call() -> None:
     async with StubBackend() as stub, HttpBackendClient() as client:
         for _ in range(5):

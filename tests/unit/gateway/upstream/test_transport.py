@@ -3,19 +3,31 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from gateway.upstream.base import Transport
+from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.transport import BackendTransport, TransportError, locate
-from tests.support.raw_server import HEAD, Server, ask, saying
+from tests.support.raw_server import HEAD, RawServer, ask, replying_with
 
 pytestmark = pytest.mark.anyio
+
+Make = Callable[[], Transport]
+
+
+@pytest.fixture(params=[BackendTransport, HttpxTransport], ids=["native", "httpx"])
+def make(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
+
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 async def test_a_sound_connection_is_used_again() -> None:
-    async with Server(saying(OK, OK, OK)).open() as server:
+    async with RawServer(replying_with(OK, OK, OK)).open() as server:
         transport = BackendTransport()
         answers = [await ask(transport, server.url) for _ in range(3)]
         await transport.aclose()
@@ -25,7 +37,7 @@ async def test_a_sound_connection_is_used_again() -> None:
 
 
 async def test_a_connection_is_not_kept_for_longer_than_told() -> None:
-    async with Server(saying(OK, OK)).open() as server:
+    async with RawServer(replying_with(OK, OK)).open() as server:
         transport = BackendTransport(keepalive=0.0)
         for _ in range(2):
             await ask(transport, server.url)
@@ -43,10 +55,10 @@ async def test_a_connection_is_not_kept_for_longer_than_told() -> None:
     ],
 )
 async def test_a_connection_that_ends_with_its_answer_is_not_used_again(
-    answer: bytes, body: bytes
+    make: Make, answer: bytes, body: bytes
 ) -> None:
-    async with Server(saying(answer)).open() as server:
-        transport = BackendTransport()
+    async with RawServer(replying_with(answer)).open() as server:
+        transport = make()
         answers = [await ask(transport, server.url) for _ in range(2)]
         await transport.aclose()
 
@@ -54,10 +66,12 @@ async def test_a_connection_that_ends_with_its_answer_is_not_used_again(
     assert server.connections == 2
 
 
-async def test_chunks_are_joined_and_interim_answers_passed_over() -> None:
+async def test_chunks_are_joined_and_interim_answers_passed_over(make: Make) -> None:
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
-    async with Server(saying(b"HTTP/1.1 102 Processing\r\n\r\n" + chunked)).open() as server:
-        transport = BackendTransport()
+    async with RawServer(
+        replying_with(b"HTTP/1.1 102 Processing\r\n\r\n" + chunked)
+    ).open() as server:
+        transport = make()
         answer = await ask(transport, server.url)
         await transport.aclose()
 
@@ -74,17 +88,17 @@ async def test_chunks_are_joined_and_interim_answers_passed_over() -> None:
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
     ],
 )
-async def test_what_is_cut_or_no_http_is_an_error(answer: bytes) -> None:
-    async with Server(saying(answer)).open() as server:
-        transport = BackendTransport()
+async def test_what_is_cut_or_no_http_is_an_error(make: Make, answer: bytes) -> None:
+    async with RawServer(replying_with(answer)).open() as server:
+        transport = make()
         with pytest.raises(TransportError):
             await ask(transport, server.url)
         await transport.aclose()
 
 
-async def test_more_than_was_asked_for_spoils_the_connection() -> None:
-    async with Server(saying(OK + OK, OK)).open() as server:
-        transport = BackendTransport()
+async def test_more_than_was_asked_for_spoils_the_connection(make: Make) -> None:
+    async with RawServer(replying_with(OK + OK, OK)).open() as server:
+        transport = make()
         answers = [await ask(transport, server.url) for _ in range(2)]
         await transport.aclose()
 
@@ -99,7 +113,7 @@ async def test_a_refusal_is_heard_while_the_body_is_still_sent() -> None:
         await writer.drain()
         await reader.read()
 
-    async with Server(refuse).open() as server:
+    async with RawServer(refuse).open() as server:
         transport = BackendTransport()
         async with asyncio.timeout(60.0):
             response = await transport.send(locate(server.url).origin, HEAD, b"x" * 65_536_000)
@@ -110,7 +124,7 @@ async def test_a_refusal_is_heard_while_the_body_is_still_sent() -> None:
     assert status == 413
 
 
-async def test_a_reader_who_pauses_does_not_grow_memory() -> None:
+async def test_a_reader_who_pauses_does_not_grow_memory(make: Make) -> None:
     sent = 0
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,8 +136,8 @@ async def test_a_reader_who_pauses_does_not_grow_memory() -> None:
             await writer.drain()
             sent += 65_536
 
-    async with Server(flood).open() as server:
-        transport = BackendTransport()
+    async with RawServer(flood).open() as server:
+        transport = make()
         response = await transport.send(locate(server.url).origin, HEAD, b"")
         seen = -1
         while seen != sent:  # until the server cannot go on

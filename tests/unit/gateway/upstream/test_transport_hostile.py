@@ -3,14 +3,26 @@
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
+from gateway.upstream.base import Transport
+from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.transport import BackendTransport, TransportError, locate
-from tests.support.raw_server import HEAD, Server, Streams, ask
+from tests.support.raw_server import HEAD, RawServer, Streams, ask
 
 pytestmark = pytest.mark.anyio
+
+Make = Callable[[], Transport]
+
+
+@pytest.fixture(params=[BackendTransport, HttpxTransport], ids=["native", "httpx"])
+def make(request: pytest.FixtureRequest) -> Make:
+    made: Make = request.param
+    return made
+
 
 _PIECES = 4
 _STALE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nstale"
@@ -80,11 +92,11 @@ def mischievous(random: Random) -> Streams:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_no_answer_is_lost_crossed_or_made_up(seed: int) -> None:
+async def test_no_answer_is_lost_crossed_or_made_up(make: Make, seed: int) -> None:
     random = Random(seed)
     answered = failed = 0
 
-    async def caller(name: int, transport: BackendTransport, url: str) -> None:
+    async def caller(name: int, transport: Transport, url: str) -> None:
         nonlocal answered, failed
         for number in range(40):
             token = b"%d-%d;" % (name, number) * 30
@@ -96,8 +108,8 @@ async def test_no_answer_is_lost_crossed_or_made_up(seed: int) -> None:
                 assert (status, body) == (200, token)
                 answered += 1
 
-    async with Server(mischievous(random)).open() as server:
-        transport = BackendTransport()
+    async with RawServer(mischievous(random)).open() as server:
+        transport = make()
         async with asyncio.timeout(60.0):
             await asyncio.gather(*(caller(n, transport, server.url) for n in range(4)))
         await transport.aclose()
@@ -106,7 +118,7 @@ async def test_no_answer_is_lost_crossed_or_made_up(seed: int) -> None:
     assert failed > 20
 
 
-async def test_headers_without_end_are_an_error() -> None:
+async def test_headers_without_end_are_an_error(make: Make) -> None:
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n")
@@ -114,15 +126,15 @@ async def test_headers_without_end_are_an_error() -> None:
             writer.write(b"x-more: %b\r\n" % (b"x" * 1000))
             await writer.drain()
 
-    async with Server(flood).open() as server:
-        transport = BackendTransport()
+    async with RawServer(flood).open() as server:
+        transport = make()
         async with asyncio.timeout(60.0):
             with pytest.raises(TransportError):
                 await ask(transport, server.url)
         await transport.aclose()
 
 
-async def test_a_body_without_a_length_that_is_reset_is_no_whole_body() -> None:
+async def test_a_body_without_a_length_that_is_reset_is_no_whole_body(make: Make) -> None:
     read = asyncio.Event()
 
     async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -133,8 +145,8 @@ async def test_a_body_without_a_length_that_is_reset_is_no_whole_body() -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
 
-    async with Server(reset).open() as server:
-        transport = BackendTransport()
+    async with RawServer(reset).open() as server:
+        transport = make()
         response = await transport.send(locate(server.url).origin, HEAD, b"")
         assert await response.read() == b"half of"
         read.set()
@@ -144,7 +156,7 @@ async def test_a_body_without_a_length_that_is_reset_is_no_whole_body() -> None:
         await transport.aclose()
 
 
-async def test_nothing_is_kept_by_a_transport_that_was_closed() -> None:
+async def test_nothing_is_kept_by_a_transport_that_was_closed(make: Make) -> None:
     gone = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,8 +165,8 @@ async def test_nothing_is_kept_by_a_transport_that_was_closed() -> None:
         await reader.read()
         gone.set()
 
-    async with Server(answer).open() as server:
-        transport = BackendTransport()
+    async with RawServer(answer).open() as server:
+        transport = make()
         response = await transport.send(locate(server.url).origin, HEAD, b"")
         assert await response.read() == b"ok"
         await transport.aclose()

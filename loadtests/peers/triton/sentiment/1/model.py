@@ -1,12 +1,12 @@
-"""`sentiment` for Triton's Python backend."""
+"""Implements `sentiment` for Triton's Python backend."""
 
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as triton
 
+from loadtests.peers.configuration import PeerConfiguration
 from loadtests.peers.model import Sentiment
-from loadtests.peers.way import Way
 
 
 class TritonPythonModel:
@@ -14,7 +14,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Open the model."""
-        self._model = Sentiment(Way.read().threads)
+        self._model = Sentiment(PeerConfiguration.read().threads)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Run all requests that Triton gathered as one batch, a text each."""

@@ -53,7 +53,7 @@ def test_batches_hold_rows_of_like_length() -> None:
 
 def test_vectors_come_back_in_the_order_of_the_texts() -> None:
     given = rows(9, 2, 8, 3, 1)
-    executor = DummyExecutor(lanes=2)
+    executor = DummyExecutor(worker_threads=2)
 
     together = pooled(executor, make_batches(given, size=2))
     apart = [pooled(executor, make_batches([row]))[0] for row in given]

@@ -28,7 +28,7 @@ class Scene:
         self.metrics = GatewayMetrics(self.registry)
         self.log = EventLog(directory, name="w0", segment_bytes=4096)
         self.reader = LogReader(directory / self.log.id)
-        self.turn = HitEventBatch(
+        self.hit_events = HitEventBatch(
             ids=self.ids,
             events=self.log,
             metrics=self.metrics,
@@ -39,7 +39,7 @@ class Scene:
     def hit(self, run: HitRun) -> str:
         """Count one hit and return its request's id."""
         if run.count == run.room:
-            assert self.turn.join(run)
+            assert self.hit_events.join(run)
         return self.ids.numbered(run.add())
 
     def kept(self) -> list[RequestEvent]:
@@ -67,7 +67,7 @@ def test_alike_hits_of_a_turn_are_one_event_with_all_their_ids(scene: Scene) -> 
 
     given = [scene.hit(run) for run in (one, two, one, one, two)]
     early = scene.kept()
-    scene.turn.commit()
+    scene.hit_events.commit()
 
     events = scene.kept()
     assert early == []
@@ -81,7 +81,7 @@ def test_the_next_turn_goes_on_with_ids_never_given_before(scene: Scene) -> None
     for _ in range(3):
         given += [scene.hit(run) for _ in range(3000)]
         given.append(scene.ids.new())
-        scene.turn.commit()
+        scene.hit_events.commit()
 
     known = [id_ for event in scene.kept() for id_ in ids_of(event)]
     assert len(set(given)) == len(given)
@@ -94,7 +94,7 @@ def test_a_turn_has_one_time_and_the_duration_until_its_end(scene: Scene) -> Non
     scene.hit(run)
     scene.clock.advance(0.25)
     scene.hit(run)
-    scene.turn.commit()
+    scene.hit_events.commit()
 
     (event,) = scene.kept()
     assert event.time == int(started * 1e9)
@@ -107,33 +107,33 @@ def test_room_is_kept_while_other_events_fill_the_log(scene: Scene) -> None:
         scene.hit(run)
     for number in range(100):
         scene.log.publish(make_event(number))
-    scene.turn.commit()
+    scene.hit_events.commit()
 
     assert len(scene.kept()) == 110
 
 
 def test_a_run_that_was_joined_for_nothing_is_no_event(scene: Scene) -> None:
     run = caller("one")
-    assert scene.turn.join(run)
-    scene.turn.commit()
+    assert scene.hit_events.join(run)
+    scene.hit_events.commit()
     assert scene.kept() == []
 
     scene.hit(run)
-    scene.turn.commit()
+    scene.hit_events.commit()
     assert [e.count for e in scene.kept()] == [1]
 
 
 def test_a_log_that_takes_nothing_takes_no_hit(scene: Scene) -> None:
     scene.log.close()
 
-    assert not scene.turn.join(caller("one"))
+    assert not scene.hit_events.join(caller("one"))
 
 
 def test_every_request_of_a_run_is_counted(scene: Scene) -> None:
     run = caller("one")
     for _ in range(7):
         scene.hit(run)
-    scene.turn.commit()
+    scene.hit_events.commit()
     scene.metrics.flush()
 
     labels = {"task": run.task, "status": "200"}

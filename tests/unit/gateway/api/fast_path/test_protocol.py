@@ -11,14 +11,14 @@ from gateway.events.hit_run import ids_of
 from gateway.types import Rule
 from loadtests.harness.waiting import until
 from tests.support.api import KEY
-from tests.support.doors import Door
+from tests.support.entry_points import EntryPoint
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def door(anyio_backend: str) -> Door:
-    return Door(fast=True)
+async def door(anyio_backend: str) -> EntryPoint:
+    return EntryPoint(fast=True)
 
 
 def ask(text: str) -> bytes:
@@ -27,13 +27,13 @@ def ask(text: str) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def answers(door: Door) -> list[bytes]:
+def answers(door: EntryPoint) -> list[bytes]:
     """Return how the cache was used for what was answered so far, in its order."""
     parts = bytes(door.transport.written).split(b"cache-status: sluicegate; ")[1:]
     return [part.split(b"\r\n", 1)[0] for part in parts]
 
 
-async def test_a_hit_is_answered_without_a_task(door: Door) -> None:
+async def test_a_hit_is_answered_without_a_task(door: EntryPoint) -> None:
     await door.send(ask("known"))
 
     door.protocol.data_received(ask("known"))
@@ -45,14 +45,14 @@ async def test_a_hit_is_answered_without_a_task(door: Door) -> None:
     assert b"cache-status: sluicegate; hit; detail=memory\r\n" in door.transport.written
 
 
-async def test_what_was_decided_before_a_wait_is_not_decided_again(door: Door) -> None:
+async def test_what_was_decided_before_a_wait_is_not_decided_again(door: EntryPoint) -> None:
     first = await door.send(ask("new"))
 
     assert b"x-ratelimit-remaining-requests: 59\r\n" in first
     assert len(door.events()) == 1
 
 
-async def test_a_hit_does_not_overtake_a_miss_on_its_connection(door: Door) -> None:
+async def test_a_hit_does_not_overtake_a_miss_on_its_connection(door: EntryPoint) -> None:
     await door.send(ask("known"))
     door.api.scene.runner.gate.clear()
 
@@ -67,14 +67,14 @@ async def test_a_hit_does_not_overtake_a_miss_on_its_connection(door: Door) -> N
     assert answers(door) == [b"fwd=uri-miss; stored", b"hit; detail=memory"]
 
 
-async def test_a_miss_is_waited_for_without_the_application(door: Door) -> None:
+async def test_a_miss_is_waited_for_without_the_application(door: EntryPoint) -> None:
     await door.send(ask("new"))
 
     assert door.protocol.cycle is None
     assert door.state.total_requests == 1
 
 
-async def test_little_is_read_while_an_answer_is_waited_for(door: Door) -> None:
+async def test_little_is_read_while_an_answer_is_waited_for(door: EntryPoint) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new") + ask("newer"))
     held = door.transport.reads
@@ -86,7 +86,7 @@ async def test_little_is_read_while_an_answer_is_waited_for(door: Door) -> None:
     assert answers(door) == [b"fwd=uri-miss; stored"] * 2
 
 
-async def test_a_caller_that_left_is_not_answered(door: Door) -> None:
+async def test_a_caller_that_left_is_not_answered(door: EntryPoint) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new") + ask("newer"))
     door.transport.close()
@@ -98,7 +98,7 @@ async def test_a_caller_that_left_is_not_answered(door: Door) -> None:
     assert len(door.events()) == 1
 
 
-async def test_what_is_waited_for_when_the_server_stops_is_answered_last(door: Door) -> None:
+async def test_what_is_waited_for_when_the_server_stops_is_answered_last(door: EntryPoint) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new"))
     door.protocol.shutdown()
@@ -112,32 +112,32 @@ async def test_what_is_waited_for_when_the_server_stops_is_answered_last(door: D
     assert door.transport.is_closing()
 
 
-async def test_a_wait_is_no_silence(door: Door) -> None:
+async def test_a_wait_is_no_silence(door: EntryPoint) -> None:
     door.protocol.timeout_keep_alive = 0.01
     await door.send(ask("known"))
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new"))
     door.protocol.timeout_keep_alive_handler()
-    door.protocol.end_if_late(door.protocol.loop.time() + 60)
+    door.protocol.close_if_timed_out(door.protocol.loop.time() + 60)
 
     assert not door.transport.is_closing()
     door.api.scene.runner.gate.set()
     await door.rest()
 
 
-async def test_a_peer_that_never_reads_what_it_waited_for_is_left(door: Door) -> None:
+async def test_a_peer_that_never_reads_what_it_waited_for_is_left(door: EntryPoint) -> None:
     door.protocol.data_received(ask("new"))
     door.protocol.pause_writing()
     await door.rest()
     assert not door.transport.written
 
-    door.protocol.end_if_late(door.protocol.loop.time() + 3600)
+    door.protocol.close_if_timed_out(door.protocol.loop.time() + 3600)
     assert door.transport.is_closing()
     door.leave()
     await door.rest()
 
 
-async def test_a_peer_that_reads_again_gets_what_it_waited_for(door: Door) -> None:
+async def test_a_peer_that_reads_again_gets_what_it_waited_for(door: EntryPoint) -> None:
     await door.send(ask("known"))
     door.api.scene.cache.has_memory = False
     for text in ("known", "new"):
@@ -154,7 +154,7 @@ async def test_a_peer_that_reads_again_gets_what_it_waited_for(door: Door) -> No
         assert found[0] == (b"hit; detail=redis" if text == "known" else b"fwd=uri-miss; stored")
 
 
-async def test_what_was_read_before_the_server_stops_is_answered(door: Door) -> None:
+async def test_what_was_read_before_the_server_stops_is_answered(door: EntryPoint) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new") + ask("newer") + ask("newest"))
     door.protocol.shutdown()
@@ -167,7 +167,9 @@ async def test_what_was_read_before_the_server_stops_is_answered(door: Door) -> 
     assert door.transport.is_closing()
 
 
-async def test_a_server_that_stops_reads_no_more_from_those_who_keep_asking(door: Door) -> None:
+async def test_a_server_that_stops_reads_no_more_from_those_who_keep_asking(
+    door: EntryPoint,
+) -> None:
     door.api.scene.runner.gate.clear()
     door.protocol.data_received(ask("new"))
     before = door.transport.reads
@@ -182,7 +184,9 @@ async def test_a_server_that_stops_reads_no_more_from_those_who_keep_asking(door
     assert door.transport.is_closing()
 
 
-async def test_a_fault_after_the_cache_was_asked_is_an_answer_and_an_event(door: Door) -> None:
+async def test_a_fault_after_the_cache_was_asked_is_an_answer_and_an_event(
+    door: EntryPoint,
+) -> None:
     await door.send(ask("known"))
     door.events()
     door.api.scene.cache.has_memory = False
@@ -199,7 +203,7 @@ async def test_a_fault_after_the_cache_was_asked_is_an_answer_and_an_event(door:
     assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_limit_on_trial_counts_a_miss_once(door: Door) -> None:
+async def test_a_limit_on_trial_counts_a_miss_once(door: EntryPoint) -> None:
     door.api.limit(Rule(name="trial", unit="requests", capacity=1, window=60.0, shadow=True))
 
     await door.send(ask("new"))
@@ -211,7 +215,7 @@ async def test_a_limit_on_trial_counts_a_miss_once(door: Door) -> None:
     assert counted == 1
 
 
-async def test_nothing_is_answered_or_read_while_the_peer_does_not_read(door: Door) -> None:
+async def test_nothing_is_answered_or_read_while_the_peer_does_not_read(door: EntryPoint) -> None:
     await door.send(ask("known"))
 
     door.protocol.pause_writing()
@@ -225,7 +229,7 @@ async def test_nothing_is_answered_or_read_while_the_peer_does_not_read(door: Do
     assert door.transport.reads
 
 
-async def test_a_key_that_is_gone_is_unknown_to_the_lane_at_once(door: Door) -> None:
+async def test_a_key_that_is_gone_is_unknown_to_the_lane_at_once(door: EntryPoint) -> None:
     await door.send(ask("known"))
     await door.send(ask("known"))
 
@@ -234,7 +238,7 @@ async def test_a_key_that_is_gone_is_unknown_to_the_lane_at_once(door: Door) -> 
     assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 401")
 
 
-async def test_another_document_holds_for_the_next_hit(door: Door) -> None:
+async def test_another_document_holds_for_the_next_hit(door: EntryPoint) -> None:
     await door.send(ask("known"))
     await door.send(ask("known"))
 
@@ -243,7 +247,7 @@ async def test_another_document_holds_for_the_next_hit(door: Door) -> None:
     assert b"x-ratelimit" not in await door.send(ask("known"))
 
 
-async def test_a_connection_that_fell_silent_is_closed(door: Door) -> None:
+async def test_a_connection_that_fell_silent_is_closed(door: EntryPoint) -> None:
     await door.send(ask("known"))
     door.protocol.timeout_keep_alive = 0.01
     door.protocol.data_received(ask("known"))
@@ -254,7 +258,7 @@ async def test_a_connection_that_fell_silent_is_closed(door: Door) -> None:
     await until(door.transport.is_closing, what="closed")
 
 
-async def test_no_answer_leaves_before_its_event_is_kept(door: Door) -> None:
+async def test_no_answer_leaves_before_its_event_is_kept(door: EntryPoint) -> None:
     await door.send(ask("known"))
     await door.send(ask("known"))
     door.events()
@@ -271,7 +275,7 @@ async def test_no_answer_leaves_before_its_event_is_kept(door: Door) -> None:
     assert seen == [(False, 0), (True, 1)]
 
 
-async def test_a_known_request_is_told_when_its_event_cannot_be_kept(door: Door) -> None:
+async def test_a_known_request_is_told_when_its_event_cannot_be_kept(door: EntryPoint) -> None:
     await door.send(ask("known"))
     await door.send(ask("known"))
     door.api.events.failing = True
@@ -284,7 +288,7 @@ async def test_a_known_request_is_told_when_its_event_cannot_be_kept(door: Door)
     assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 200")
 
 
-async def test_hits_on_several_connections_are_one_event(door: Door) -> None:
+async def test_hits_on_several_connections_are_one_event(door: EntryPoint) -> None:
     await door.send(ask("known"))
     await door.send(ask("known"))
     door.events()
@@ -301,7 +305,7 @@ async def test_hits_on_several_connections_are_one_event(door: Door) -> None:
     assert sorted(ids) == sorted(known)
 
 
-async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(door: Door) -> None:
+async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(door: EntryPoint) -> None:
     await door.send(ask("known"))
     head = ask("known").partition(b"content-length")[0]
     head += b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -1,10 +1,11 @@
-"""How a limit is divided among regions: pure decisions about one bucket's rows.
+"""Divides a limit among regions: pure decisions about the rows of one bucket.
 
-Each region writes its own row only, in turns. `held` is what the others must leave alone, `used`
-what the region goes by. It raises its share by what nobody holds. It lowers it in two steps: first
-`used`, then, once all its workers have heard of that and what they had taken before has ended,
-`held`. So the shares that are used add up to at most 1 at any time. Where one region has a row of a
-bucket, all have: else a share of the rest could grow beside rows that do not know.
+A region writes only its own row, one region at a time. `used` is the share that the region applies;
+`held` is the share that the other regions must leave free, and never less than `used`. A region
+raises both at once, by at most what nobody holds. It lowers them in two steps: first `used`; then
+`held`, once all its workers have applied the lower share and their leases of units have expired.
+So the used shares add up to at most 1 at any time. A bucket has rows in all regions or in none:
+otherwise a share of `REST` could grow beside rows that do not count it.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,13 @@ import msgspec
 from msgspec.structs import replace
 
 REST = ""
-"""The bucket whose row stands for all that have none."""
+"""The name of the row that applies to buckets without rows."""
 LEASE = 2.0
-"""Seconds that a worker may spend what it took from its region's bucket."""
-MEMORY = 10.0
-"""Seconds in which what was asked for counts for a third of what it did."""
+"""Seconds that a worker may spend units it leased from its region's bucket."""
+DECAY = 10.0
+"""Time constant of demand, in seconds: after it a unit counts 1/e."""
 EVEN = 0.1
-"""The part of every limit that is divided evenly, whoever asks."""
+"""The fraction of every limit that is divided evenly, whatever the demand."""
 _STEP = 0.02
 _LEAST = 0.001
 _QUIET = 0.001
@@ -29,11 +30,11 @@ _DAY = 86_400 * _SECOND
 
 
 class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A region's share of a bucket. Times are nanoseconds of the store's clock.
+    """Holds a region's share of a bucket. Times are nanoseconds of the store's clock.
 
-    Until `raised` it was `before`. `lowered` is when `used` fell below `held`, and `lowers` when
-    `held` may follow, both 0 where it did not. `demand` is what was asked for a second, as of
-    `counted`. What is admitted stays for `linger` seconds.
+    Until `raised` the share was `before`. `lowered` is when `used` fell below `held`, and `lowers`
+    when `held` may follow; both are 0 otherwise. `demand` is in units a second, as of `counted`.
+    Admitted units stay held for up to `linger` seconds.
     """
 
     bucket: str
@@ -50,19 +51,16 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
     changed: int = 0
 
     def demanded(self, now: int) -> float:
-        """Return the demand by now."""
-        return self.demand * exp(-max(0, now - self.counted) / _SECOND / MEMORY)
+        """Return the demand in units a second, decayed to `now`."""
+        return self.demand * exp(-max(0, now - self.counted) / _SECOND / DECAY)
 
     def with_demand(self, units: int, now: int) -> "PolicyRow":
-        """Return the row with `units` more asked for."""
-        return replace(self, demand=self.demanded(now) + units / MEMORY, counted=now)
+        """Return the row with `units` added to its demand."""
+        return replace(self, demand=self.demanded(now) + units / DECAY, counted=now)
 
 
 class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a region must know to decide: all regions that live, and what its workers have seen.
-
-    `seen` is the oldest answer that a worker of the region goes by.
-    """
+    """Names all live regions, and the oldest answer (`seen`) that a worker of this one applies."""
 
     regions: frozenset[str]
     seen: int
@@ -71,12 +69,12 @@ class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
 def decide(
     rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> PolicyRow:
-    """Return region `own`'s row of a bucket as it should be, of `rows` by region."""
+    """Return the next row of region `own` for a bucket whose present rows are `rows`, by region."""
     row = _settled(rows.get(own) or PolicyRow(bucket=bucket, region=own), others.seen, now)
     target = _target(rows, bucket=bucket, own=own, others=others, now=now)
     elsewhere = sum(row.held for region, row in rows.items() if region != own)
     room = max(row.held, min(target, 1.0 - elsewhere))
-    # One step at a time: a target that goes on falling must not put the second one off for ever.
+    # A target that falls again and again must not postpone the second step for ever.
     if not row.lowered and target < row.used - (_STEP if bucket else _LEAST):
         return replace(
             row, used=target, before=min(row.before, target), lowered=now, lowers=0, changed=now
@@ -89,7 +87,7 @@ def decide(
 
 
 def first_rows(rests: Mapping[str, PolicyRow], bucket: str, now: int) -> dict[str, PolicyRow]:
-    """Return the rows of a bucket that had none, by region: as it is with the rest."""
+    """Return the first rows of a bucket, by region: copies of those of `REST`."""
     return {
         region: replace(rest, bucket=bucket, demand=0.0, counted=0, changed=now)
         for region, rest in rests.items()
@@ -97,7 +95,7 @@ def first_rows(rests: Mapping[str, PolicyRow], bucket: str, now: int) -> dict[st
 
 
 def _settled(row: PolicyRow, seen: int, now: int) -> PolicyRow:
-    """Return `row` with the second step of lowering made, where it may be."""
+    """Return `row` with the second step of lowering done, if its time has come."""
     if row.used == row.held or not row.lowered:
         return row
     if not row.lowers:
@@ -112,7 +110,7 @@ def _settled(row: PolicyRow, seen: int, now: int) -> PolicyRow:
 def _target(
     rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> float:
-    """Return the share that `own` should have: a little in any case, the rest by demand."""
+    """Return the share that `own` should have: `EVEN` divided evenly, the rest by demand."""
     even = 1.0 / len(others.regions)
     demands = {
         region: row.demanded(now) for region, row in rows.items() if region in others.regions
@@ -124,7 +122,7 @@ def _target(
 
 
 def _raised(row: PolicyRow, *, used: float, held: float, now: int) -> PolicyRow:
-    # Of several raises within a day, what there was before the first: rather too little.
+    # After several raises within a day, the share before the first: rather too little.
     before = min(row.before, row.used) if row.raised > now - _DAY else row.used
     lowering = {} if used < held else {"lowered": 0, "lowers": 0}
     return replace(row, used=used, held=held, before=before, raised=now, changed=now, **lowering)

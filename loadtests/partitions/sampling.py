@@ -1,4 +1,4 @@
-"""What processes take while packets are dropped: memory, and time of a processor."""
+"""Samples memory and processor time of processes while packets are dropped."""
 
 import asyncio
 import os
@@ -12,8 +12,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Watch:
-    """Looks twice a second at `processes` while it is entered; `died` are those that ended."""
+class ResourceSampler:
+    """Samples `processes` twice a second while entered; `died` are those that ended."""
 
     def __init__(self, processes: Mapping[str, "subprocess.Popen[bytes]"]) -> None:
         self._processes = processes

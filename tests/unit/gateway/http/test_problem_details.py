@@ -5,7 +5,6 @@ import math
 import msgspec
 import pytest
 
-from gateway.api.problem_details import encode_problem, problem_headers
 from gateway.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -14,6 +13,7 @@ from gateway.errors import (
     ModelNotFound,
     Overloaded,
 )
+from gateway.http.problem_details import encode_problem, problem_headers
 
 
 def told(error: GatewayError) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Connections to the two doors of a worker without sockets, and seeded traffic to send to both."""
+"""Connects to both entry points of a worker without sockets and generates seeded traffic."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ _RULES = (
 
 
 class RecordedTransport(asyncio.Transport):
-    """Keeps what is written. A peer that does not read is one whose protocol is paused."""
+    """Records writes. A peer that does not read is one whose protocol is paused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class RecordedTransport(asyncio.Transport):
         self.reads = True
 
 
-class Door:
-    """A worker of its own behind one of the two doors."""
+class EntryPoint:
+    """A worker of its own behind the application or the fast path."""
 
     def __init__(self, *, fast: bool) -> None:
         self.api = Api()
@@ -93,7 +93,7 @@ class Door:
         app = InferenceRouter(self.api.application, self.api.door)
         protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)
         if fast:
-            protocol = partial(FastPathProtocol, lane=self.api.lane, new_id=self.api.ids.new)
+            protocol = partial(FastPathProtocol, fast_path=self.api.lane, new_id=self.api.ids.new)
         self._config = uvicorn.Config(
             app, loop="none", http=protocol, ws="none", lifespan="off", log_config=None
         )
@@ -134,7 +134,7 @@ class Door:
         self.protocol.connection_lost(None)
 
     async def rest(self) -> None:
-        """Let everything that can go on go on."""
+        """Run the event loop until nothing more happens."""
         quiet = written = 0
         for _ in range(200):
             await asyncio.sleep(0)
@@ -156,7 +156,7 @@ class Door:
 
 
 class Traffic:
-    """Requests of every kind, the same for a seed. Each is the parts that its bytes come in."""
+    """Generates requests of every kind by a seed, each as the parts in which its bytes arrive."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""One way of running a peer, as the benchmark tells it to the peer's server.
+"""Passes the configuration of a peer from the benchmark to the peer's server.
 
 Only the standard library: the servers import it in their own virtual environments.
 """
@@ -15,8 +15,8 @@ SCRATCH = _PREFIX + "SCRATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """Workers with threads each; `batch` 1 is no batching. `delay` is in seconds."""
+class PeerConfiguration:
+    """Workers with threads each; `batch` 1 disables batching. `delay` is in seconds."""
 
     workers: int
     threads: int
@@ -25,7 +25,7 @@ class Way:
 
     @property
     def label(self) -> str:
-        """Its place in a table."""
+        """Its label in a table."""
         of = f"{self.workers} x {self.threads} thread" + "s" * (self.threads > 1)
         if self.batch == 1:
             return f"no batching, {of}"
@@ -33,12 +33,12 @@ class Way:
         return f"batches <= {self.batch}{wait}, {of}"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that tell it to a server."""
+        """Return it as environment variables for a server."""
         return {f"{_PREFIX}{name.upper()}": str(value) for name, value in asdict(self).items()}
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return what `environment` tells."""
+        """Return the configuration in `environment`."""
         kinds: dict[str, type[int | float]] = {
             field.name: float if field.name == "delay" else int for field in fields(cls)
         }

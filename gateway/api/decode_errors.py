@@ -8,9 +8,9 @@ _MAX_KEY = 40
 _MAX_PATH = 200
 _MAX_DIGITS = 20
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
-_HALF = "has half of a surrogate pair, which stands for no character"
+_LONE_SURROGATE = "has half of a surrogate pair, which stands for no character"
 _NOT_UTF8 = "has bytes that are not UTF-8"
-_BEYOND = "is a number beyond what 64 bits hold"
+_OUT_OF_RANGE = "is a number beyond what 64 bits hold"
 
 
 class _Literal(str):
@@ -19,14 +19,14 @@ class _Literal(str):
     __slots__ = ()
 
 
-def name_unreadable(raw: bytes) -> str | None:
+def explain_decode_error(raw: bytes) -> str | None:
     """Return a clause such as "`input[2]` has half of a surrogate pair", `None` where unknown.
 
     Large bodies are not looked through: it would hold the event loop.
     """
     if len(raw) > _MAX_BYTES:
         return None
-    broken = _HALF
+    broken = _LONE_SURROGATE
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -48,13 +48,13 @@ def _integer(digits: str) -> int | _Literal:
 def _reason(value: object, broken: str) -> str | None:
     if isinstance(value, _Literal):
         is_word = value.lstrip("-").isalpha()
-        return f"is `{value}`, which JSON does not have" if is_word else _BEYOND
+        return f"is `{value}`, which JSON does not have" if is_word else _OUT_OF_RANGE
     if isinstance(value, str):
         return broken if _is_broken(value) else None
     if isinstance(value, float):
-        return _BEYOND if value in {float("inf"), float("-inf")} else None
+        return _OUT_OF_RANGE if value in {float("inf"), float("-inf")} else None
     if isinstance(value, int):
-        return None if _SMALLEST <= value <= _LARGEST else _BEYOND
+        return None if _SMALLEST <= value <= _LARGEST else _OUT_OF_RANGE
     if isinstance(value, dict) and any(_is_broken(key) for key in value):
         return f"has a name that {broken}"
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.ledger.ledger import Ledger
-from gateway.rate_limit.shares import RegionalShares
+from gateway.regional_limits.limits import DividedLimits
 from gateway.types import RegionalRule, Rule
 from tests.support.clock import Clock as Monotonic
 from tests.support.ledgers import Clock, ledger_url
@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, ledger: Ledger, clock: Monotonic, region: str, name: str) -> None:
         self._ledger = ledger
         self._clock = clock
-        self.shares = RegionalShares(
+        self.shares = DividedLimits(
             region=region,
             worker=f"{region}/{name}",
             alone=lambda: 0.0,
@@ -34,12 +34,12 @@ class Worker:
         )
 
     def ask(self, bucket: str, units: int, *, of: Rule = LIMIT) -> None:
-        self.shares.asked(bucket, of, units)
+        self.shares.record_demand(bucket, of, units)
 
     def report(self) -> None:
-        asked_at = self._clock()
+        sent_at = self._clock()
         shares = self._ledger.shares.report(self.shares.report(), lease=LEASE, longest=LONGEST)
-        self.shares.take(shares, asked_at=asked_at)
+        self.shares.apply(shares, sent_at=sent_at)
 
     def capacity(self, bucket: str = BUCKETS[0], *, of: Rule = LIMIT) -> int:
         return self.shares.rule(bucket, of).capacity
@@ -150,7 +150,7 @@ def test_a_bucket_that_nobody_knows_is_not_filled_by_a_larger_share(regions: Reg
 
     assert isinstance(rule, RegionalRule)
     assert rule.capacity > 900
-    assert rule.start < 500
+    assert rule.unknown_level < 500
     regions.run(eu, us, seconds=60)
     assert us.shares.rule(BUCKETS[0], LIMIT).capacity == 950
 
@@ -166,7 +166,7 @@ def test_a_quota_is_granted_in_steps_and_never_twice(regions: Regions) -> None:
             left = worker.capacity("q", of=QUOTA) - used[worker.shares.region]
             taken = min(30, max(0, left))
             used[worker.shares.region] += taken
-            worker.shares.asked("q", QUOTA, 30, level=float(left - taken))
+            worker.shares.record_demand("q", QUOTA, 30, level=float(left - taken))
         regions.run(*workers, seconds=1)
 
     assert first == 0

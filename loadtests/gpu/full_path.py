@@ -1,4 +1,4 @@
-"""The section that runs the whole path: load processes, gateway workers, backends, device."""
+"""Measures the full path: load processes, gateway workers, backends, device."""
 
 import contextlib
 import os
@@ -15,11 +15,18 @@ import msgspec
 from backends.protocol import BackendState
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor.bootstrap import bootstrap
-from loadtests.gpu.client import Answer, Orders
-from loadtests.gpu.device import Busy
+from loadtests.gpu.client import LoadResult, LoadSpec
+from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.engine import backend_settings
 from loadtests.gpu.models import write_repository
-from loadtests.gpu.plan import Candidate, Journal, Line, Options, Result, best_candidate
+from loadtests.gpu.plan import (
+    Candidate,
+    Journal,
+    Measurement,
+    Options,
+    SectionResult,
+    best_candidate,
+)
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
@@ -30,7 +37,7 @@ _START = 60.0
 _ITEMS = (1, 16)
 
 
-def http(options: Options) -> Result:
+def http(options: Options) -> SectionResult:
     """Send single texts, then several in a request, through the gateway."""
     candidate = best_candidate(options)
     models = write_repository(options, candidate)
@@ -43,12 +50,12 @@ def http(options: Options) -> Result:
         port = stack.enter_context(_gateway(options, backends))
         _load(options, port, items=1, seed=100, seconds=1.0)  # warm
         for place, items in enumerate(_ITEMS):
-            with Busy(options.device) as busy:
+            with UtilizationSampler(options.device) as busy:
                 answers = _load(
                     options, port, items=items, seed=200 + 100 * place, seconds=options.seconds
                 )
             journal.end(_line(options, answers, items, busy.share, _states(backends)))
-    return Result(section="http", status="done", lines=journal.lines, best=candidate.name)
+    return SectionResult(section="http", status="done", lines=journal.lines, best=candidate.name)
 
 
 @contextlib.contextmanager
@@ -103,14 +110,16 @@ def _gateway(options: Options, backends: list[int]) -> Iterator[int]:
             yield settings.port
 
 
-def _load(options: Options, port: int, *, items: int, seed: int, seconds: float) -> list[Answer]:
+def _load(
+    options: Options, port: int, *, items: int, seed: int, seconds: float
+) -> list[LoadResult]:
     """Run the load processes side by side and return what each saw."""
     count = 1 if options.tiny else options.clients
     connections = 8 if options.tiny else max(1, options.connections // count)
     command = [sys.executable, "-m", "loadtests.gpu.client"]
     children = []
     for number in range(count):
-        orders = Orders(
+        orders = LoadSpec(
             port=port,
             key=_KEY,
             connections=max(1, connections // items),
@@ -130,23 +139,23 @@ def _load(options: Options, port: int, *, items: int, seed: int, seconds: float)
     for child, _ in children:
         with child:
             text = child.stdout.read() if child.stdout is not None else b""
-        answers.append(msgspec.json.decode(text, type=Answer))
+        answers.append(msgspec.json.decode(text, type=LoadResult))
     return answers
 
 
 def _line(
     options: Options,
-    answers: list[Answer],
+    answers: list[LoadResult],
     items: int,
     busy: float | None,
     states: list[BackendState],
-) -> Line:
+) -> Measurement:
     right = sum(answer.statuses.get(200, 0) for answer in answers)
     others = sum(answer.requests for answer in answers) - right
     rate = sum(a.statuses.get(200, 0) / a.duration for a in answers)
     latencies = sorted(value for answer in answers for value in answer.latencies) or [0.0]
     waste = max((state.report.padding_waste_ratio for state in states), default=0.0)
-    return Line(
+    return Measurement(
         what=f"whole path over HTTP, {items} text{'s' if items > 1 else ''} a request",
         rate=rate * items,
         tokens_per_second=rate * items * options.length,

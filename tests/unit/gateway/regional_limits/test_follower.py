@@ -2,14 +2,13 @@
 
 import pytest
 
-from gateway.app.shares import SharesFollower, limits_of_region
 from gateway.config.document import Document
 from gateway.errors import DependencyUnavailable
-from gateway.rate_limit.shares import RegionalShares, WholeLimits
-from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.types import BucketShare, BucketShares, Rule, ShareReport
+from gateway.rate_limit.base import UndividedLimits
+from gateway.regional_limits.follower import SharesFollower, limits_of_region
+from gateway.regional_limits.limits import DividedLimits
+from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
+from gateway.types import Rule
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
 
@@ -46,14 +45,14 @@ class Store:
         self.left.append(worker)
 
 
-def follower(shares: RegionalShares, store: Store, clock: Clock) -> SharesFollower:
+def follower(shares: DividedLimits, store: Store, clock: Clock) -> SharesFollower:
     return SharesFollower(
         shares=shares, store=store, document=Document, monotonic=clock, poll=3_600.0
     )
 
 
-def shares_of(clock: Clock) -> RegionalShares:
-    return RegionalShares(region="eu", worker="w", alone=lambda: ALONE, monotonic=clock)
+def shares_of(clock: Clock) -> DividedLimits:
+    return DividedLimits(region="eu", worker="w", alone=lambda: ALONE, monotonic=clock)
 
 
 async def test_the_share_is_known_once_entered_and_left_at_the_end() -> None:
@@ -101,17 +100,15 @@ async def test_a_quota_that_is_needed_is_asked_for_at_once() -> None:
 
     async with follower(shares, store, clock):
         assert shares.rule("q", QUOTA).capacity == 0
-        shares.asked("q", QUOTA, 7, level=0.0)
+        shares.record_demand("q", QUOTA, 7, level=0.0)
         await until(lambda: shares.rule("q", QUOTA).capacity == 40, what="it is granted")
 
-    assert store.reports[-1].quotas["q"].least == 7
+    assert store.reports[-1].quotas["q"].minimum == 7
 
 
 def test_a_gateway_without_a_region_divides_nothing() -> None:
-    runtimes = RuntimeStore(compile_runtime(Document(), 0, NO_EPOCHS))
+    limits = limits_of_region("", worker="w", store=Store(), document=Document, monotonic=Clock())
 
-    limits = limits_of_region(Settings(), store=Store(), runtimes=runtimes, monotonic=Clock())
-
-    assert isinstance(limits.shares, WholeLimits)
+    assert isinstance(limits.shares, UndividedLimits)
     assert limits.shares.rule("b", LIMIT) is LIMIT
     assert not limits.figures

@@ -7,18 +7,18 @@ import msgspec
 
 from backends.protocol import Task
 from gateway.api.answers import failed_usage
+from gateway.api.decode_errors import explain_decode_error
 from gateway.api.json_bounds import check_json
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.api.schemas import TASK_BODIES, Body, InferBody, RerankBody, TaskBody
-from gateway.api.unreadable import name_unreadable
 from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import charges_for
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, Principal
 
-_LONGEST_REMEMBERED = 1024
-_MOST_REMEMBERED = 4096
+_MAX_CACHED_BYTES = 1024
+_MAX_CACHED = 4096
 _GZIP = b"\x1f\x8b"
 
 
@@ -28,9 +28,9 @@ class BodyReader:
     def __init__(self) -> None:
         self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
         self._infer_decoder = msgspec.json.Decoder(InferBody)
-        self._large = asyncio.Lock()
+        self._large_lock = asyncio.Lock()
         self._runtime: Runtime | None = None
-        self._readings: dict[tuple[Principal | None, Task, str, bytes], ParsedBody] = {}
+        self._cache: dict[tuple[Principal | None, Task, str, bytes], ParsedBody] = {}
 
     def read(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
         """Return what a body says; the same bytes of the same caller are read once.
@@ -41,16 +41,16 @@ class BodyReader:
         """
         if exchange.runtime is not self._runtime:
             self._runtime = exchange.runtime
-            self._readings.clear()
+            self._cache.clear()
         name = (exchange.principal, exchange.task, model, raw)
-        reading = self._readings.get(name)
-        if reading is None:
-            reading = self._decode(exchange, model, raw)
-            if len(raw) <= _LONGEST_REMEMBERED:
-                if len(self._readings) >= _MOST_REMEMBERED:
-                    self._readings.clear()
-                self._readings[name] = reading
-        return reading
+        parsed = self._cache.get(name)
+        if parsed is None:
+            parsed = self._decode(exchange, model, raw)
+            if len(raw) <= _MAX_CACHED_BYTES:
+                if len(self._cache) >= _MAX_CACHED:
+                    self._cache.clear()
+                self._cache[name] = parsed
+        return parsed
 
     async def read_large(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
         """Return what a large body says, read in a thread: one at a time.
@@ -62,7 +62,7 @@ class BodyReader:
             InvalidRequest: as `read`.
             PayloadTooLarge: as `read`.
         """
-        async with self._large:
+        async with self._large_lock:
             return await asyncio.to_thread(self._decode, exchange, model, raw)
 
     def _decode(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
@@ -79,7 +79,7 @@ class BodyReader:
                 _check_items(_items(routed), bounds.max_items)
                 request = routed.request()
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
-            raise _unreadable(raw, error) from error
+            raise _decode_failure(raw, error) from error
         return ParsedBody(
             body=body,
             request=request,
@@ -101,14 +101,14 @@ class BodyReader:
         )
 
 
-def _unreadable(raw: bytes, error: Exception) -> InvalidRequest:
+def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
     """Return what a caller is told of a body that the decoder, or the wire's encoder, refused."""
     if raw.startswith(_GZIP):
         return InvalidRequest("The body is compressed; send it without a `Content-Encoding`.")
     is_misfit = isinstance(error, msgspec.ValidationError)
     # Of these the decoder names a byte at most.
     is_unnamed = not is_misfit or "out of range" in str(error)
-    if is_unnamed and (clause := name_unreadable(raw)) is not None:
+    if is_unnamed and (clause := explain_decode_error(raw)) is not None:
         return InvalidRequest(f"The body cannot be read: {clause}.")
     if is_misfit:
         return InvalidRequest(f"The body does not fit the route: {error}.")

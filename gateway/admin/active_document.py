@@ -9,7 +9,7 @@ from gateway.runtime.control import Control
 from gateway.settings import Settings
 
 
-class ActiveDocument:
+class ActiveDocumentReader:
     """Gives the active document; without Redis the last known one, or the folder's."""
 
     def __init__(self, *, control: Control, settings: Settings) -> None:

@@ -1,7 +1,8 @@
-"""Divides limits among gateway regions: who lives, what each has, what of quotas was granted.
+"""Stores the regions' shares of limits, their workers' leases and the grants of quotas.
 
-Every worker reports about once a second, in a transaction of its own and one after the other. A
-region lives as long as one of its workers' leases; what it had is then anybody's.
+Every worker reports about once a second. Reports are serialized transactions. A region is live
+while one of its workers has a lease; afterwards its shares are free for the others. The decisions
+are `gateway.regional_limits.policy`'s.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, delete, func, select, update
 
 from gateway.ledger import schema
-from gateway.ledger.share_policy import (
+from gateway.ledger.store import Store
+from gateway.regional_limits.policy import (
     LEASE,
     REST,
     OtherRegions,
@@ -20,21 +22,20 @@ from gateway.ledger.share_policy import (
     decide,
     first_rows,
 )
-from gateway.ledger.store import Store
-from gateway.types import BucketShare, BucketShares, QuotaDemand, ShareReport
+from gateway.regional_limits.values import BucketShare, BucketShares, QuotaDemand, ShareReport
 
 _Rows: TypeAlias = dict[str, dict[str, PolicyRow]]
-_TURNS: Final = "shares"
+_LOCK: Final = "shares"
 _SECOND: Final = 1_000_000_000
 _RECENT: Final = 600 * _SECOND
-"""Nothing happens to the shares of what nobody asked for in so long."""
+"""Shares of buckets without demand for so long are not recomputed."""
 _OVERLAP: Final = 5 * _SECOND
 _GRANT: Final = 0.05
 _KEEP_GRANTS: Final = 40 * 86_400
 
 
 class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A gateway region that lives: its workers, and the seconds that it has unless it reports."""
+    """Shows a live gateway region: its workers, and the seconds until its last lease expires."""
 
     name: str
     workers: int
@@ -42,7 +43,7 @@ class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A region's share of a bucket as operators see it; `demand` is units a second."""
+    """Shows operators a region's share of a bucket; `demand` is units a second."""
 
     bucket: str
     region: str
@@ -51,19 +52,19 @@ class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
     demand: float
 
 
-class RegionShares:
-    """Reads and writes the shares. All calls block, and raise `DependencyUnavailable`."""
+class RegionalShareStore:
+    """Implements `ShareStore` over SQL. All calls block, and raise `DependencyUnavailable`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
-        """Take in what a worker says, and return what its region may use for `lease` seconds.
+        """Record a worker's demand, and return the shares of its region for `lease` seconds.
 
         `longest` is how long work may run, in seconds.
         """
         with self._store.writing() as connection:
-            now = self._store.take_turns(connection, _TURNS)
+            now = self._store.take_turns(connection, _LOCK)
             since = report.seen - _OVERLAP if report.seen else 0
             if not self._renew(connection, report, now, lease):
                 since = 0
@@ -84,17 +85,17 @@ class RegionShares:
             )
 
     def leave(self, region: str, worker: str) -> None:
-        """Let a worker go, which must not use anything any more; the last one keeps its lease."""
+        """Remove the lease of a worker that has stopped; a region's last worker keeps its lease."""
         table = schema.region_workers
         with self._store.writing() as connection:
-            self._store.take_turns(connection, _TURNS)
+            self._store.take_turns(connection, _LOCK)
             here = select(func.count()).where(table.c.region == region)
             if (connection.scalar(here) or 0) > 1:
                 own = (table.c.region == region) & (table.c.worker == worker)
                 connection.execute(delete(table).where(own))
 
     def regions(self) -> list[RegionLease]:
-        """Return the regions that live, by name."""
+        """Return the live regions, by name."""
         table = schema.region_workers
         query = select(table.c.region, func.count(), func.max(table.c.expires))
         now = self._store.clock()
@@ -128,7 +129,7 @@ class RegionShares:
         ]
 
     def _renew(self, connection: Connection, report: ShareReport, now: int, lease: float) -> bool:
-        """Renew the worker's lease and forget whoever's ended; return whether its region lived."""
+        """Renew the worker's lease, delete expired ones; return whether its region was live."""
         workers, shares = schema.region_workers, schema.region_shares
         over = now - int(LEASE * _SECOND)
         connection.execute(delete(workers).where(workers.c.expires < over))
@@ -142,7 +143,7 @@ class RegionShares:
         return report.region in living
 
     def _join(self, connection: Connection, region: str, now: int) -> None:
-        """Begin with nothing of whatever others have divided, with everything where none do."""
+        """Insert the rows of a new region: shares of 0, or of 1 if no other region has any."""
         table = schema.region_shares
         known = list(connection.scalars(select(table.c.bucket).distinct()))
         had = 0.0 if known else 1.0
@@ -159,14 +160,14 @@ class RegionShares:
         )
 
     def _rows(self, connection: Connection, report: ShareReport, now: int) -> _Rows:
-        """Return the rows of what is or was lately asked for; those that are new are written."""
+        """Return the rows of buckets with recent demand; rows of new buckets are inserted."""
         table = schema.region_shares
         lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
-        wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.asked])
+        wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.demand])
         rows: _Rows = {}
         for row in map(_row, connection.execute(select(table).where(wanted))):
             rows.setdefault(row.bucket, {})[row.region] = row
-        for bucket in report.asked:
+        for bucket in report.demand:
             if bucket not in rows:
                 rows[bucket] = first_rows(rows[REST], bucket, now)
                 connection.execute(
@@ -183,7 +184,7 @@ class RegionShares:
         others: OtherRegions,
         now: int,
     ) -> PolicyRow:
-        """Write the region's rows that are to be others than `before`; return that of the rest."""
+        """Write the region's rows that differ from `before`; return its row of `REST`."""
         table = schema.region_shares
         decided = [
             decide(of_bucket, bucket=bucket, own=own, others=others, now=now)
@@ -208,17 +209,17 @@ class RegionShares:
     def _grant(
         self, connection: Connection, report: ShareReport, regions: int, now: int
     ) -> dict[str, int]:
-        """Grant what is left of quotas, in steps that get smaller; return what the region has."""
+        """Grant units of quotas, in steps that shrink with what is left; return all grants."""
         table = schema.quota_grants
         granted: dict[str, int] = {}
-        for bucket, asked in report.quotas.items():
-            of_period = (table.c.bucket == bucket) & (table.c.period == asked.period)
+        for bucket, demand in report.quotas.items():
+            of_period = (table.c.bucket == bucket) & (table.c.period == demand.period)
             query = select(table.c.region, table.c.granted).where(of_period)
             known = {row.region: row.granted for row in connection.execute(query)}
             own = known.get(report.region, 0)
-            if own <= asked.known:  # else another worker was there before
-                own += _step(asked, left=asked.whole - sum(known.values()), regions=regions)
-                mine = {"bucket": bucket, "period": asked.period, "region": report.region}
+            if own <= demand.granted:  # else another worker of the region was granted more
+                own += _step(demand, left=demand.limit - sum(known.values()), regions=regions)
+                mine = {"bucket": bucket, "period": demand.period, "region": report.region}
                 if not self._store.insert_new(connection, table, [mine | {"granted": own}]):
                     same = of_period & (table.c.region == report.region)
                     connection.execute(update(table).where(same).values(granted=own))
@@ -235,16 +236,16 @@ def _own(rows: _Rows, region: str) -> dict[str, PolicyRow]:
 
 
 def _count(rows: _Rows, report: ShareReport, now: int, longest: float) -> None:
-    """Add what was asked for to the region's rows."""
-    for bucket, asked in report.asked.items():
-        counted = rows[bucket][report.region].with_demand(asked.units, now)
-        linger = longest if asked.lingers else 0.0
+    """Add the reported demand to the region's rows."""
+    for bucket, demand in report.demand.items():
+        counted = rows[bucket][report.region].with_demand(demand.units, now)
+        linger = longest if demand.is_held else 0.0
         rows[bucket][report.region] = replace(counted, linger=linger)
 
 
-def _step(asked: QuotaDemand, *, left: int, regions: int) -> int:
-    usual = min(int(asked.whole * _GRANT), left // (2 * regions))
-    return max(0, min(left, max(1, asked.least, usual)))
+def _step(demand: QuotaDemand, *, left: int, regions: int) -> int:
+    usual = min(int(demand.limit * _GRANT), left // (2 * regions))
+    return max(0, min(left, max(1, demand.minimum, usual)))
 
 
 def _share(row: PolicyRow) -> BucketShare:

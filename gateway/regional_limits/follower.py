@@ -1,4 +1,4 @@
-"""Follows what a region may use of each limit, and tells the store what is asked for."""
+"""Reports demand to the store of shares, and applies the shares that it answers."""
 
 import asyncio
 import contextlib
@@ -8,23 +8,21 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from gateway.app.stats_reporter import Source
+import msgspec
+
 from gateway.config.document import Document
 from gateway.errors import DependencyUnavailable
-from gateway.rate_limit.shares import LimitShares, RegionalShares, WholeLimits
-from gateway.runtime.follower import identity
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.types import BucketShares, ShareReport
+from gateway.rate_limit.base import RegionalLimits, UndividedLimits
+from gateway.regional_limits.limits import DividedLimits
+from gateway.regional_limits.values import BucketShares, ShareReport
 
 
 class LimitsOfRegion(NamedTuple):
-    """What a worker has of each limit, and what keeps that up to date while it is entered."""
+    """Holds a worker's limits, the follower that updates them while entered, and statistics."""
 
-    shares: LimitShares
+    shares: RegionalLimits
     follower: AbstractAsyncContextManager[object]
-    figures: Mapping[str, Source]
-    """What to show of it, by part."""
+    figures: Mapping[str, Callable[[], msgspec.Struct]]
 
 
 _log = logging.getLogger(__name__)
@@ -32,27 +30,27 @@ _SOON = 0.1
 
 
 class ShareStore(Protocol):
-    """Where shares are kept. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
+    """Stores shares. Calls block; they raise `DependencyUnavailable` when the store is down."""
 
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
-        """Take in what a worker says, and return what its region may use."""
+        """Record a worker's demand, and return the shares of its region."""
         ...
 
     def leave(self, region: str, worker: str) -> None:
-        """Let a worker go."""
+        """Remove a worker's lease."""
         ...
 
 
 class SharesFollower:
-    """Reports and takes shares each `poll` seconds, and soon where a quota is needed.
+    """Reports demand and applies shares each `poll` seconds, and soon after a quota runs low.
 
-    While the store is down, what was known holds as long as its lease.
+    While the store is down, the last shares are valid until their lease expires.
     """
 
     def __init__(
         self,
         *,
-        shares: RegionalShares,
+        shares: DividedLimits,
         store: ShareStore,
         document: Callable[[], Document],
         monotonic: Callable[[], float],
@@ -64,12 +62,12 @@ class SharesFollower:
         self._monotonic = monotonic
         self._poll = poll
         self._reached = True
-        self._wanted = asyncio.Event()
+        self._quota_low = asyncio.Event()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._shares.wanted = self._wanted.set
+        self._shares.on_quota_low = self._quota_low.set
         await self._refresh()
         self._task = asyncio.get_running_loop().create_task(self._follow())
         return self
@@ -81,27 +79,27 @@ class SharesFollower:
         trace: TracebackType | None,
     ) -> None:
         self._stopping.set()
-        self._wanted.set()
+        self._quota_low.set()
         if self._task is not None:
             await self._task
         with contextlib.suppress(DependencyUnavailable):  # its lease ends by itself
             await asyncio.to_thread(self._store.leave, self._shares.region, self._shares.worker)
 
     async def refresh(self) -> None:
-        """Report, and go by what is answered.
+        """Report demand, and apply the shares that are answered.
 
         Raises:
-            DependencyUnavailable: the store is down; what was known holds.
+            DependencyUnavailable: the store is down; the last shares stay.
         """
         document = self._document()
-        asked_at = self._monotonic()
+        sent_at = self._monotonic()
         shares = await asyncio.to_thread(
             self._store.report,
             self._shares.report(),
             lease=document.limits.share_lease,
             longest=document.deadline.maximum,
         )
-        self._shares.take(shares, asked_at=asked_at)
+        self._shares.apply(shares, sent_at=sent_at)
 
     async def _refresh(self) -> None:
         try:
@@ -116,38 +114,34 @@ class SharesFollower:
     async def _follow(self) -> None:
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), self._poll)
-            self._wanted.clear()
+                await asyncio.wait_for(self._quota_low.wait(), self._poll)
+            self._quota_low.clear()
             if self._stopping.is_set():
                 return
             try:
                 await self._refresh()
-            except Exception:  # noqa: BLE001 - one bad answer must not end the following of later ones
-                _log.exception("shares of limits were not taken")
-            with contextlib.suppress(TimeoutError):  # however often a quota is wanted
+            except Exception:  # noqa: BLE001 - one bad answer must not stop the follower
+                _log.exception("shares of limits were not applied")
+            with contextlib.suppress(TimeoutError):  # bounds the rate of reports
                 await asyncio.wait_for(self._stopping.wait(), _SOON)
 
 
 def limits_of_region(
-    settings: Settings,
+    region: str,
     *,
+    worker: str,
     store: ShareStore,
-    runtimes: RuntimeStore,
+    document: Callable[[], Document],
     monotonic: Callable[[], float],
 ) -> LimitsOfRegion:
-    """Make what divides limits among regions; where there is one only, it divides nothing."""
-    if not settings.region:
-        return LimitsOfRegion(WholeLimits(), nullcontext(), {})
-    shares = RegionalShares(
-        region=settings.region,
-        worker=identity(settings),
-        alone=lambda: runtimes.current.document.limits.local_share,
+    """Build the limits of `region` and their follower; without a region, limits are undivided."""
+    if not region:
+        return LimitsOfRegion(UndividedLimits(), nullcontext(), {})
+    shares = DividedLimits(
+        region=region,
+        worker=worker,
+        alone=lambda: document().limits.local_share,
         monotonic=monotonic,
     )
-    follower = SharesFollower(
-        shares=shares,
-        store=store,
-        document=lambda: runtimes.current.document,
-        monotonic=monotonic,
-    )
+    follower = SharesFollower(shares=shares, store=store, document=document, monotonic=monotonic)
     return LimitsOfRegion(shares, follower, {"shares": shares.statistics})

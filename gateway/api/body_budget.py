@@ -6,16 +6,16 @@ from gateway.errors import Overloaded
 LARGE = 256 * 1024
 """Bytes above which a body is large."""
 # Of the largest size that the document allows.
-_MOST_BODIES = 16
+_MAX_LARGE_BODIES = 16
 
 
-class BodyRoom:
+class BodyMemoryBudget:
     """What large bodies may take together. One per worker."""
 
     def __init__(self) -> None:
-        self.taken_bytes = 0
+        self.used_bytes = 0
 
-    def take(self, exchange: RequestState, size: int) -> None:
+    def reserve(self, exchange: RequestState, size: int) -> None:
         """Count that `size` bytes of a request's body have arrived.
 
         Raises:
@@ -23,15 +23,15 @@ class BodyRoom:
         """
         if size <= LARGE:
             return
-        self.taken_bytes += size - exchange.body_bytes
+        self.used_bytes += size - exchange.body_bytes
         exchange.body_bytes = size
-        if self.taken_bytes > _MOST_BODIES * exchange.runtime.document.request.max_body_bytes:
+        if self.used_bytes > _MAX_LARGE_BODIES * exchange.runtime.document.request.max_body_bytes:
             raise Overloaded(
                 "Too many large bodies arrive at once; try again, or send fewer items in each.",
                 retry_after=1.0,
             )
 
-    def give_back(self, exchange: RequestState) -> None:
+    def release(self, exchange: RequestState) -> None:
         """Count no more what the body of a request took, which has ended."""
-        self.taken_bytes -= exchange.body_bytes
+        self.used_bytes -= exchange.body_bytes
         exchange.body_bytes = 0

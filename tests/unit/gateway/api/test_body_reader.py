@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from backends.protocol import Task
-from gateway.api.bodies import BodyReader
+from gateway.api.body_reader import BodyReader
+from gateway.api.decode_errors import explain_decode_error
 from gateway.api.json_bounds import check_json
 from gateway.api.request_state import RequestState
-from gateway.api.unreadable import name_unreadable
 from gateway.config.document import Document
 from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
 from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
@@ -87,7 +87,7 @@ def test_a_compressed_body_is_named() -> None:
 def test_what_does_not_fit_is_named_by_the_decoder() -> None:
     assert "`$.top_k`" in refusal(Task.CLASSIFY, b'{"model":"m","input":"a","top_k":0}')
     assert "not valid JSON" in refusal(Task.CLASSIFY, b'{"model":"m","input"}')
-    assert name_unreadable(b" " * 300_000 + rb'"\ud800"') is None
+    assert explain_decode_error(b" " * 300_000 + rb'"\ud800"') is None
 
 
 def values(count: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 `application/problem+json`, with a stable `code` and the request's id."""
+"""Encodes errors as RFC 9457 problem documents, for the HTTP protocol and both listeners."""
 
 import math
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import (
+    MAX_RETRY_AFTER,
     AuthenticationFailed,
     ConfigurationError,
     GatewayError,
@@ -13,7 +14,6 @@ from gateway.errors import (
     MethodNotAllowed,
     RequestTimeout,
 )
-from gateway.rate_limit.headers import LONGEST_WAIT
 
 MEDIA_TYPE: Final = b"application/problem+json"
 Headers = list[tuple[bytes, bytes]]
@@ -47,7 +47,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def problem(error: GatewayError, request_id: str) -> Problem:
-    """Return what a caller is told of `error`."""
+    """Return the problem document of `error`."""
     item = error if isinstance(error, InvalidItem) else None
     document = error if isinstance(error, ConfigurationError) else None
     return Problem(
@@ -66,10 +66,10 @@ def problem(error: GatewayError, request_id: str) -> Problem:
 
 
 def problem_headers(error: GatewayError) -> Headers:
-    """Return the headers that go with `error`: when to come back, how to authenticate."""
+    """Return the headers that go with `error`: `Retry-After` and `WWW-Authenticate`."""
     headers: Headers = []
     if error.retry_after is not None:
-        seconds = min(max(0.0, error.retry_after), LONGEST_WAIT)
+        seconds = min(max(0.0, error.retry_after), MAX_RETRY_AFTER)
         headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
         headers.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
     if isinstance(error, AuthenticationFailed):
@@ -78,7 +78,7 @@ def problem_headers(error: GatewayError) -> Headers:
 
 
 def problem_lines(error: GatewayError) -> bytes:
-    """Return the header lines of an inference route's answer that says `error`."""
+    """Return the header lines of an inference route's response to a request that failed."""
     headers = [(b"content-type", MEDIA_TYPE), *problem_headers(error)]
     headers.append((b"cache-status", b"sluicegate; fwd=bypass"))
     if isinstance(error, MethodNotAllowed):
@@ -89,5 +89,5 @@ def problem_lines(error: GatewayError) -> bytes:
 
 
 def encode_problem(error: GatewayError, request_id: str) -> bytes:
-    """Return the body of the response to a request that failed with `error`."""
+    """Return the problem document of `error` as JSON."""
     return msgspec.json.encode(problem(error, request_id))

@@ -1,0 +1,211 @@
+"""Submits rows to the queue of worker threads, within its bounds and their deadlines."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from backends.batching.admission import Admission, Reservation
+from backends.batching.device import DeviceShare
+from backends.batching.fair_queue import FlowKey
+from backends.batching.queue import RowQueue
+from backends.batching.room_queue import RoomQueue
+from backends.batching.row import Outcome, Row
+from backends.errors import BackendError, ExecutorDied, Overloaded
+from backends.executors.cost import CostModel
+
+# Weight of a new row in the moving average of predicted seconds per row.
+_AVERAGE_WEIGHT = 0.02
+# Items wait for room no longer than this share of their time: what remains is for the rows, or
+# for another backend.
+_ROOM_WAIT_SHARE = 0.5
+# This share of a queue is kept for flows that hold no more than the 64th part of its rows.
+_RESERVE = 1 / 8
+_FEW = 64
+# The items that wait for room hold at most so many times the rows of a full queue.
+_MAX_WAITING_QUEUES = 16
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds the rows and tokens that wait in a queue."""
+
+    rows: int = 4096
+    tokens: int = 262_144
+
+    def admit(self, *, rows: int, tokens: int, held: int) -> bool:
+        """Whether so much may wait in all, for a flow that would hold `held` of the rows.
+
+        The last eighth is for flows that hold few: no tenant shuts out the others.
+        """
+        few = self.rows // _FEW
+        kept = 0 if held <= few or not few else _RESERVE
+        most_rows, most_tokens = (most - int(most * kept) for most in (self.rows, self.tokens))
+        return rows <= most_rows and tokens <= most_tokens
+
+
+class SubmissionQueue:
+    """Collects the rows of an event-loop iteration and hands them to the queue together.
+
+    Belongs to the event loop. `admission` decides by deadline, `limits` by size.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: QueueLimits,
+        queue: RowQueue,
+        admission: Admission,
+        cost: CostModel,
+        share: DeviceShare,
+        clock: Callable[[], float],
+    ) -> None:
+        self.queue = queue
+        self.admission = admission
+        self.refused = 0
+        """Rows that were refused since the start."""
+        self._limits = limits
+        self._cost = cost
+        self._share = share
+        self._clock = clock
+        self._room_queue = RoomQueue()
+        self._incoming: list[Row] = []
+        self._incoming_flows: Counter[FlowKey] = Counter()
+        self._incoming_tokens = 0
+        self._average_work = 0.0
+
+    @property
+    def rows(self) -> int:
+        """How many rows wait."""
+        return self.queue.rows + len(self._incoming)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the waiting rows have."""
+        return self.queue.tokens + self._incoming_tokens
+
+    def submit(self, rows: Sequence[Row], reservation: Reservation | None = None) -> float:
+        """Queue an item's rows; return their predicted seconds.
+
+        Rows of one event-loop iteration reach the threads together.
+
+        Raises:
+            Overloaded: there is no room for all of them, or they would be late.
+            ExecutorDied: no worker thread runs any more.
+        """
+        name = self.admission.name
+        if self.queue.is_closed:
+            raise ExecutorDied(f"the executor of `{name}` is gone; restart the backend")
+        tokens = sum(row.length for row in rows)
+        work = sum(self._cost.alone(row.length) for row in rows)
+        self._average_work += _AVERAGE_WEIGHT * (work / len(rows) - self._average_work)
+        # Refused work counts, too: the shares follow demand.
+        self._note_arrival(work)
+        flow = rows[0].flow
+        if not self.fits(len(rows), tokens, flow):
+            self.refused += len(rows)
+            raise Overloaded(
+                f"the queue of `{name}` is full; try again later",
+                retry_after=self.admission.backlog(),
+            )
+        try:
+            time_left = max(row.deadline for row in rows) - self._clock()
+            self.admission.take(work, time_left=time_left, flow=flow, reservation=reservation)
+        except Overloaded:
+            self.refused += len(rows)
+            raise
+        if not self._incoming:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._incoming += rows
+        self._incoming_flows[flow] += len(rows)
+        self._incoming_tokens += tokens
+        self.admission.incoming += work
+        return work
+
+    def withdraw(self, rows: Sequence[Row]) -> list[Row]:
+        """Remove rows that no caller waits for any more from the queue; return those."""
+        if self._incoming:
+            self._flush()
+        removed = self.queue.withdraw(rows)
+        if removed:
+            self._room_queue.notify()
+        return removed
+
+    async def wait_for_room(
+        self, size: Callable[[], tuple[int, int]], *, flow: FlowKey, deadline: float
+    ) -> None:
+        """Wait until the queue has room for an item's rows: submit them at once then.
+
+        `size` returns how many rows and tokens it would be: answers that arrive meanwhile make
+        it less.
+
+        Raises:
+            Overloaded: the queue stays full, or too much waits for room already.
+        """
+        rows, _ = size()
+        has_room = False
+        if self._room_queue.rows + rows <= _MAX_WAITING_QUEUES * self._limits.rows:
+            max_wait = (deadline - self._clock()) * _ROOM_WAIT_SHARE
+            has_room = await self._room_queue.wait(
+                lambda: self.fits(*size(), flow), rows=rows, flow=flow, max_wait=max_wait
+            )
+        if not has_room:
+            self.refused += rows
+            raise Overloaded(
+                f"the queue of `{self.admission.name}` is full; try again later",
+                retry_after=self.admission.backlog(),
+            )
+
+    def count_refused(self, rows: int) -> None:
+        """Count rows that were refused before their length was known."""
+        self.refused += rows
+        self._note_arrival(rows * self._average_work)
+
+    def _note_arrival(self, work: float) -> None:
+        # By the cost model alone: that a model with little traffic runs in small batches, which
+        # are slower than predicted, must not earn it a larger share.
+        self._share.arrived(work)
+
+    def work(self, length: int) -> float:
+        """Return the predicted seconds that a row of `length` tokens adds."""
+        return self._cost.alone(length)
+
+    def is_full(self, flow: FlowKey) -> bool:
+        """Whether not even one more row of a flow would be admitted now."""
+        return self._room_queue.holds(flow) or not self.fits(1, 1, flow)
+
+    def held(self, flow: FlowKey) -> int:
+        """Return how many rows of a flow wait."""
+        return self.queue.waiting(flow) + self._incoming_flows[flow]
+
+    def fits(self, rows: int, tokens: int, flow: FlowKey) -> bool:
+        """Whether there is room for so many rows of a flow; an empty queue admits any item.
+
+        An item whose rows are all cached or in flight always fits.
+        """
+        waiting = self.rows
+        if not waiting or not rows:
+            return True
+        return self._limits.admit(
+            rows=waiting + rows, tokens=self.tokens + tokens, held=self.held(flow) + rows
+        )
+
+    def close(self, error: BackendError) -> None:
+        """Close the queue and fail the rows that wait in it."""
+        self.deliver([(row, error) for row in self.queue.close()])
+
+    def deliver(self, outcomes: Iterable[Outcome]) -> None:
+        """Settle rows with their outcomes; items that wait for room check again."""
+        for row, value in outcomes:
+            row.span.end(value.code if isinstance(value, BackendError) else None)
+            row.settle(row, value)
+        self._room_queue.notify()
+
+    def _flush(self) -> None:
+        rows, self._incoming = self._incoming, []
+        self._incoming_flows.clear()
+        self._incoming_tokens, self.admission.incoming = 0, 0.0
+        if self.queue.is_closed:
+            self.deliver([(row, ExecutorDied("the executor is gone")) for row in rows])
+        else:
+            self.queue.put(rows)

@@ -1,0 +1,103 @@
+"""Runs batches in worker threads, each of which takes its next batch from the queue itself."""
+
+import asyncio
+import logging
+import threading
+
+from backends.batching.device import DeviceShare
+from backends.batching.queue import DequeuedBatch
+from backends.batching.row import Outcome
+from backends.batching.runner import Runner
+from backends.batching.submission import SubmissionQueue
+from backends.errors import ExecutorDied
+
+_log = logging.getLogger(__name__)
+_JOIN_TIMEOUT = 5.0
+
+
+class WorkerThreads:
+    """Owns `count` threads, which run batches and send their outcomes to the event loop.
+
+    Threads do not wait for the loop between two batches. When the last one has died, the queue is
+    closed and its rows fail; `failure` says why.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        count: int,
+        submissions: SubmissionQueue,
+        share: DeviceShare,
+        runner: Runner,
+    ) -> None:
+        self.failure: str | None = None
+        self.count = count
+        self._name = name
+        self._submissions = submissions
+        self._queue = submissions.queue
+        self._admission = submissions.admission
+        self._share = share
+        self._runner = runner
+        self._alive = count
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads; they deliver to the running loop."""
+        loop = asyncio.get_running_loop()
+        for number in range(self.count):
+            thread = threading.Thread(
+                target=self._run, args=(loop,), name=f"{self._name}-{number}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    async def stop(self) -> None:
+        """Fail what waits, and wait for the threads to end, some seconds at most each."""
+        self._submissions.close(ExecutorDied("the backend is stopping"))
+        for thread in self._threads:
+            # A run that hangs must not keep the process; its thread is a daemon.
+            await asyncio.to_thread(thread.join, _JOIN_TIMEOUT)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._share.close()
+        # Outcomes sent before the threads ended are scheduled on the loop; let them arrive.
+        await asyncio.sleep(0)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while self._queue.wait():
+                # The batch is chosen when it can run, among all that waits by then.
+                with self._share.slot() as use:
+                    batch = self._queue.take()
+                    if batch is not None:
+                        use.seconds = batch.seconds * self._admission.slowness
+                        self._run_batch(batch, loop, alone=use.alone)
+                    use.more = self._queue.rows > 0
+        except BaseException as error:  # noqa: BLE001 - whatever ends a thread must be reported
+            loop.call_soon_threadsafe(self._on_death, error)
+
+    def _run_batch(
+        self, batch: DequeuedBatch, loop: asyncio.AbstractEventLoop, *, alone: bool
+    ) -> None:
+        outcomes: list[Outcome] = []
+        started = self._admission.begin(batch)
+        try:
+            outcomes += self._runner.expire(batch.dropped)
+            outcomes += self._runner.run(batch.rows, alone=alone and not batch.more)
+        finally:
+            # A thread that dies here leaves no row behind.
+            if len(outcomes) < len(batch.rows) + len(batch.dropped):
+                settled = {id(row) for row, _ in outcomes}
+                died = ExecutorDied("the executor died while it ran this row")
+                unsettled = (r for r in (*batch.dropped, *batch.rows) if id(r) not in settled)
+                outcomes += [(row, died) for row in unsettled]
+            self._admission.stop(batch)
+            loop.call_soon_threadsafe(self._submissions.deliver, outcomes)
+        self._admission.learn(batch, started=started)
+
+    def _on_death(self, error: BaseException) -> None:
+        self._alive -= 1
+        self.failure = f"a worker thread of the executor died with `{type(error).__name__}`"
+        _log.error("a worker thread died", exc_info=error, extra={"model": self._name})
+        if self._alive == 0:
+            self._submissions.close(ExecutorDied(f"the executor of `{self._name}` died"))

@@ -1,0 +1,63 @@
+"""Answers requests to Litestar routes that failed, with a problem document; for both listeners."""
+
+import logging
+from collections.abc import Mapping
+
+from litestar import Response
+from litestar.exceptions import HTTPException
+
+from gateway.errors import (
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+)
+from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+
+_log = logging.getLogger(__name__)
+NO_ROUTE = "There is no such route; GET /docs shows those there are."
+
+
+def problem_response(
+    error: Exception, request_id: str, headers: Mapping[str, str]
+) -> Response[bytes]:
+    """Return the problem document of `error`, with `headers` and those that go with the error."""
+    known = gateway_error(error, request_id)
+    own = {name.decode(): value.decode() for name, value in problem_headers(known)}
+    framework = error.headers or {} if isinstance(error, HTTPException) else {}  # `Allow`
+    return Response(
+        encode_problem(known, request_id),
+        status_code=known.status,
+        media_type=MEDIA_TYPE.decode(),
+        headers={**headers, **own, **framework},
+    )
+
+
+def gateway_error(error: BaseException, request_id: str) -> GatewayError:
+    """Return `error` as an error of the gateway; an unexpected one is logged with the id."""
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, HTTPException) and error.status_code < InternalError.status:
+        if error.status_code == NotFound.status:
+            return NotFound(NO_ROUTE)
+        if error.status_code == MethodNotAllowed.status:
+            return MethodNotAllowed("The route answers other methods; GET /docs shows which.")
+        if error.status_code == PayloadTooLarge.status:
+            return PayloadTooLarge("The body is larger than this route takes.")
+        return InvalidRequest(f"The request does not fit the route: {_reason(error)}.")
+    _log.error("unexpected failure", exc_info=error, extra={"request_id": request_id})
+    return InternalError("The gateway failed; report it with the `request_id`, which its log has.")
+
+
+def _reason(error: HTTPException) -> str:
+    """Return the cause, with the names of the parameters or fields where they are known."""
+    extra = error.extra if isinstance(error.extra, list) else []
+    named = [each for each in extra if isinstance(each, dict) and "key" in each]
+    return "; ".join(f"{_field(e['key'])}: {e['message']}" for e in named) or error.detail
+
+
+def _field(key: str) -> str:
+    """Return Litestar's `key` for callers; `data` is the handlers' parameter for the whole body."""
+    return "the body" if key == "data" else f"`{key}`"

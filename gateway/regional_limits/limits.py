@@ -1,0 +1,200 @@
+"""Limits a region to its share of each limit.
+
+`policy` decides the shares, `gateway.ledger.regional_shares` stores them, `follower` fetches them.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import islice
+from math import inf
+
+import msgspec
+
+from gateway.rate_limit.bucket import period_ends
+from gateway.regional_limits.values import (
+    BucketDemand,
+    BucketShare,
+    BucketShares,
+    QuotaDemand,
+    ShareReport,
+)
+from gateway.types import CONCURRENT, RegionalRule, Rule
+
+_MOST_REPORTED = 500
+_LOW = 2
+"""A quota is low when less is left than the last grant divided by this."""
+_EMPTY = 5.0
+"""Seconds until a quota of which the store had nothing left is requested again."""
+_DAY = 86_400.0
+"""Ends of periods that differ by more seconds are not of the same month."""
+_NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
+
+
+class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts the regions, and gives this one's share of buckets without a share of their own.
+
+    `lease` are the seconds until its shares expire: 0 is a region that is cut off from the store.
+    """
+
+    regions: int
+    rest: float
+    lease: float
+
+
+class _QuotaState(msgspec.Struct):
+    """Tracks the units of a quota that the region was granted, and the units it lacks."""
+
+    limit: int
+    period: int
+    granted: int = 0
+    last_grant: int = 0
+    minimum: int = 1
+    is_low: bool = True
+    retry_at: float = -inf
+    """When to request again, after the store had nothing left."""
+
+
+class DividedLimits:
+    """Implements `RegionalLimits` for one of several regions. Belongs to the event loop.
+
+    A share is valid until the lease that came with it expires. After that it is at most `alone()`,
+    until the store answers again. Grants of quotas do not expire; a region refuses what exceeds
+    them.
+    """
+
+    def __init__(
+        self,
+        *,
+        region: str,
+        worker: str,
+        alone: Callable[[], float],
+        monotonic: Callable[[], float],
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
+    ) -> None:
+        self.region = region
+        self.worker = worker
+        self._alone = alone
+        self._monotonic = monotonic
+        self._wall = wall
+        self.on_quota_low: Callable[[], None] = lambda: None
+        """Called when more of a quota is needed before the next poll."""
+        self._rest = _NOTHING
+        self._shares: dict[str, BucketShare] = {}
+        self._quotas: dict[str, _QuotaState] = {}
+        self._demand: dict[str, BucketDemand] = {}
+        self._until = -inf
+        self._regions = 0
+        self._seen = 0
+
+    def rule(self, bucket: str, rule: Rule) -> Rule:
+        """Return the region's part of `rule`."""
+        if rule.period:
+            granted = self._quota(bucket, rule).granted
+            return _regional(rule, granted, granted)
+        share = self._shares.get(bucket, self._rest)
+        used, now = share.used, self._monotonic()
+        if now >= self._until:
+            used = min(used or 1.0, self._alone())
+        grown = now - share.raised
+        start = min(used, share.before + grown * used / (rule.window or 1.0))
+        # A rounding error must not turn a whole number into the one below.
+        capacity, level = int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6)
+        return _regional(rule, capacity, level, grown=grown)
+
+    def record_demand(
+        self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
+    ) -> None:
+        """Add to the next report; request more of a quota that is low."""
+        if rule.period:
+            quota = self._quota(bucket, rule)
+            if ends < inf and abs(self._wall() + ends - quota.period) > _DAY:
+                return  # a grant for this month does not apply to the other one
+            lacks = units if level < units else 0
+            is_low = level < max(1, lacks, quota.last_grant // _LOW)
+            if is_low and self._monotonic() >= quota.retry_at:
+                quota.minimum = max(quota.minimum, lacks)
+                quota.is_low = True
+                self.on_quota_low()
+            return
+        demand = self._demand.get(bucket)
+        if demand is None:
+            demand = self._demand[bucket] = BucketDemand(is_held=rule.unit == CONCURRENT)
+        demand.units += units
+
+    def statistics(self) -> SharesStatistics:
+        """Return the number of regions, this one's share and its lease."""
+        lease = max(0.0, self._until - self._monotonic())
+        return SharesStatistics(regions=self._regions, rest=self._rest.used, lease=lease)
+
+    def report(self) -> ShareReport:
+        """Return the demand since the last report, of the busiest buckets."""
+        demand = self._demand
+        if len(demand) > _MOST_REPORTED:
+            busiest = sorted(demand, key=lambda bucket: demand[bucket].units, reverse=True)
+            demand = {bucket: demand[bucket] for bucket in busiest[:_MOST_REPORTED]}
+        self._demand = {}
+        # Low quotas beyond the bound are still low at the next report.
+        low = ((bucket, quota) for bucket, quota in self._quotas.items() if quota.is_low)
+        return ShareReport(
+            region=self.region,
+            worker=self.worker,
+            seen=self._seen,
+            demand=demand,
+            quotas={
+                bucket: QuotaDemand(
+                    limit=quota.limit,
+                    period=quota.period,
+                    granted=quota.granted,
+                    minimum=quota.minimum,
+                )
+                for bucket, quota in islice(low, _MOST_REPORTED)
+            },
+        )
+
+    def apply(self, shares: BucketShares, *, sent_at: float) -> None:
+        """Use `shares` from now on; their lease runs from `sent_at`, when the report was sent."""
+        received_at = self._monotonic()
+        self._rest = _local(shares.rest, shares.now, received_at)
+        if shares.are_all:
+            self._shares.clear()
+        for bucket, share in shares.changed.items():
+            self._shares[bucket] = _local(share, shares.now, received_at)
+        for bucket, granted in shares.granted.items():
+            quota = self._quotas.get(bucket)
+            if quota is not None:
+                quota.minimum, quota.is_low = 1, False
+                quota.last_grant, quota.granted = granted - quota.granted, granted
+                quota.retry_at = -inf if quota.last_grant else received_at + _EMPTY
+        self._until = sent_at + shares.lease
+        self._regions = shares.regions
+        self._seen = shares.now
+
+    def _quota(self, bucket: str, rule: Rule) -> _QuotaState:
+        """Return the state of a quota in its present period; a new period begins without grants."""
+        period = int(period_ends(self._wall())[0])
+        quota = self._quotas.get(bucket)
+        if quota is None or quota.period != period:
+            quota = self._quotas[bucket] = _QuotaState(limit=rule.limit, period=period)
+        quota.limit = rule.limit
+        return quota
+
+
+def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> RegionalRule:
+    return RegionalRule(
+        name=rule.name,
+        unit=rule.unit,
+        capacity=capacity,
+        window=rule.window,
+        period=rule.period,
+        model=rule.model,
+        shadow=rule.shadow,
+        full_limit=rule.limit,
+        unknown_level=start,
+        grown_for=grown,
+    )
+
+
+def _local(share: BucketShare, now: int, received_at: float) -> BucketShare:
+    """Return `share` with `raised` by this process's clock, at the latest time it can have been."""
+    age = max(0.0, now / 1e9 - share.raised)
+    return BucketShare(used=share.used, before=share.before, raised=received_at - age)

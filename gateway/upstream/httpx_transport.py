@@ -1,0 +1,140 @@
+"""Sends requests to backends with httpx, through the proxies that the environment names.
+
+Each request has a connection of its own, also to the proxy: httpx takes what follows a response on
+a kept connection for the response to the next request, and an answer must never be another's. So it
+costs several times what `transport.BackendTransport` does, and is for proxies and debugging.
+"""
+
+import contextlib
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from gateway.errors import ConfigurationError
+from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from gateway.tasks import TaskScope
+from gateway.upstream.tls import ClientTls, TlsFiles, explain
+from gateway.upstream.transport import Origin, TransportError, explain_early_loss
+
+# Requests over `http://` need no authorities, and reading the system's takes 20 ms.
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+# Beside errors of its own, httpx lets through those of addresses and sockets.
+_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError)
+
+
+class HttpxTransport:
+    """`Transport` over httpx.
+
+    The head of a response has up to 100 KiB, which is the bound of httpx's parser.
+    """
+
+    def __init__(
+        self, *, tls: ClientTls | None = None, tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
+    ) -> None:
+        self._tls = tls or ClientTls(TlsFiles())
+        self._tcp_keepalive = tcp_keepalive
+        self._closing = TaskScope()
+        self._open: set[HttpxResponse] = set()
+
+    async def send(
+        self, origin: Origin, head: bytes, body: bytes, *, patience: float | None = None
+    ) -> "HttpxResponse":
+        """See `Transport.send`."""
+        try:
+            context = self._tls.context if origin.scheme == "https" else _NO_TLS
+        except ConfigurationError as error:
+            raise TransportError(f"no TLS: {error.detail}") from error
+        client = httpx.AsyncClient(verify=context)
+        try:
+            request = _request(origin, head, body)
+            # Reading and writing are bounded by callers, who have deadlines of their own.
+            timeout = httpx.Timeout(None, connect=patience).as_dict()
+            request.extensions = {
+                "timeout": timeout,
+                "sni_hostname": origin.server_name,
+                "trace": self._trace,
+            }
+            response = await client.send(request, stream=True)
+        except _FAILURES as error:
+            self._closing.start(client.aclose())
+            raise TransportError(_reason(error, is_tls=origin.scheme == "https")) from error
+        except BaseException:
+            # Also when cancelled: the connection may be open.
+            self._closing.start(client.aclose())
+            raise
+        opened = HttpxResponse(self, client, response)
+        self._open.add(opened)
+        return opened
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for response in tuple(self._open):
+            response.close()
+        await self._closing.__aexit__(None, None, None)
+
+    def finished(self, response: "HttpxResponse") -> None:
+        """Close the connection of a response that was read, or given up."""
+        if response in self._open:
+            self._open.discard(response)
+            self._closing.start(response.aclose())
+
+    async def _trace(self, event: str, details: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self._tcp_keepalive.apply(details["return_value"])
+
+
+class HttpxResponse:
+    """`TransportResponse` over httpx."""
+
+    def __init__(
+        self, transport: HttpxTransport, client: httpx.AsyncClient, response: httpx.Response
+    ) -> None:
+        self.status = response.status_code
+        self._transport = transport
+        self._client = client
+        self._response = response
+        self._chunks = response.aiter_raw()
+
+    async def read(self) -> bytes:
+        """See `TransportResponse.read`."""
+        try:
+            async for chunk in self._chunks:
+                if chunk:
+                    return chunk
+        except _FAILURES as error:
+            raise TransportError(f"the connection was lost: {type(error).__name__}") from error
+        return b""
+
+    def close(self) -> None:
+        """Read no more."""
+        self._transport.finished(self)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        with contextlib.suppress(*_FAILURES):
+            await self._response.aclose()
+        await self._client.aclose()
+
+
+def _request(origin: Origin, head: bytes, body: bytes) -> httpx.Request:
+    start, *lines = head.rstrip(b"\r\n").split(b"\r\n")
+    method, target, _ = start.split(b" ")
+    url = httpx.URL(scheme=origin.scheme, host=origin.host, port=origin.port, raw_path=target)
+    lines += [b"connection: close", b"content-length: %d" % len(body)]
+    headers = [(name, value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    return httpx.Request(method.decode(), url, headers=headers, content=body)
+
+
+def _reason(error: BaseException, *, is_tls: bool) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return explain(cause)
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.ConnectTimeout):
+        return "no connection in time"
+    if isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
+        return explain_early_loss(is_tls=is_tls)
+    return f"no connection: {type(error).__name__}"

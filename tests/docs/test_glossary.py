@@ -1,0 +1,80 @@
+"""docs/glossary.md explains every word once, and the noun of every public class."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.docs.tables import ROOT, page, rows
+
+PAGE = page("docs/glossary.md")
+# Errors are explained where they are drawn, in errors.py; the others are nouns of the language.
+PLAIN = {"error", "settings", "statistics"}
+
+
+def words(cell: str) -> list[str]:
+    return [word.strip().strip("`").lower() for word in cell.split(",") if word.strip()]
+
+
+def singular(noun: str) -> str:
+    for ending, instead in (("ies", "y"), ("s", "")):
+        if noun.endswith(ending) and not noun.endswith("ss"):
+            return noun.removesuffix(ending) + instead
+    return noun
+
+
+def public_classes() -> Iterator[ast.ClassDef]:
+    for package in ("gateway", "backends"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            body = ast.parse(path.read_text(encoding="utf-8")).body
+            yield from (n for n in body if isinstance(n, ast.ClassDef) and n.name[0] != "_")
+
+
+def exceptions(classes: list[ast.ClassDef]) -> set[str]:
+    """Return the names of the classes that are exceptions, by their bases."""
+    found = {"Exception", "BaseException", "ValueError", "ConnectionError", "OSError"}
+    size = 0
+    while size != len(found):
+        size = len(found)
+        found |= {c.name for c in classes if {ast.unparse(base) for base in c.bases} & found}
+    return found
+
+
+def head_noun(name: str) -> str:
+    """Return the last word of a name in CamelCase, in lower case."""
+    return str(re.findall(r"[A-Z]+(?=[A-Z][a-z]|$)|[A-Z][a-z0-9]+", name)[-1]).lower()
+
+
+CLASSES = list(public_classes())
+NOUNS = {
+    head_noun(c.name): c.name
+    for c in CLASSES
+    if c.name not in exceptions(CLASSES) and head_noun(c.name) not in PLAIN
+}
+TABLES = [row for row in rows(PAGE) if row[0] not in {"word", "noun"}]
+TERMS = [word for row in TABLES for word in words(row[0])]
+FORBIDDEN = {word for row in TABLES for word in words(row[2] if len(row) > 2 else "")}
+
+
+def test_no_word_is_explained_twice() -> None:
+    assert [word for word, times in Counter(TERMS).items() if times > 1] == []
+
+
+def test_no_two_words_are_explained_alike() -> None:
+    meanings = Counter(row[1].lower() for row in TABLES)
+
+    assert [meaning for meaning, times in meanings.items() if times > 1] == []
+
+
+def test_a_word_that_is_not_said_is_not_explained() -> None:
+    assert FORBIDDEN & set(TERMS) == set()
+
+
+def test_every_noun_of_a_public_class_is_explained() -> None:
+    known = {singular(word.split()[-1]) for word in TERMS}
+
+    assert {noun: name for noun, name in NOUNS.items() if singular(noun) not in known} == {}
+
+
+def test_no_public_class_is_named_by_a_word_that_is_not_said() -> None:
+    assert {noun: name for noun, name in NOUNS.items() if noun in FORBIDDEN} == {}

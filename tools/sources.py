@@ -1,0 +1,75 @@
+"""Reads and parses the Python sources of the project."""
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+SOURCES = ("gateway", "backends")
+TREES = (*SOURCES, "loadtests", "tools", "training", "tests")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A rule that does not hold, and where."""
+
+    path: str
+    line: int
+    text: str
+
+
+class Module(msgspec.Struct, frozen=True, kw_only=True):
+    """One parsed source file; `path` is relative to the project."""
+
+    path: str
+    source: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> list[str]:
+        """The source, line by line."""
+        return self.source.splitlines()
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the file stands under `tests`."""
+        return self.path.startswith("tests/")
+
+
+def read_modules(root: Path, trees: Iterable[str] = TREES) -> list[Module]:
+    """Return every Python file below `trees`, parsed."""
+    modules = []
+    for tree in trees:
+        for path in sorted((root / tree).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            relative = path.relative_to(root).as_posix()
+            modules.append(Module(path=relative, source=source, tree=ast.parse(source, relative)))
+    return modules
+
+
+def functions(module: Module) -> Iterator[Function]:
+    """Yield every function and method of `module`, nested ones too."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function):
+            yield node
+
+
+def function_lines(function: Function) -> int:
+    """Return the lines of `function` from `def` to its end, without its docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if isinstance(first, ast.Expr) and ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def is_typed(function: Function) -> bool:
+    """Return whether each parameter (but `self` and `cls`) and the result have an annotation."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    if named and named[0].arg in {"self", "cls"}:
+        named = named[1:]
+    named += [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    return function.returns is not None and all(a.annotation is not None for a in named)
