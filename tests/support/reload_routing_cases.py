@@ -77,6 +77,20 @@ async def _(scene: ReloadScene) -> None:
         await until(lambda: "cannot be reached" in scene.statistics(scene.eu).trouble)
 
 
+@case_of(CASES, "routing.client")
+async def _(scene: ReloadScene) -> None:
+    """The client over httpx keeps no connection open."""
+    numbers = iter(range(10))
+
+    async def connection() -> str:
+        await scene.ask(f"{next(numbers)}")
+        return scene.eu.headers[-1].get("connection", "")
+
+    found = await scene.both(routing(client="native"), routing(client="httpx"), connection)
+
+    assert found == ("", "close")
+
+
 @case_of(CASES, "routing.max_calls_per_backend")
 async def _(scene: ReloadScene) -> None:
     """With the old bound only one of the two would arrive."""
@@ -269,8 +283,8 @@ async def _(scene: ReloadScene) -> None:
     regions = scene.regions(overflow=True)
 
     found = await scene.both(
-        {"regions": regions, **routing(overflow_after=9_000)},
-        {"regions": regions, **routing(overflow_after=1)},
+        {"regions": regions, **routing(spill_after=1, overflow_after=9_000)},
+        {"regions": regions, **routing(spill_after=1, overflow_after=1)},
         partial(_first_choice, scene),
     )
 
