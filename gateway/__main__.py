@@ -1,7 +1,7 @@
-"""`python -m gateway`: the command line, and the processes that the supervisor starts.
+"""Runs the command line, or one of the processes that the supervisor starts.
 
-Such a process reads its settings from the environment. What it runs is imported when it is known
-which one it is: that keeps them small, and the metrics library must find its folder set.
+A process reads its settings from the environment. Its code is imported once it is known which one
+it is: that keeps processes small, and the metrics library must find its folder set.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 
 
-class Run(Protocol):
-    """What a process runs, until `stop` is set."""
+class _ProcessMain(Protocol):
+    """The coroutine that a process runs."""
 
     async def __call__(self, settings: Settings, *, stop: asyncio.Event) -> None:
-        """Run."""
+        """Run until `stop` is set."""
         ...
 
 
-# Module and function by entry.
+# Module and function by the name of the process.
 ENTRIES = {
     "run-worker": ("gateway.app.worker", "serve_worker"),
     "run-admin": ("gateway.admin.serve", "serve_admin"),
@@ -43,8 +43,8 @@ ENTRIES = {
 }
 BOOTSTRAP = "run-bootstrap"
 _log = logging.getLogger("gateway")
-# What these do can wait, on the disk.
-_PATIENT = frozenset({"run-shipper", "run-billing", "run-request-log"})
+# Their work waits on the disk: they run at the lowest priority.
+_LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log"})
 
 
 def run_entry(entry: str, settings: Settings) -> None:
@@ -53,7 +53,7 @@ def run_entry(entry: str, settings: Settings) -> None:
 
     configure_logging(settings.log_level, process=process_name(entry, settings))
     _log.info("the process starts", extra={"pid": os.getpid()})
-    if entry in _PATIENT:
+    if entry in _LOW_PRIORITY:
         give_way()
     export_metrics_dir(settings)
     from gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
@@ -62,11 +62,11 @@ def run_entry(entry: str, settings: Settings) -> None:
 
     keep_metrics_in_files(settings.metrics_dir)
     module, function = ENTRIES[entry]
-    run: Run = getattr(importlib.import_module(module), function)
+    run: _ProcessMain = getattr(importlib.import_module(module), function)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_signal(run, settings))
-    # Nothing of what is left holds anything: to look for cycles in it would take longer than all
-    # else at the end, a quarter of a second of a processor.
+    # No object holds a resource any more, and the last collection of cycles would take a quarter of
+    # a second.
     gc.freeze()
 
 
@@ -76,7 +76,7 @@ def process_name(entry: str, settings: Settings) -> str:
     return f"{name}-{settings.worker}" if name == "worker" else name
 
 
-async def _until_signal(run: Run, settings: Settings) -> None:
+async def _until_signal(run: _ProcessMain, settings: Settings) -> None:
     stop = Stop()
     loop = asyncio.get_running_loop()
     running = loop.create_task(_run(run, settings, stop))
@@ -93,7 +93,7 @@ async def _until_signal(run: Run, settings: Settings) -> None:
         await running
 
 
-async def _run(run: Run, settings: Settings, stop: asyncio.Event) -> None:
+async def _run(run: _ProcessMain, settings: Settings, stop: asyncio.Event) -> None:
     with heartbeat(settings.heartbeat_fd):
         await run(settings, stop=stop)
 

@@ -105,7 +105,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
         TaskScope(drain=1.0) as tasks,
     ):
         client.configure((endpoint,), RoutingEntry())
-        fleet.observe(endpoint, await client.state(endpoint, patience=_PATIENCE))
+        fleet.observe(endpoint, await client.state(endpoint, time_limit=_PATIENCE))
         memory = MemoryTier(capacity_bytes=_MEMORY)
         cache, flights = ResultCache(memory=memory, remote=NullTier(), clock=time.time), Flights()
         inference = Inference(

@@ -28,8 +28,8 @@ _LONGEST = 512
 _TRIAL = 4
 _AXES = 2  # rows, tokens
 _OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
-# What a server says of a batch that it cannot compute, or of itself: whether it is ready tells.
-_OF_THE_BATCH = frozenset({400, 413, 422, 500})
+# Statuses of a batch that cannot be computed, or of a failing server: readiness tells which.
+_BATCH_STATUSES = frozenset({400, 413, 422, 500})
 _SOON = 0.1
 _BINARY, _CONFIGURATION = "binary_tensor_data", "model_configuration"
 
@@ -48,11 +48,11 @@ class UpstreamExecutor(ModelExecutor):
         self._source = source
         self._upstream = upstream
         self._client = UpstreamClient(upstream, token=token)
-        # Nobody ends an executor: what it keeps open goes with it.
+        # Executors are not closed explicitly: their connections go with them.
         weakref.finalize(self, self._client.close)
         self._version: str | None = None
         self._cost = CostModel()
-        self._doubt = FailureDetector(time.monotonic)
+        self._failures = FailureDetector(time.monotonic)
         try:
             extensions = self._client.server().extensions
             self._binary = _BINARY in extensions
@@ -116,7 +116,7 @@ class UpstreamExecutor(ModelExecutor):
         rows, longest = ids.shape
         expected = self._cost.seconds(rows=rows, longest=longest, tokens=rows * longest)
         outer = ids.shape if output is OutputKind.TOKENS else ids.shape[:1]
-        with self._doubt.run(expected):
+        with self._failures.run(expected):
             body, headers = encode(feeds, name, binary=self._binary, timeout=timeout)
             reply = self._client.infer(body, headers, timeout=timeout)
             if reply.status != _OK:
@@ -126,11 +126,11 @@ class UpstreamExecutor(ModelExecutor):
         return values
 
     def is_well(self) -> bool:
-        """Whether it answers. Where its runs give reason to doubt that, it is tried."""
-        if not self._doubt:
+        """Return whether the server answers; it is tried where runs failed or are late."""
+        if not self._failures:
             return True
         try:
-            self._try(next(iter(self._source.outputs)), self._doubt.max_wait)
+            self._try(next(iter(self._source.outputs)), self._failures.max_wait)
         except Overloaded:
             return True
         except BackendError:
@@ -138,7 +138,7 @@ class UpstreamExecutor(ModelExecutor):
         return True
 
     def _check_version(self, version: str | None) -> None:
-        """Refuse answers of another version than the first: they belong to another revision."""
+        """Refuse a response of another version than the first: it is of another revision."""
         self._version = self._version or version
         if version and version != self._version:
             raise UpstreamUnavailable(
@@ -146,11 +146,11 @@ class UpstreamExecutor(ModelExecutor):
             )
 
     def _explain(self, reply: Reply) -> BackendError:
-        """Tell a batch that cannot be computed from a server that computes none now."""
+        """Return the error of a response: of the batch alone, of overload, or of the server."""
         said = f"{self._upstream.title} answers {reply.status}"
         if reply.status == _TOO_MANY or (reply.status == _UNAVAILABLE and self._client.is_ready()):
             return Overloaded(f"{said}: it is busy", retry_after=reply.retry_after or _SOON)
-        if reply.status in _OF_THE_BATCH and self._client.is_ready():
+        if reply.status in _BATCH_STATUSES and self._client.is_ready():
             return UpstreamFailed(said)
         return UpstreamUnavailable(said)
 
@@ -186,7 +186,7 @@ class UpstreamExecutor(ModelExecutor):
         try:
             return measure_cost(run, time.perf_counter, longest=longest, most_rows=self._most_rows)
         except UpstreamFailed:
-            # It takes no batches of some of these shapes; what it takes is learnt at work.
+            # It refuses some of these shapes; costs are measured while it serves.
             return CostModel()
 
 

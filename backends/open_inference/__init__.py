@@ -1,1 +1,1 @@
-"""Servers of the Open Inference Protocol v2: Triton, KServe, MLServer."""
+"""Calls servers of the Open Inference Protocol v2: Triton, KServe, MLServer."""

@@ -1,4 +1,4 @@
-"""Where a model runs that another server runs."""
+"""Declares which server runs a model, and reads it from settings and manifests."""
 
 import re
 from typing import Annotated, Any
@@ -15,11 +15,11 @@ _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of a server; without a `version` the one that the server chooses.
+    """A model of another server; without a `version` the one that the server chooses.
 
-    Without a `url` it is of the server that the process is told of. A `revision` is for people to
-    change when the server runs other weights under the same version. A run may take `timeout`
-    seconds, and `runs` are in flight at a time.
+    An empty `url` stands for the server of the process's settings. Operators change `revision` when
+    the server has other weights under the same version. A run may take `timeout` seconds, and
+    `runs` are in flight at a time.
     """
 
     url: Annotated[str, msgspec.Meta(pattern=f"^({_URL})?$")] = ""
@@ -37,22 +37,22 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def title(self) -> str:
-        """What callers are told of it: not where it is."""
+        """The name for callers, without the address."""
         version = f" version {self.version}" if self.version else ""
         return f"`{self.model}`{version} of another server"
 
     @override
     def __str__(self) -> str:
-        """Return what operators are told of it."""
+        """Return the name for operators, with the address."""
         version = f" version {self.version}" if self.version else ""
         return f"`{self.model}`{version} of {self.url}"
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told of other servers: the usual one, and the token that this one wants.
+    """The default server of a process, and its token.
 
-    With `runs_graphs` it runs every graph of the repository, as it were its own repository: by the
-    name of the folder, with the number of the revision as version.
+    With `runs_graphs` it runs every graph of the repository, under the name of the folder and with
+    the number of the revision as version.
     """
 
     url: str = ""
@@ -63,7 +63,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     def find(
         self, upstream: RemoteModelServer | None, *, name: str, version: str
     ) -> RemoteModelServer | None:
-        """Return where a model runs if not here; `upstream` is what it says of itself."""
+        """Return the server that runs a model, if one does; `upstream` is of its manifest."""
         if upstream is not None:
             return msgspec.structs.replace(upstream, url=upstream.url or self.url)
         if not self.runs_graphs:
@@ -71,15 +71,15 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
         return RemoteModelServer(url=self.url, model=name, version=version, runs=self.runs)
 
     def token_for(self, upstream: RemoteModelServer) -> str:
-        """Return the token to send; no other server than the one it is for gets to know it."""
+        """Return the token to send: none to another server than the default one."""
         return self.token if upstream.url == self.url else ""
 
 
 def servers(settings: BackendSettings) -> Servers:
-    """Return what the settings say of other servers.
+    """Return the default server of the settings.
 
     Raises:
-        StartProblem: there is no URL where one is needed, or it is none.
+        StartProblem: the URL is missing or not valid.
     """
     runs_graphs = settings.provider == "open_inference"
     if not re.fullmatch(_URL if runs_graphs else f"({_URL})?", settings.upstream_url):
@@ -96,7 +96,7 @@ def servers(settings: BackendSettings) -> Servers:
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of an input or output; a size is -1 where it changes."""
+    """An input or output, as a server describes it; a dimension of any size is -1."""
 
     name: str
     datatype: str
@@ -104,7 +104,7 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of a model."""
+    """A model, as a server describes it."""
 
     name: str
     inputs: list[TensorInfo]
@@ -115,12 +115,12 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What Triton says of a model's batches; 0 is a model whose shapes are all there is to say."""
+    """Triton's configuration of batches; 0: the shapes alone bound them."""
 
     max_batch_size: int = 0
 
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself."""
+    """A server, as it describes itself."""
 
     extensions: list[str] = []

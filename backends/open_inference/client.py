@@ -28,16 +28,16 @@ from backends.open_inference.address import (
     ServerMetadata,
 )
 
-# What is asked of a server beside its model's runs is answered at once, or it is not well.
+# Seconds for readiness and metadata, which a healthy server answers at once.
 _READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0
 _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _MOST_DIGITS = 10
 _OK, _NOT_FOUND = 200, 404
-# A kept connection that the server closed meanwhile fails so, before anything was answered.
+# Errors of a kept connection that the server closed meanwhile, before any response.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-# Connections that no call uses are probed after 5 s, and given up where nothing answers for 10 s:
-# a call must not find out that the network forgot one.
+# TCP keepalive: idle connections are probed after 5 s and closed after 10 s without an answer, so
+# that no call is sent on a connection that the network has dropped.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 _T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
 
@@ -45,7 +45,7 @@ _T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """A response. `json_bytes` is how much of the body is JSON where tensors follow it.
 
-    `retry_after` is the seconds after which the server wants to be asked again, if it said so.
+    `retry_after` is in seconds, where the server sent one.
     """
 
     status: int
@@ -55,7 +55,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamClient:
-    """Calls of one server, from any number of threads at once."""
+    """Calls one server, from any number of threads at once."""
 
     def __init__(
         self,
@@ -74,37 +74,37 @@ class UpstreamClient:
         self._lock = threading.Lock()
 
     def metadata(self) -> ModelMetadata:
-        """Return what the server says of the model.
+        """Return the metadata of the model.
 
         Raises:
-            UpstreamUnavailable: it says nothing, or what no such server says.
+            UpstreamUnavailable: there is no response, or none of the protocol.
         """
         return self._read(self._upstream.path, ModelMetadata)
 
     def config(self) -> ModelConfig:
-        """Return what a server with the extension `model_configuration` says of batches.
+        """Return the batch configuration, of a server with the extension `model_configuration`.
 
         Raises:
-            UpstreamUnavailable: it says nothing, or what no such server says.
+            UpstreamUnavailable: there is no response, or none of the protocol.
         """
         return self._read(f"{self._upstream.path}/config", ModelConfig)
 
     def server(self) -> ServerMetadata:
-        """Return what the server says of itself.
+        """Return the metadata of the server.
 
         Raises:
-            UpstreamUnavailable: it says nothing, or what no such server says.
+            UpstreamUnavailable: there is no response, or none of the protocol.
         """
         return self._read("/v2", ServerMetadata)
 
     def is_ready(self) -> bool:
-        """Whether the server would run the model: one that stops says so of itself alone."""
+        """Return whether server and model are ready; a server that stops reports only itself."""
         try:
             server = self._call("GET", "/v2/health/ready", timeout=_READY_TIMEOUT)
             model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        # A proxy may let models through alone.
+        # A proxy may expose the routes of models alone.
         return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
     def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
@@ -151,7 +151,7 @@ class UpstreamClient:
                 try:
                     return self._exchange(kept, request, until)
                 except _STALE:
-                    # A run changes nothing, so that it may be asked for again.
+                    # A run changes nothing, so that it may be sent again.
                     pass
             return self._exchange(self._make(self._left(until)), request, until)
         except (OSError, http.client.HTTPException) as error:
@@ -160,7 +160,7 @@ class UpstreamClient:
             ) from error
 
     def _kept(self) -> http.client.HTTPConnection | None:
-        """Return a connection that is open, and on which nothing came that nobody asked for."""
+        """Return an open connection without unread bytes, which no request asked for."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -225,7 +225,7 @@ class UpstreamClient:
 
 
 class _TimelyResponse(http.client.HTTPResponse):
-    """A response of which every byte, also of its head, comes within the time that is left."""
+    """A response whose bytes, also of its head, all arrive before the deadline of the call."""
 
     def __init__(
         self, sock: socket.socket, *args: Any, left: Callable[[], float], **options: Any
@@ -235,7 +235,7 @@ class _TimelyResponse(http.client.HTTPResponse):
 
 
 class _TimelyReader(io.RawIOBase):
-    """Waits for the next bytes no longer than the time that is left by then."""
+    """Reads from a socket with the remaining time of the call as its time-out."""
 
     def __init__(self, wire: socket.socket, raw: io.RawIOBase, left: Callable[[], float]) -> None:
         self._wire = wire
@@ -258,14 +258,14 @@ class _TimelyReader(io.RawIOBase):
 
 
 def _has_something(wire: socket.socket) -> bool:
-    """Tell whether a connection on which nothing is awaited has bytes, or its end."""
+    """Tell whether an idle connection has unread bytes, or was closed."""
     poll = select.poll()
     poll.register(wire, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _probe_when_idle(connection: http.client.HTTPConnection) -> None:
-    """Have the kernel look whether the other side is still there."""
+    """Enable TCP keepalive."""
     wire: socket.socket = connection.sock
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
@@ -285,10 +285,10 @@ def _number(text: str | None) -> int | None:
 
 
 def fingerprint(upstream: RemoteModelServer, token: str = "") -> str:
-    """Return a digest of what a server that is ready says of a model, "" where it is not ready.
+    """Return a digest of the metadata of a model, "" where server or model are not ready.
 
-    It names the model's inputs and outputs, and its versions unless one is asked for: weights that
-    are exchanged under the same version cannot be seen.
+    It covers inputs and outputs, and the versions unless one is chosen: new weights under the same
+    version are not noticed.
     """
     client = UpstreamClient(upstream, token=token)
     try:

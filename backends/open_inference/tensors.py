@@ -1,4 +1,4 @@
-"""Tensors as the protocol sends them: named in JSON, raw behind it where the server knows that."""
+"""Encodes and decodes tensors: described in JSON, with raw values behind it where supported."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""The command line of `sluicegate`."""
+"""Holds the command line of `sluicegate`."""
 
 from gateway.cli.root import main
 

@@ -1,4 +1,4 @@
-"""`sluicegate keys` and `sluicegate usage`: accounts, through the admin listener."""
+"""Implements `sluicegate keys` and `sluicegate usage`, through the admin listener."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -36,10 +36,10 @@ def create(
 ) -> None:
     """Create a key of TENANT. It is shown once."""
     if new_tenant:
-        client.ask("POST", "/admin/tenants", body={"id": tenant})
+        client.request("POST", "/admin/tenants", body={"id": tenant})
     body = {"tenant": tenant, "name": name, "models": list(models) or None}
     try:
-        answer = client.ask("POST", "/admin/keys", body=body)
+        answer = client.request("POST", "/admin/keys", body=body)
     except Failure as failure:
         if not new_tenant:
             raise
@@ -59,7 +59,7 @@ def create(
 def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
     """List keys, never their text."""
     query = {"tenant": tenant} if tenant else {}
-    answer = client.ask("GET", "/admin/keys", query=query)
+    answer = client.request("GET", "/admin/keys", query=query)
     if as_json:
         _print_json(answer)
         return
@@ -75,7 +75,7 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
 @JSON
 def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
     """Revoke a key for ever; workers refuse it within a second."""
-    answer = client.ask("DELETE", f"/admin/keys/{quoted(key_id)}")
+    answer = client.request("DELETE", f"/admin/keys/{quoted(key_id)}")
     if as_json:
         _print_json(answer)
     else:
@@ -100,7 +100,7 @@ def usage(
 ) -> None:
     """Show what was used, and what it costs."""
     query = {"tenant": tenant, "from": since, "to": until, "group_by": ",".join(group_by)}
-    answer = client.ask("GET", "/admin/usage", query={k: v for k, v in query.items() if v})
+    answer = client.request("GET", "/admin/usage", query={k: v for k, v in query.items() if v})
     if as_json:
         _print_json(answer)
         return

@@ -20,40 +20,42 @@ _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 
 
 class AdminClient:
-    """A client of one listener; a refusal is a `Failure` with what the listener said."""
+    """Calls one listener; a refusal is a `Failure` with the detail of the problem."""
 
     def __init__(self, *, url: str, key: str) -> None:
         self._url = url
         self._key = key
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
         *,
         query: dict[str, str] | None = None,
         body: object = None,
-        patience: float = _TIMEOUT,
-        also: str = "",
+        timeout: float = _TIMEOUT,
+        accept_code: str = "",
     ) -> Any:
-        """Return the answer's JSON, within `patience` seconds for each step of the exchange.
+        """Return the JSON of the response; each read and write may take `timeout` seconds.
 
-        A problem of the code `also` is an answer, too.
+        A problem of the code `accept_code` is returned, too.
 
         Raises:
-            Failure: nothing answers, or it refuses.
+            Failure: there is no response, or it is a refusal.
         """
-        status, content = self._exchange(method, path, query or {}, body, patience)
+        status, content = self._exchange(method, path, query or {}, body, timeout)
         try:
             answer = msgspec.json.decode(content)
         except msgspec.DecodeError as error:
             raise self._failure(f"answered {status} and no JSON") from error
-        if status >= HTTPStatus.BAD_REQUEST and not (also and answer.get("code") == also):
+        if status >= HTTPStatus.BAD_REQUEST and not (
+            accept_code and answer.get("code") == accept_code
+        ):
             raise self._failure(_problem(answer))
         return answer
 
     def _exchange(
-        self, method: str, path: str, query: dict[str, str], body: object, patience: float
+        self, method: str, path: str, query: dict[str, str], body: object, timeout: float
     ) -> tuple[int, bytes]:
         # Imported here: it takes 100 ms and 9 MB, which most commands and `up` do not need.
         import httpx  # noqa: PLC0415
@@ -77,7 +79,7 @@ class AdminClient:
             )
             # With the system's authorities, and through no proxy, which would learn the key.
             context = ssl.create_default_context()
-            with httpx.Client(verify=context, timeout=patience, trust_env=False) as client:
+            with httpx.Client(verify=context, timeout=timeout, trust_env=False) as client:
                 response = client.send(request, stream=True)
                 return response.status_code, self._read(response.iter_bytes())
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -96,7 +98,7 @@ class AdminClient:
 
 
 def quoted(name: str) -> str:
-    """Return a name as a part of a path."""
+    """Return a name quoted as one segment of a path."""
     return quote(name, safe="")
 
 
@@ -109,7 +111,7 @@ def _problem(answer: Any) -> str:
 
 
 def admin_options(command: F) -> F:
-    """Give `command` the options that say where the listener is; it takes an `AdminClient`."""
+    """Add the options of the listener to `command`, which takes an `AdminClient` as `client`."""
 
     def connect(context: click.Context, _: click.Parameter, given: str) -> AdminClient:
         named = (ParameterSource.COMMANDLINE, ParameterSource.PROMPT)
@@ -121,7 +123,8 @@ def admin_options(command: F) -> F:
             given,
             context.meta["admin_key"],
             context.meta["data_dir"],
-            insists=from_line["data_dir"] and not (from_line["client"] and from_line["admin_key"]),
+            prefer_data_dir=from_line["data_dir"]
+            and not (from_line["client"] and from_line["admin_key"]),
         )
         return AdminClient(url=url, key=key)
 
@@ -140,7 +143,7 @@ def admin_options(command: F) -> F:
             default="",
             is_eager=True,
             expose_value=False,
-            callback=_keep,
+            callback=_store,
             help="Else the one that `sluicegate up` keeps in its data directory.",
         ),
         click.option(
@@ -150,13 +153,13 @@ def admin_options(command: F) -> F:
             default=".sluicegate",
             is_eager=True,
             expose_value=False,
-            callback=_keep,
+            callback=_store,
         ),
     ):
         command = decorate(command)
     return command
 
 
-def _keep(context: click.Context, option: click.Parameter, value: Any) -> Any:
+def _store(context: click.Context, option: click.Parameter, value: Any) -> Any:
     context.meta[str(option.name)] = value
     return value

@@ -1,4 +1,4 @@
-"""`sluicegate config`: the configuration document."""
+"""Implements `sluicegate config`: checks, shows and reloads the configuration document."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def check(folder: Path, *, as_json: bool) -> None:
 @JSON
 def show(*, client: AdminClient, as_json: bool) -> None:
     """Show what is served now: generation, workers that took it, and the whole document."""
-    answer = client.ask("GET", "/admin/config")
+    answer = client.request("GET", "/admin/config")
     if as_json:
         print_json(answer)
         return
@@ -71,7 +71,7 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
 
     Exit with 1 where not all workers follow it.
     """
-    answer = client.ask("POST", "/admin/config/reload")
+    answer = client.request("POST", "/admin/config/reload")
     if as_json:
         print_json(answer)
     else:

@@ -1,4 +1,4 @@
-"""Which operators' listener a command talks to, and with which key: both from one place."""
+"""Chooses the operators' listener that a command calls, and the key, both of one instance."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,22 +14,24 @@ _OTHERWISE = (
 )
 
 
-def choose_listener(url: str, key: str, data_dir: Path, *, insists: bool) -> tuple[str, str]:
-    """Return address and key: those that are given, or those of the instance on `data_dir`.
+def choose_listener(
+    url: str, key: str, data_dir: Path, *, prefer_data_dir: bool
+) -> tuple[str, str]:
+    """Return URL and key: those given, or those of the instance on `data_dir`.
 
-    One of them alone must be that instance's. With `insists` the data directory was asked for
-    more closely than the rest, so both must be.
+    If only one is given, it must be that instance's. With `prefer_data_dir`, where the directory is
+    given more explicitly than the rest, both must be.
 
     Raises:
         click.UsageError: they are of different instances, or of none, or cannot be one.
     """
     _check_url(url)
     _check_key(key)
-    if url and key and not insists:
+    if url and key and not prefer_data_dir:
         return url, key
     access = _access(data_dir)
     if access is None:
-        raise click.UsageError(_nobody(url, key, data_dir))
+        raise click.UsageError(_explain_missing(url, key, data_dir))
     if url and not _is_same(url, access.url):
         raise click.UsageError(
             f"`{data_dir}` is of the instance at {access.url}, and {url} is another address: its "
@@ -84,7 +86,7 @@ def _kept_key(data_dir: Path, access: OperatorAccess) -> str:
     return key
 
 
-def _nobody(url: str, key: str, data_dir: Path) -> str:
+def _explain_missing(url: str, key: str, data_dir: Path) -> str:
     if url and not key:
         return f"nothing says which key goes to {url}: give it with `--admin-key`"
     if key and not url:
@@ -96,10 +98,10 @@ def _nobody(url: str, key: str, data_dir: Path) -> str:
 
 
 def _is_same(one: str, other: str) -> bool:
-    return _place(one) == _place(other)
+    return _address(one) == _address(other)
 
 
-def _place(url: str) -> tuple[str, str, int | None]:
+def _address(url: str) -> tuple[str, str, int | None]:
     parts = urlsplit(url)
     host = parts.hostname or ""
     return parts.scheme, _LOCAL[0] if host in _LOCAL else host, parts.port

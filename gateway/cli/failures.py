@@ -1,4 +1,4 @@
-"""How a command fails: one line on standard error, and an exit code that says what it was."""
+"""Reports the failure of a command: one line on standard error, and an exit code."""
 
 import errno
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ ADMIN_REFUSED = 4
 
 
 class Failure(click.ClickException):
-    """A line and an exit code."""
+    """Ends a command with a line on standard error and an exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class Failure(click.ClickException):
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Turn what can go wrong at a start into a `Failure`."""
+    """Turn errors of a start into a `Failure`."""
     try:
         yield
     except CannotStart as error:

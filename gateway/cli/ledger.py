@@ -1,4 +1,4 @@
-"""`sluicegate ledger`: the ledger's file."""
+"""Implements `sluicegate ledger`: backs up the SQLite ledger."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def ledger() -> None:
 def backup(target: Path) -> None:
     """Write a copy of the SQLite ledger to TARGET, while it is used.
 
-    Which ledger is told by the environment: SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL.
+    The environment names the ledger: SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL.
     """
     from gateway.ledger.backup import back_up  # noqa: PLC0415 - other commands do without SQL
 

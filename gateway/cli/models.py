@@ -1,4 +1,4 @@
-"""`sluicegate models`: the model repository. All but `reload` is work of the backends' package."""
+"""Implements `sluicegate models`; all commands but `reload` run in the backends' package."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import click
 
 from gateway.cli.admin_client import AdminClient, admin_options
 from gateway.cli.config import JSON, print_json
-from gateway.cli.processes import PASS_ON, become
+from gateway.cli.processes import PASS_ARGUMENTS, become
 from gateway.supervisor.errors import ExitCode
 
-# The listener itself waits a minute for every worker.
-_PATIENCE = 90.0
+# The listener itself waits up to a minute for the workers.
+_TIMEOUT = 90.0
 _BROKEN = "models_broken"
-_PASSED_ON = {
+_BACKEND_COMMANDS = {
     "check": "Load every model and run it once.",
     "import": "Import a Hugging Face folder.",
     "list": "List what a backend would serve.",
@@ -35,7 +35,7 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     them do, no request is answered by a revision that was replaced. A model that is broken is
     served as before.
     """
-    answer = client.ask("POST", "/admin/models/reload", patience=_PATIENCE, also=_BROKEN)
+    answer = client.request("POST", "/admin/models/reload", timeout=_TIMEOUT, accept_code=_BROKEN)
     if as_json:
         print_json(answer)
     else:
@@ -58,12 +58,14 @@ def _show(place: str, backend: dict[str, Any]) -> None:
         click.echo(f"{place}: {model} is broken: {reason}", err=True)
 
 
-def _pass_on(name: str, description: str) -> None:
-    @models.command(name, context_settings=PASS_ON, add_help_option=False, short_help=description)
+def _add_command(name: str, description: str) -> None:
+    @models.command(
+        name, context_settings=PASS_ARGUMENTS, add_help_option=False, short_help=description
+    )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
         become("backends", "models", name, *arguments)
 
 
-for _name, _description in _PASSED_ON.items():
-    _pass_on(_name, _description)
+for _name, _description in _BACKEND_COMMANDS.items():
+    _add_command(_name, _description)

@@ -1,4 +1,4 @@
-"""Commands that become another process of this distribution."""
+"""Implements commands that replace themselves with another process of this distribution."""
 
 import importlib.util
 import os
@@ -10,11 +10,11 @@ import click
 from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
 
-PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _WORKERS = ("shipper", "billing", "request-log")
 
 
-@click.command(context_settings=PASS_ON, add_help_option=False)
+@click.command(context_settings=PASS_ARGUMENTS, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def backend(arguments: tuple[str, ...]) -> None:
     """Run a backend: serves a model repository to gateways."""
@@ -35,10 +35,10 @@ def admin() -> None:
 
 
 def become(module: str, *arguments: str) -> NoReturn:
-    """Go on as `python -m module arguments`.
+    """Replace this process with `python -m module arguments`.
 
     Raises:
-        Failure: what it needs is not installed.
+        Failure: its dependencies are not installed.
     """
     if module == "backends" and importlib.util.find_spec("onnxruntime") is None:
         raise Failure(

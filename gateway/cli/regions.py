@@ -1,4 +1,4 @@
-"""`sluicegate regions`: backends of each region, and shares of limits of gateway regions."""
+"""Implements `sluicegate regions`: shows, drains and restores backends, and shows region limits."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def regions() -> None:
 @JSON
 def list_command(*, client: AdminClient, as_json: bool) -> None:
     """Show every backend as the workers see it."""
-    answer = client.ask("GET", "/admin/regions")
+    answer = client.request("GET", "/admin/regions")
     if as_json:
         _print_json(answer)
         return
@@ -45,7 +45,9 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
 @JSON
 def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
     """Show the gateway regions, and what each may use of limits."""
-    answer = client.ask("GET", "/admin/regions/shares", query={"tenant": tenant} if tenant else {})
+    answer = client.request(
+        "GET", "/admin/regions/shares", query={"tenant": tenant} if tenant else {}
+    )
     if as_json:
         _print_json(answer)
         return
@@ -68,7 +70,7 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 
     Exit with 1 where not all workers know.
     """
-    _tell(client.ask("POST", f"{_path(region, backend)}/drain"), as_json=as_json)
+    _print_change(client.request("POST", f"{_path(region, backend)}/drain"), as_json=as_json)
 
 
 @regions.command()
@@ -81,7 +83,7 @@ def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) ->
 
     Exit with 1 where not all workers know.
     """
-    _tell(client.ask("POST", f"{_path(region, backend)}/restore"), as_json=as_json)
+    _print_change(client.request("POST", f"{_path(region, backend)}/restore"), as_json=as_json)
 
 
 def _path(region: str, backend: str) -> str:
@@ -92,7 +94,7 @@ def _state(view: dict[str, Any]) -> str:
     return "ejected" if view["ejected_for"] else str(view["health"])
 
 
-def _tell(answer: Any, *, as_json: bool) -> None:
+def _print_change(answer: Any, *, as_json: bool) -> None:
     if as_json:
         _print_json(answer)
     else:

@@ -1,4 +1,4 @@
-"""`sluicegate`: every command, in the order that `--help` shows."""
+"""Assembles the commands of `sluicegate`, in the order that `--help` shows."""
 
 import click
 from typing_extensions import override

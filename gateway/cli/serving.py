@@ -1,4 +1,4 @@
-"""`sluicegate up` and `sluicegate gateway`: serve until a signal."""
+"""Implements `sluicegate up` and `sluicegate gateway`."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ def _default_workers() -> int:
 
 
 def _print(line: str) -> None:
-    """Print for the operator; a terminal that is gone or a full disk must not end who serves."""
+    """Print for the operator; a closed terminal or a full disk must not end the supervisor."""
     with contextlib.suppress(OSError):
         click.echo(line)
 
@@ -138,7 +138,7 @@ def up(
 def gateway(*, workers: int | None, admin: bool) -> None:
     """Run the gateway of one machine in production: workers, event shipper, operators' listener.
 
-    Everything else is told by the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
+    The other settings are in the environment: SLUICEGATE_DATA_DIR, SLUICEGATE_CONFIG,
     SLUICEGATE_HOST, SLUICEGATE_PORT, SLUICEGATE_ADMIN_HOST, SLUICEGATE_ADMIN_PORT,
     SLUICEGATE_ADMIN_KEY, SLUICEGATE_CACHE_URL, SLUICEGATE_STATE_URL, SLUICEGATE_LEDGER_URL,
     SLUICEGATE_SECRET, SLUICEGATE_BACKEND_TOKEN.

@@ -1,4 +1,4 @@
-"""One call of a backend, and which of its items still wait for an answer."""
+"""Tracks one call of a backend: its items without an outcome, and the verdict on the backend."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from gateway.upstream.base import CallFailed, Cause
 
 
 class Attempt:
-    """Items tried at `endpoint`; `tried` are all backends they have been at, this one included."""
+    """Items tried at `endpoint`; `tried` are all backends that they were sent to, so far."""
 
     def __init__(
         self, endpoint: Endpoint, items: Sequence[WorkItem], before: tuple[BackendId, ...] = ()
@@ -20,8 +20,8 @@ class Attempt:
         self.items = items
         self.tried = (*before, endpoint.backend)
         self.waiting = {item.index: item for item in items}
-        self.doubled: dict[int, WorkItem] = {}
-        """Items that are tried elsewhere as well, and may still be answered here."""
+        self.duplicated: dict[int, WorkItem] = {}
+        """Items that are tried at a second backend as well, and may still be answered here."""
         self.started = 0.0
         self.failed: list[tuple[WorkItem, ItemFailure]] = []
         self.answered = 0
@@ -30,17 +30,17 @@ class Attempt:
         self._is_to_blame = False
 
     def take(self, frame: Done | Failed) -> tuple[WorkItem, ItemOutcome] | None:
-        """Return the item that `frame` ends, and how.
+        """Return the item that `frame` ends, and its outcome.
 
-        `None` when it ends none: the item may do better elsewhere and is now in `failed`, or was
-        not asked for, or was answered before.
+        `None` when it ends none: the item may succeed elsewhere and is now in `failed`, or is
+        unknown, or was answered before.
         """
         if not 0 <= frame.index < len(self.items):
             return None
         item = self.items[frame.index]
         is_waited_for = self.waiting.pop(item.index, None) is not None
-        is_doubled = self.doubled.pop(item.index, None) is not None
-        if not is_waited_for and not is_doubled:
+        is_duplicated = self.duplicated.pop(item.index, None) is not None
+        if not is_waited_for and not is_duplicated:
             return None
         if isinstance(frame, Done):
             self._is_useful = True
@@ -62,22 +62,22 @@ class Attempt:
         self.failed.append((item, failure))
         return None
 
-    def double(self, endpoint: Endpoint) -> list[WorkItem]:
-        """Return what still waits, to be tried at `endpoint` as well."""
+    def duplicate(self, endpoint: Endpoint) -> list[WorkItem]:
+        """Return the waiting items, to be tried at `endpoint` as well."""
         items = list(self.waiting.values())
         self.tried = (*self.tried, endpoint.backend)
-        self.doubled |= self.waiting
+        self.duplicated |= self.waiting
         self.waiting.clear()
         return items
 
     def end(self) -> None:
-        """Hold nothing any more: no answer comes."""
+        """Wait for no item any more."""
         self.waiting.clear()
-        self.doubled.clear()
+        self.duplicated.clear()
 
     def holds(self, index: int) -> bool:
         """Tell whether the item may still be answered here."""
-        return index in self.waiting or index in self.doubled
+        return index in self.waiting or index in self.duplicated
 
     def take_failed(self) -> list[tuple[WorkItem, ItemFailure]]:
         """Return the items that failed since the last time, to be tried elsewhere."""
@@ -91,24 +91,24 @@ class Attempt:
         return ProbeVerdict.FAILED if self.waiting or self._is_to_blame else ProbeVerdict.UNDECIDED
 
 
-# The backend does not know our token.
+# The backend refuses our token.
 _UNAUTHORIZED = frozenset({401, 403})
 
 
 def is_changed(error: CallFailed) -> bool:
-    """Tell whether the backend serves other models or revisions than we believe."""
+    """Tell whether the backend serves other models or revisions than the fleet knows of."""
     return error.cause is Cause.REFUSED and error.status in failures.CHANGED
 
 
 def is_misplaced(error: CallFailed) -> bool:
-    """Tell whether another backend may take what this one refused, whatever it says of others."""
+    """Tell whether another backend may take the call, whatever `retryable` says."""
     return error.cause is Cause.REFUSED and error.status in failures.CHANGED | _UNAUTHORIZED
 
 
-def verdict_on(error: CallFailed, *, is_patient: bool) -> ProbeVerdict:
-    """Judge the backend by a call that failed; silence counts only if it was given its time."""
+def verdict_on(error: CallFailed, *, has_full_timeout: bool) -> ProbeVerdict:
+    """Judge the backend by a call that failed; silence counts after a full time-out only."""
     if error.cause is Cause.REFUSED and error.status not in _UNAUTHORIZED:
         return ProbeVerdict.UNDECIDED
-    if error.cause is Cause.TIMED_OUT and not is_patient:
+    if error.cause is Cause.TIMED_OUT and not has_full_timeout:
         return ProbeVerdict.UNDECIDED
     return ProbeVerdict.FAILED

@@ -1,14 +1,14 @@
-"""How much may be tried again: a share of what was tried first, and a little more."""
+"""Bounds retries to a part of first attempts, and a base rate beside."""
 
 import math
 from collections.abc import Callable
 
 RATIO = 0.2
-"""Items tried again per item tried first."""
+"""Retries per first attempt of an item."""
 BASE_RATE = 10.0
-"""Items a second that may be tried again whatever the load."""
+"""Retries a second that are allowed at any load."""
 WINDOW = 10.0
-"""Seconds after which credit that was not used is mostly gone."""
+"""Time constant, in seconds, by which unused credit decays."""
 
 
 class RetryBudget:

@@ -1,4 +1,4 @@
-"""Keeps the endpoints that stand for a DNS name as many as the name has addresses."""
+"""Resolves DNS names of endpoints at intervals, to one endpoint for each address."""
 
 import asyncio
 import logging
@@ -16,16 +16,16 @@ from gateway.types import BackendId, Endpoint
 from gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
 
 _log = logging.getLogger(__name__)
-# A name that leads to more is a mistake, or wants a balancer of its own.
+# More addresses are a mistake, or need a load balancer of their own.
 MAX_ADDRESSES = 256
-# Seconds after which a name is asked for again that was never found.
-SOON = 1.0
-# Intervals vary by this share, so that gateways do not ask in step.
+# Seconds after which a name without addresses is resolved again.
+UNRESOLVED_INTERVAL = 1.0
+# Intervals vary by this share, so that gateways do not resolve in step.
 JITTER = 0.2
 
 
 class DiscoveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Names that are followed, those of them whose last look-up failed, and what they lead to."""
+    """Counts of names, of those whose last look-up failed, and of their addresses."""
 
     names: int
     failing: int
@@ -34,8 +34,8 @@ class DiscoveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Look-ups that failed, since the start."""
 
 
-class _Name:
-    """What is known of one name."""
+class _FollowedName:
+    """A name and its addresses, as last resolved."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -43,7 +43,7 @@ class _Name:
         self.is_failing = False
 
     def take(self, found: Addresses) -> bool:
-        """Keep what was found; return whether it is something else."""
+        """Take the addresses of a look-up; return whether they changed."""
         if self.is_failing:
             self.is_failing = False
             _log.info("a name is resolved again", extra={"host": self.host})
@@ -55,7 +55,7 @@ class _Name:
         return before != self.addresses
 
     def fail(self, reason: str) -> None:
-        """Keep what is known, and say so once."""
+        """Keep the addresses after a failed look-up, and log the first of several failures."""
         if not self.is_failing:
             extra = {"host": self.host, "reason": reason, "addresses": len(self.addresses)}
             _log.warning("a name is not resolved; its addresses stay", extra=extra)
@@ -63,9 +63,9 @@ class _Name:
 
 
 class Discovery:
-    """An async context manager that follows names; `changed` is awaited when one leads elsewhere.
+    """Follows DNS names, as an async context manager; `changed` is awaited when addresses change.
 
-    Endpoints that left are given no more work; what they have is finished.
+    Endpoints of removed addresses get no more work, and finish what they have.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class Discovery:
         self._random = random
         self._changed = changed
         self._tasks = TaskScope()
-        self._names: dict[str, _Name] = {}
+        self._names: dict[str, _FollowedName] = {}
         # Names of a configuration that is not in force yet.
-        self._prepared: dict[str, _Name] = {}
+        self._prepared: dict[str, _FollowedName] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
-        self._has_begun = False
+        self._is_running = False
         self._failures = 0
         self._routing = RoutingEntry()
 
     async def __aenter__(self) -> Self:
-        await self._ask_all(self._names.values(), self._routing.dns_timeout)
-        self._has_begun = True
+        await self._resolve_all(self._names.values(), self._routing.dns_timeout)
+        self._is_running = True
         self._follow()
         await self._changed()
         return self
@@ -96,13 +96,13 @@ class Discovery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._has_begun = False
+        self._is_running = False
         await self._tasks.__aexit__(kind, error, trace)
 
     async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
-        """Look names up that are new, so that `expand` knows them; failures are no obstacle."""
-        new = {host: _Name(host) for host in _hosts(endpoints) if host not in self._names}
-        await self._ask_all(new.values(), routing.dns_timeout)
+        """Resolve names that are new, so that `expand` knows them; failures are not raised."""
+        new = {host: _FollowedName(host) for host in _hosts(endpoints) if host not in self._names}
+        await self._resolve_all(new.values(), routing.dns_timeout)
         self._prepared = new
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
@@ -112,21 +112,21 @@ class Discovery:
             while self._following:
                 self._following.popitem()[1].cancel()
         self._routing = routing
-        self._names = {host: self._known(host) or _Name(host) for host in _hosts(endpoints)}
+        self._names = {host: self._find(host) or _FollowedName(host) for host in _hosts(endpoints)}
         self._follow()
 
     def expand(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-        """Return `endpoints` with those of a name in the place of what stands for it."""
+        """Return `endpoints` with each that has a name replaced by one for each address."""
         found: list[Endpoint] = []
         for endpoint in endpoints:
             if not endpoint.dns:
                 found.append(endpoint)
-            elif (name := self._known(_host(endpoint))) is not None:
+            elif (name := self._find(_host(endpoint))) is not None:
                 found += [at(endpoint, address) for address in name.addresses]
         return tuple(found)
 
     def statistics(self) -> DiscoveryStatistics:
-        """Return what is followed now."""
+        """Return the counts as of now."""
         names = self._names.values()
         return DiscoveryStatistics(
             names=len(names),
@@ -135,11 +135,11 @@ class Discovery:
             failures=self._failures,
         )
 
-    def _known(self, host: str) -> _Name | None:
+    def _find(self, host: str) -> _FollowedName | None:
         return self._names.get(host) or self._prepared.get(host)
 
     def _follow(self) -> None:
-        if not self._has_begun:
+        if not self._is_running:
             return
         for host in [*self._following]:
             if host not in self._names:
@@ -148,25 +148,25 @@ class Discovery:
             if host not in self._following:
                 self._following[host] = self._tasks.create_task(self._watch(name))
 
-    async def _watch(self, name: _Name) -> None:
+    async def _watch(self, name: _FollowedName) -> None:
         while True:
             interval = self._routing.dns_interval
             if not name.addresses:
-                interval = min(interval, SOON)
+                interval = min(interval, UNRESOLVED_INTERVAL)
             await asyncio.sleep(interval * self._random.uniform(1 - JITTER, 1 + JITTER))
-            if await self._ask(name, self._routing.dns_timeout):
+            if await self._resolve(name, self._routing.dns_timeout):
                 await self._changed()
 
-    async def _ask_all(self, names: Iterable[_Name], within: float) -> None:
-        await asyncio.gather(*(self._ask(name, within) for name in names))
+    async def _resolve_all(self, names: Iterable[_FollowedName], time_limit: float) -> None:
+        await asyncio.gather(*(self._resolve(name, time_limit) for name in names))
 
-    async def _ask(self, name: _Name, within: float) -> bool:
-        """Look `name` up; return whether it leads elsewhere."""
+    async def _resolve(self, name: _FollowedName, time_limit: float) -> bool:
+        """Resolve `name`; return whether its addresses changed."""
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(time_limit):
                 found = await self._resolver.addresses(name.host)
         except TimeoutError:
-            reason = f"no answer within {within:g} s"
+            reason = f"no answer within {time_limit:g} s"
         except ResolutionFailed as error:
             reason = str(error)
         else:

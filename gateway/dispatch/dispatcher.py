@@ -18,9 +18,10 @@ from gateway.upstream.base import BackendClient
 
 
 class Dispatcher:
-    """Joins routing and upstream. An async context manager that owns the calls in flight.
+    """Implements `WorkRunner` over the fleet and the backend client.
 
-    `reprobe` is told of endpoints whose state must be asked anew.
+    An async context manager that owns the calls in flight. `reprobe` is called with endpoints whose
+    state may have changed.
     """
 
     def __init__(
@@ -35,9 +36,9 @@ class Dispatcher:
         self._tasks = TaskScope()
         self._counters = Counters()
         self.hedging = Hedging()
-        """What is late, and what may be tried twice."""
-        self._runs: set[DispatchOperation] = set()
-        self._means = DispatchContext(
+        """Latencies and the credit for hedges."""
+        self._operations: set[DispatchOperation] = set()
+        self._context = DispatchContext(
             fleet=fleet,
             client=client,
             reprobe=reprobe,
@@ -46,9 +47,9 @@ class Dispatcher:
             budget=RetryBudget(clock=clock),
             hedging=self.hedging,
             counters=self._counters,
-            runs=self._runs,
+            operations=self._operations,
         )
-        fleet.on_lost(self._leave)
+        fleet.on_lost(self._fail_over)
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,7 +61,7 @@ class Dispatcher:
         trace: TracebackType | None,
     ) -> None:
         await self._tasks.__aexit__(kind, error, trace)
-        # What ended settles its items in callbacks of this tick.
+        # Cancelled attempts settle their items in callbacks of this event-loop iteration.
         await asyncio.sleep(0)
 
     async def run(
@@ -69,19 +70,19 @@ class Dispatcher:
         """Settle every item of `work` exactly once, each as soon as its outcome is known.
 
         Returns when all are settled, at the latest at `deadline` (of the event loop's clock); when
-        cancelled, what is open is settled as a failure first. Trouble with backends is an outcome,
+        cancelled, what is open is settled as a failure first. A failure of backends is an outcome,
         never an exception.
         """
         if work.items:
-            self.hedging.share = self._means.fleet.routing.hedge_share
-            run = DispatchOperation(
-                self._means, work, deadline=deadline, settle=settle, traceparent=traceparent
+            self.hedging.share = self._context.fleet.routing.hedge_share
+            operation = DispatchOperation(
+                self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
             )
-            await run.finish()
+            await operation.finish()
 
-    def _leave(self, endpoint: Endpoint) -> None:
-        for run in tuple(self._runs):
-            run.leave(endpoint)
+    def _fail_over(self, endpoint: Endpoint) -> None:
+        for operation in tuple(self._operations):
+            operation.fail_over(endpoint)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""

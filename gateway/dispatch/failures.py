@@ -1,4 +1,4 @@
-"""What a caller is told when backends fail: internal failures as failures of items."""
+"""Turns failures of calls and backends into failures of items, as callers see them."""
 
 from backends.protocol import Failed
 from gateway.errors import (
@@ -13,7 +13,7 @@ from gateway.types import ItemFailure
 from gateway.upstream.base import CallFailed, Cause
 
 RETRY_AFTER = 1.0
-"""Seconds after which to come back, where no backend said better."""
+"""Seconds after which to retry, where no backend said otherwise."""
 _SERVER_ERROR = 500
 _FAILURES = range(400, 600)
 # Refusals that are about the request itself, which any backend would repeat.
@@ -42,12 +42,12 @@ def unavailable(detail: str = "no backend of the model can be reached") -> ItemF
 
 
 def shed(retry_after: float) -> ItemFailure:
-    """Return the failure of an item that was not taken, for the sake of others."""
+    """Return the failure of an item that was shed for the sake of more critical ones."""
     return failure(Overloaded, "every backend of the model is busy", retry_after=retry_after)
 
 
 def cancelled() -> ItemFailure:
-    """Return the failure of an item whose work was given up."""
+    """Return the failure of an item whose work was cancelled."""
     return ItemFailure(
         status=503,
         code="cancelled",
@@ -71,12 +71,12 @@ def of_call(error: CallFailed) -> ItemFailure:
 
 
 def unexpected() -> ItemFailure:
-    """Return the failure of an item that met an error of our own."""
+    """Return the failure of an item that met a bug of the gateway."""
     return failure(InternalError, "the gateway failed; the error is in its log")
 
 
 def blames_backend(frame: Failed) -> bool:
-    """Tell whether a retryable failure of an item speaks against the backend."""
+    """Tell whether a retryable failure of an item counts against the backend."""
     return frame.code not in _SAME_MEANING
 
 

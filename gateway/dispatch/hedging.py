@@ -1,6 +1,6 @@
-"""When an item is tried at a second backend as well: late, and seldom.
+"""Decides when an item is tried at a second backend as well, and bounds how often.
 
-A hedge helps where one backend stalls now and then. It leaves once an item has waited longer than
+A hedge helps where one backend stalls now and then. It is sent once an item has waited longer than
 nineteen of twenty others of its model and task did, and hedges are a bounded share of all items.
 """
 
@@ -12,10 +12,10 @@ _SHARE = 0.95
 _SHORTEST = 1e-4
 _STEP = math.log(7 / 6)
 _STEPS = 96
-# So many are remembered in full weight, and no hedge leaves before there are a few.
+# Counts are halved beyond so many, and no hedge is sent before there are a few.
 _REMEMBERED = 4000
 _FEW = 50
-# The percentile is looked up anew after so many.
+# The percentile is computed anew after so many.
 _FRESH = 32
 # Unused credit is kept for a burst of so many items.
 _BURST = 16.0
@@ -23,7 +23,7 @@ _MOST_KINDS = 1024
 
 
 class Latencies:
-    """The latencies of one kind of item, as a histogram that fades."""
+    """Holds the latencies of one kind of item in a decaying histogram."""
 
     def __init__(self) -> None:
         self._counts = [0.0] * _STEPS
@@ -59,7 +59,7 @@ class Latencies:
 
 
 class Hedging:
-    """What is late for each kind of item, and the credit for hedges: `share` for every item."""
+    """Holds latencies by kind of item, and the credit for hedges: `share` for every item."""
 
     def __init__(self) -> None:
         self.share = 0.0

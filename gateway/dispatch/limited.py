@@ -1,4 +1,4 @@
-"""Lets work begin that is within its limits: holds what it may take, and settles what it took."""
+"""Reserves what work may cost before it runs, and settles the limits by what it cost."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,9 +13,9 @@ _LATE = ItemFailure.of(DeadlineExceeded.during("the check of the limits"))
 
 
 class LimitedRunner:
-    """A runner before another: work that is over a limit is settled as refused, and not run.
+    """Wraps a `WorkRunner`: work that is over a limit is settled as refused, and not run.
 
-    Refreshes and other work of nobody's are not limited.
+    Refreshes and other work without a principal are not limited.
     """
 
     def __init__(self, *, runner: WorkRunner, limiter: Limiter, runtimes: RuntimeStore) -> None:

@@ -1,4 +1,4 @@
-"""One request's items on their way through backends, until each is settled."""
+"""Settles the items of one request: tries them at backends, retries, hedges and fails over."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -22,12 +22,12 @@ from gateway.upstream.base import BackendClient, CallFailed, Cause
 
 Settle = Callable[[int, ItemOutcome], None]
 
-# The connection was lost: where there is no other backend, the same one may be tried again.
+# Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
 
 
 class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What every run of a dispatcher works with."""
+    """The objects that all operations of a dispatcher share."""
 
     fleet: Fleet
     client: BackendClient
@@ -37,8 +37,8 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     budget: RetryBudget
     hedging: Hedging
     counters: Counters
-    runs: "set[DispatchOperation]"
-    """The runs in progress."""
+    operations: "set[DispatchOperation]"
+    """The operations in progress."""
 
 
 class DispatchOperation:
@@ -46,14 +46,14 @@ class DispatchOperation:
 
     def __init__(
         self,
-        means: DispatchContext,
+        context: DispatchContext,
         work: Work,
         *,
         deadline: float,
         settle: Settle,
         traceparent: str,
     ) -> None:
-        self._means = means
+        self._context = context
         self._work = work
         self._deadline = deadline
         self._settle_item = settle
@@ -61,18 +61,18 @@ class DispatchOperation:
         self._loop = asyncio.get_running_loop()
         self._open = {item.index for item in work.items}
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
-        self._latencies = means.hedging.of((work.model.info.name, work.task))
+        self._latencies = context.hedging.of((work.model.info.name, work.task))
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
 
     async def finish(self) -> None:
         """Return when every item is settled.
 
-        Cancelled, it settles the open items as `cancelled` first. An attempt whose items were all
-        answered by others goes on: its rows stay known in its backend, and tell of its speed.
+        When cancelled, it settles the open items as `cancelled` first. An attempt whose items were
+        all answered by others goes on: its backend caches the rows, and its latency is measured.
         """
         is_complete = False
-        self._means.runs.add(self)
+        self._context.operations.add(self)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
@@ -85,7 +85,7 @@ class DispatchOperation:
             self._fail(self._work.items, failures.cancelled())
             raise
         finally:
-            self._means.runs.discard(self)
+            self._context.operations.discard(self)
             for task in () if is_complete else self._attempts:
                 task.cancel()
             self._fail(self._work.items, failures.expired())
@@ -93,55 +93,55 @@ class DispatchOperation:
             raise self._bug
 
     def _start(self) -> None:
-        items, means = self._work.items, self._means
-        come_back = means.fleet.shed(self._work.model, self._work.criticality)
-        if come_back is not None:
-            self._fail(items, failures.shed(come_back))
+        items, context = self._work.items, self._context
+        retry_after = context.fleet.shed(self._work.model, self._work.criticality)
+        if retry_after is not None:
+            self._fail(items, failures.shed(retry_after))
             return
-        means.budget.earn(len(items))
-        means.hedging.earn(len(items))
-        shares = means.fleet.spread(self._work.model, [item.affinity for item in items])
+        context.budget.earn(len(items))
+        context.hedging.earn(len(items))
+        shares = context.fleet.spread(self._work.model, [item.affinity for item in items])
         for share in shares:
             self._launch(Attempt(share.endpoint, [items[n] for n in share.items]))
         if not shares:
             self._fail(items, failures.unavailable())
 
-    def leave(self, endpoint: Endpoint) -> None:
-        """Try elsewhere as well what waits for a backend that is in trouble."""
+    def fail_over(self, endpoint: Endpoint) -> None:
+        """Try items that wait for a failing backend at a second one as well."""
         for attempt in list(self._attempts.values()):
             if attempt.endpoint.backend != endpoint.backend:
                 continue
-            second = self._second(attempt)
+            second = self._second_candidate(attempt)
             if second is not None:
-                self._means.counters.retried += self._double(attempt, second)
+                self._context.counters.retried += self._duplicate(attempt, second)
 
     def _launch(self, attempt: Attempt) -> None:
         attempt.started = self._loop.time()
-        task = self._means.tasks.create_task(self._attempt(attempt))
+        task = self._context.tasks.create_task(self._attempt(attempt))
         self._attempts[task] = attempt
         task.add_done_callback(self._attempt_ended)
         late = self._latencies.late
-        if self._means.hedging.share and attempt.started + late < self._deadline:
+        if self._context.hedging.share and attempt.started + late < self._deadline:
             timer = self._loop.call_later(late, self._hedge, attempt)
             task.add_done_callback(lambda _: timer.cancel())
 
     def _hedge(self, attempt: Attempt) -> None:
-        endpoint = self._second(attempt)
-        if endpoint is not None and self._means.hedging.spend(len(attempt.waiting)):
-            self._means.counters.hedged += self._double(attempt, endpoint)
+        endpoint = self._second_candidate(attempt)
+        if endpoint is not None and self._context.hedging.spend(len(attempt.waiting)):
+            self._context.counters.hedged += self._duplicate(attempt, endpoint)
 
-    def _second(self, attempt: Attempt) -> Endpoint | None:
-        """Return where what still waits may be tried as well; `None` where nothing may be."""
+    def _second_candidate(self, attempt: Attempt) -> Endpoint | None:
+        """Return a second candidate for the waiting items, `None` where there is none."""
         if not attempt.waiting or not self._open:
             return None
         affinity = next(iter(attempt.waiting.values())).affinity
-        # The work of one that is silent is not doubled on another: both may only be busy.
+        # No second one that is silent as well: both may only be busy.
         return self._next(attempt, affinity, may_repeat=False, with_silent=False)
 
-    def _double(self, attempt: Attempt, endpoint: Endpoint) -> int:
-        """Try what waits at `endpoint` as well; return how much that is."""
+    def _duplicate(self, attempt: Attempt, endpoint: Endpoint) -> int:
+        """Try the waiting items at `endpoint` as well; return how many there are."""
         before = attempt.tried
-        items = attempt.double(endpoint)
+        items = attempt.duplicate(endpoint)
         self._launch(Attempt(endpoint, items, before))
         return len(items)
 
@@ -154,11 +154,11 @@ class DispatchOperation:
             self._fail(attempt.items, failures.unexpected())
 
     def _unanswered(self, attempt: Attempt) -> list[WorkItem]:
-        """Return the items that `attempt` left open, and that no other one may still answer."""
-        left = [*attempt.waiting.values(), *attempt.doubled.values()]
-        return [item for item in left if self._is_left(item, attempt)]
+        """Return the open items of `attempt` that no other attempt may still answer."""
+        left = [*attempt.waiting.values(), *attempt.duplicated.values()]
+        return [item for item in left if self._is_unanswered(item, attempt)]
 
-    def _is_left(self, item: WorkItem, attempt: Attempt) -> bool:
+    def _is_unanswered(self, item: WorkItem, attempt: Attempt) -> bool:
         if item.index not in self._open:
             return False
         return not any(
@@ -166,19 +166,19 @@ class DispatchOperation:
         )
 
     async def _attempt(self, attempt: Attempt) -> None:
-        means, endpoint, count = self._means, attempt.endpoint, len(attempt.items)
-        patience = means.fleet.routing.attempt_timeout
-        is_patient = self._deadline - self._loop.time() >= patience
-        means.counters.calls += 1
-        means.fleet.started(endpoint, count)
+        context, endpoint, count = self._context, attempt.endpoint, len(attempt.items)
+        idle_timeout = context.fleet.routing.attempt_timeout
+        has_full_timeout = self._deadline - self._loop.time() >= idle_timeout
+        context.counters.calls += 1
+        context.fleet.started(endpoint, count)
         try:
-            report = await self._call(attempt, patience)
+            report = await self._call(attempt, idle_timeout)
         except CallFailed as error:
-            means.counters.failed_calls += 1
-            means.fleet.record(endpoint, verdict_on(error, is_patient=is_patient))
+            context.counters.failed_calls += 1
+            context.fleet.record(endpoint, verdict_on(error, has_full_timeout=has_full_timeout))
             self._after_failure(attempt, error)
         else:
-            means.fleet.record(
+            context.fleet.record(
                 endpoint,
                 attempt.verdict(),
                 report,
@@ -186,15 +186,17 @@ class DispatchOperation:
                 rows=attempt.rows,
                 took=self._loop.time() - attempt.started,
             )
-            # A report says that the call is over; items without an outcome were forgotten.
+            # The report ends the call: the backend sent no outcome for items that still wait.
             self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))
         finally:
-            means.fleet.ended(endpoint, count)
+            context.fleet.ended(endpoint, count)
 
-    async def _call(self, attempt: Attempt, patience: float) -> Report:
+    async def _call(self, attempt: Attempt, idle_timeout: float) -> Report:
         work, info, items = self._work, self._work.model.info, attempt.items
-        left = self._means.fleet.time_left_at(attempt.endpoint, self._deadline - self._loop.time())
-        tracer = self._means.tracer
+        left = self._context.fleet.time_left_at(
+            attempt.endpoint, self._deadline - self._loop.time()
+        )
+        tracer = self._context.tracer
         with tracer.on_call(
             attempt.endpoint, items=len(items), traceparent=self._traceparent
         ) as traceparent:
@@ -214,11 +216,11 @@ class DispatchOperation:
                 truncate=work.truncate,
                 atomic=work.atomic and len(items) > 1,
             )
-            return await self._means.client.call(
+            return await self._context.client.call(
                 attempt.endpoint,
                 call,
                 deadline=self._deadline,
-                patience=patience,
+                idle_timeout=idle_timeout,
                 receive=partial(self._receive, attempt),
             )
 
@@ -229,7 +231,7 @@ class DispatchOperation:
             self._latencies.note(self._loop.time() - attempt.started)
             self._settle(*ended)
         elif attempt.failed and is_first_failure:
-            # All that fail in this tick go elsewhere together, and none waits for slower items.
+            # Failures of one event-loop iteration are retried together, before slower items end.
             self._loop.call_soon(self._retry_failed, attempt)
 
     def _retry_failed(self, attempt: Attempt) -> None:
@@ -237,20 +239,20 @@ class DispatchOperation:
         self._retry(attempt, failed, credit=len(failed))
 
     def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
-        """Try elsewhere what `attempt` left unanswered, if that may help."""
+        """Retry the unanswered items of `attempt` at another backend, if that may help."""
         if error.cause is Cause.UNREACHABLE or is_changed(error):
-            self._means.reprobe(attempt.endpoint)
+            self._context.reprobe(attempt.endpoint)
         failure = failures.of_call(error)
-        unanswered = self._unanswered(attempt) if attempt.waiting or attempt.doubled else []
+        unanswered = self._unanswered(attempt) if attempt.waiting or attempt.duplicated else []
         attempt.end()
         if not unanswered:
             return
         left = [(item, failure) for item in unanswered]
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):
-            # Going elsewhere adds no load where the backend is gone or did no work.
+            # A retry adds no load where the backend is gone or did no work.
             is_free = is_lost or is_misplaced(error)
-            # What refuses a whole call has done no work; whoever is asked next may do the same.
+            # A refusal of the whole call did no work; the next backend may refuse as well.
             credit = 1 if error.cause is Cause.REFUSED else len(left)
             self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
         else:
@@ -264,15 +266,15 @@ class DispatchOperation:
         credit: int,
         may_repeat: bool = False,
     ) -> None:
-        """Try the items at the next candidate; those that may not go on fail as given.
+        """Try the items at the next candidate; those that may not be retried fail as given.
 
-        `credit` is what trying all of them takes from the budget.
+        `credit` is what retrying all of them takes from the retry budget.
         """
-        left = [(item, failure) for item, failure in left if self._is_left(item, attempt)]
+        left = [(item, failure) for item, failure in left if self._is_unanswered(item, attempt)]
         if not left or self._loop.time() >= self._deadline:
             return
-        means = self._means
-        # Where one has too much to do, the caller is told so at once: no silent one has time.
+        context = self._context
+        # Overload is answered at once instead of trying a silent backend.
         with_silent = any(failure.code != Overloaded.code for _, failure in left)
         endpoint = self._next(
             attempt, left[0][0].affinity, may_repeat=may_repeat, with_silent=with_silent
@@ -280,19 +282,19 @@ class DispatchOperation:
         granted = 0 if endpoint is None else len(left)
         if granted and credit:
             whole = self._work.atomic or credit < granted
-            spent = means.budget.spend(min(credit, granted), whole=whole)
+            spent = context.budget.spend(min(credit, granted), whole=whole)
             granted = (granted if spent else 0) if whole else spent
-            means.counters.denied += len(left) - granted
+            context.counters.denied += len(left) - granted
         for item, failure in left[granted:]:
             self._fail([item], failure)
         if endpoint is not None and granted:
-            means.counters.retried += granted
+            context.counters.retried += granted
             self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
 
     def _next(
         self, attempt: Attempt, affinity: bytes, *, may_repeat: bool, with_silent: bool
     ) -> Endpoint | None:
-        fleet, tried = self._means.fleet, attempt.tried
+        fleet, tried = self._context.fleet, attempt.tried
         if len(tried) >= fleet.routing.attempts:
             return None
         candidates = fleet.candidates(self._work.model, affinity, with_silent=with_silent)
@@ -312,7 +314,7 @@ class DispatchOperation:
         if item.index not in self._open:
             return
         self._open.discard(item.index)
-        self._means.counters.settled(outcome)
+        self._context.counters.count(outcome)
         if not self._open:
             self._ended.set()
         self._settle_item(item.index, outcome)

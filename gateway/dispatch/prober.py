@@ -1,4 +1,4 @@
-"""Asks every backend for its state, again and again, and tells the fleet."""
+"""Probes every backend for its state at intervals, and reports it to the fleet."""
 
 import asyncio
 import logging
@@ -15,70 +15,70 @@ from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 
 _log = logging.getLogger(__name__)
-# Probes of one backend are so many seconds apart, however often one is asked for.
+# The fewest seconds between two probes of one backend.
 MIN_INTERVAL = 0.05
-# How long a start waits for backends that are not ready: while none is, and once one is.
-FIRST_PATIENCE = 5.0
-REST_PATIENCE = 1.0
+# Seconds for which a start waits for backends: while none is ready, and once one is.
+FIRST_READY_TIMEOUT = 5.0
+ALL_READY_TIMEOUT = 1.0
 # Intervals vary by this share, so that gateways do not probe in step.
 JITTER = 0.2
-# What a probe may take beyond its time on a busy machine.
+# Seconds that a probe may take beyond its time-out on a busy machine.
 _GRACE = 1.0
 
 
-class _Watch:
-    """The probing of one endpoint."""
+class _ProbeLoop:
+    """Holds the state of the task that probes one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.wake = asyncio.Event()
         self.probed = asyncio.Event()
-        # Those who wait for a probe that begins after they asked.
-        self.asked: list[asyncio.Future[None]] = []
+        # Futures of callers who wait for a probe that begins after their request.
+        self.waiters: list[asyncio.Future[None]] = []
         self.task: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._problem = ""
 
-    def tell(self, found: BackendState | ProbeFailure) -> None:
-        """Log what keeps the backend from being used, once, and when that is over."""
+    def log_change(self, found: BackendState | ProbeFailure) -> None:
+        """Log why the backend is not used where the reason changed, and when it is used again."""
         if isinstance(found, ProbeFailure):
-            trouble = found.detail
+            problem = found.detail
         else:
-            trouble = "" if found.ready else ", ".join(found.missing) or "it does not say why"
-        if trouble == self._trouble:
+            problem = "" if found.ready else ", ".join(found.missing) or "it does not say why"
+        if problem == self._problem:
             return
-        self._trouble = trouble
+        self._problem = problem
         backend = {"backend": self.endpoint.backend, "region": self.endpoint.region}
-        if trouble:
-            _log.warning("a backend did not pass its probe", extra={**backend, "reason": trouble})
+        if problem:
+            _log.warning("a backend did not pass its probe", extra={**backend, "reason": problem})
         else:
             _log.info("a backend passes its probe again", extra=backend)
 
-    def ask(self) -> "asyncio.Future[None]":
-        """Return what is done once a probe that begins from now on has ended."""
+    def request_probe(self) -> "asyncio.Future[None]":
+        """Return a future that is done once a probe that begins from now on has ended."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.asked.append(future)
+        self.waiters.append(future)
         self.wake.set()
         return future
 
-    def settle(self, asked: "Sequence[asyncio.Future[None]] | None" = None) -> None:
-        """Tell those who `asked`, by default all, that a probe has ended."""
+    def finish(self, waiters: "Sequence[asyncio.Future[None]] | None" = None) -> None:
+        """End `waiters`, by default all: a probe has ended."""
         self.probed.set()
-        for future in self.asked if asked is None else asked:
+        for future in self.waiters if waiters is None else waiters:
             if not future.done():
                 future.set_result(None)
 
 
 class Prober:
-    """An async context manager that owns the probing of the fleet's endpoints."""
+    """Probes the fleet's endpoints, as an async context manager."""
 
     def __init__(self, *, fleet: Fleet, client: BackendClient, random: Random) -> None:
         self._fleet = fleet
         self._client = client
         self._random = random
         self._tasks = TaskScope()
-        self._watches: dict[Endpoint, _Watch] = {}
+        self._probe_loops: dict[Endpoint, _ProbeLoop] = {}
         self._interval = fleet.routing.probe_interval
-        self._met: dict[Endpoint, BackendState] = {}
+        self._new_states: dict[Endpoint, BackendState] = {}
 
     async def __aenter__(self) -> Self:
         self.refresh()
@@ -90,8 +90,8 @@ class Prober:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for endpoint in tuple(self._watches):
-            self._leave(endpoint)
+        for endpoint in tuple(self._probe_loops):
+            self._stop(endpoint)
         await self._tasks.__aexit__(kind, error, trace)
 
     def refresh(self) -> None:
@@ -102,29 +102,29 @@ class Prober:
         endpoints = set(self._fleet.endpoints)
         if self._fleet.routing.probe_interval != self._interval:
             self._interval = self._fleet.routing.probe_interval
-            for watch in self._watches.values():
-                watch.wake.set()
-        for endpoint in [*self._watches]:
+            for probing in self._probe_loops.values():
+                probing.wake.set()
+        for endpoint in [*self._probe_loops]:
             if endpoint not in endpoints:
-                self._leave(endpoint)
-        for endpoint in endpoints - self._watches.keys():
-            watch = self._watches[endpoint] = _Watch(endpoint)
-            if (met := self._met.get(endpoint)) is not None:
-                self._fleet.observe(endpoint, met)
-            watch.task = self._tasks.create_task(self._follow(watch))
-        self._met = {}
+                self._stop(endpoint)
+        for endpoint in endpoints - self._probe_loops.keys():
+            probing = self._probe_loops[endpoint] = _ProbeLoop(endpoint)
+            if (state := self._new_states.get(endpoint)) is not None:
+                self._fleet.observe(endpoint, state)
+            probing.task = self._tasks.create_task(self._follow(probing))
+        self._new_states = {}
 
-    def _leave(self, endpoint: Endpoint) -> None:
-        watch = self._watches.pop(endpoint)
-        watch.settle()  # nobody waits for one that left
-        if watch.task is not None:
-            watch.task.cancel()
+    def _stop(self, endpoint: Endpoint) -> None:
+        probing = self._probe_loops.pop(endpoint)
+        probing.finish()  # no caller may go on waiting for an endpoint that is removed
+        if probing.task is not None:
+            probing.task.cancel()
 
     async def probe_new(self, endpoints: Iterable[Endpoint]) -> None:
-        """Ask those of `endpoints` that are new, which the next `refresh` then knows at once."""
-        new = [endpoint for endpoint in endpoints if endpoint not in self._watches]
-        found = await asyncio.gather(*map(self._ask, new))
-        self._met = {
+        """Probe those of `endpoints` that are new; the next `refresh` knows their states."""
+        new = [endpoint for endpoint in endpoints if endpoint not in self._probe_loops]
+        found = await asyncio.gather(*map(self._probe, new))
+        self._new_states = {
             endpoint: state
             for endpoint, state in zip(new, found, strict=True)
             if isinstance(state, BackendState)
@@ -132,74 +132,78 @@ class Prober:
 
     def probe_soon(self, endpoint: Endpoint) -> None:
         """Probe `endpoint` without waiting for its turn."""
-        watch = self._watches.get(endpoint)
-        if watch is not None:
-            watch.wake.set()
+        probing = self._probe_loops.get(endpoint)
+        if probing is not None:
+            probing.wake.set()
 
     async def probe_all(self) -> None:
-        """Return when every endpoint was probed anew, by a probe that began after this call.
+        """Return when every endpoint was probed by a probe that began after this call.
 
-        One whose probes do not end in their time is waited for no longer than two of them take.
+        The wait is bounded by the time-outs of two probes.
         """
-        asked = [watch.ask() for watch in self._watches.values()]
-        if asked:
+        waiters = [probing.request_probe() for probing in self._probe_loops.values()]
+        if waiters:
             bound = 2 * (self._fleet.routing.probe_timeout + MIN_INTERVAL)
-            await asyncio.wait(asked, timeout=bound + _GRACE)
+            await asyncio.wait(waiters, timeout=bound + _GRACE)
 
-    async def first_round(self) -> None:
+    async def wait_for_first_probes(self) -> None:
         """Return when every endpoint configured now has been probed."""
-        for watch in tuple(self._watches.values()):
-            await watch.probed.wait()
+        for probing in tuple(self._probe_loops.values()):
+            await probing.probed.wait()
 
     async def wait_until_ready(
-        self, *, first: float = FIRST_PATIENCE, rest: float = REST_PATIENCE
+        self, *, first: float = FIRST_READY_TIMEOUT, rest: float = ALL_READY_TIMEOUT
     ) -> None:
-        """Return when every backend is ready, or when those that are not had their time.
+        """Return when every backend is ready, or when the time for those that are not is over.
 
-        They have `first` seconds while none is ready, and `rest` once one is: backends that start
-        at the same time as the gateway are known before its first request, and one that is away
-        keeps nobody waiting for long.
+        That is `first` seconds while none is ready, and `rest` once one is: backends that start
+        with the gateway are known before its first request, and one that is down delays no start
+        for long.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + first
         is_any_ready = False
-        await self.first_round()
+        await self.wait_for_first_probes()
         while (unready := self._unready()) and loop.time() < until:
-            if not is_any_ready and len(unready) < len(self._watches):
+            if not is_any_ready and len(unready) < len(self._probe_loops):
                 is_any_ready = True
                 until = min(until, loop.time() + rest)
-            asked = [watch.ask() for watch in unready]
-            await asyncio.wait(asked, timeout=max(0.0, until - loop.time()))
+            waiters = [probing.request_probe() for probing in unready]
+            await asyncio.wait(waiters, timeout=max(0.0, until - loop.time()))
 
-    def _unready(self) -> list[_Watch]:
+    def _unready(self) -> list[_ProbeLoop]:
         ready = {each.backend for each in self._fleet.statistics() if each.health is Health.READY}
-        return [watch for watch in self._watches.values() if watch.endpoint.backend not in ready]
+        return [
+            probing
+            for probing in self._probe_loops.values()
+            if probing.endpoint.backend not in ready
+        ]
 
-    async def _follow(self, watch: _Watch) -> None:
+    async def _follow(self, probing: _ProbeLoop) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            watch.wake.clear()
-            asked, watch.asked = watch.asked, []
+            probing.wake.clear()
+            waiters, probing.waiters = probing.waiters, []
             try:
-                asked_at = loop.time()
-                found = await self._ask(watch.endpoint)
-                self._fleet.observe(watch.endpoint, found, loop.time() - asked_at)
-                watch.tell(found)
+                started = loop.time()
+                found = await self._probe(probing.endpoint)
+                self._fleet.observe(probing.endpoint, found, loop.time() - started)
+                probing.log_change(found)
             finally:
-                watch.settle(asked)
+                probing.finish(waiters)
             await asyncio.sleep(MIN_INTERVAL)
             interval = self._fleet.routing.probe_interval
             interval *= self._random.uniform(1 - JITTER, 1 + JITTER)
             try:
                 async with asyncio.timeout(interval - MIN_INTERVAL):
-                    await watch.wake.wait()
+                    await probing.wake.wait()
             except TimeoutError:
                 continue
 
-    async def _ask(self, endpoint: Endpoint) -> BackendState | ProbeFailure:
-        patience = self._fleet.routing.probe_timeout
+    async def _probe(self, endpoint: Endpoint) -> BackendState | ProbeFailure:
+        time_limit = self._fleet.routing.probe_timeout
         try:
-            return await self._client.state(endpoint, patience=patience)
+            return await self._client.state(endpoint, time_limit=time_limit)
         except CallFailed as error:
             is_silent = error.cause is Cause.TIMED_OUT
-            return ProbeFailure(detail=error.detail, silence=patience if is_silent else 0.0)
+            return ProbeFailure(detail=error.detail, silence=time_limit if is_silent else 0.0)

@@ -1,4 +1,4 @@
-"""Has every backend read its model repository again, and the fleet know what came of it."""
+"""Has every backend read its model repository again, and reports their states to the fleet."""
 
 import asyncio
 from typing import Protocol
@@ -11,19 +11,19 @@ from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed
 
 # Opening a model takes seconds; digesting the files of a large one may take longer.
-_PATIENCE = 300.0
+_RELOAD_TIMEOUT = 300.0
 
 
 class ReloadClient(Protocol):
-    """Asks a backend to read its repository; raises `CallFailed` where it does not."""
+    """Has a backend read its repository; raises `CallFailed` where it does not."""
 
-    async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
-        """Return the state of the backend once what it read is served."""
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+        """Return the state of the backend, within `time_limit`, once what it read is served."""
         ...
 
 
 class ModelReloader:
-    """Reloads backends. Asking twice is harmless: what did not change stays as it is."""
+    """Reloads backends. A second reload is harmless: what did not change stays as it is."""
 
     def __init__(self, *, fleet: Fleet, client: ReloadClient, prober: Prober) -> None:
         self._fleet = fleet
@@ -38,7 +38,7 @@ class ModelReloader:
         """
         endpoints = tuple(self._fleet.endpoints)
         problems = await asyncio.gather(*map(self._reload, endpoints))
-        # A probe that began earlier may bring old news; only one that begins now is the last word.
+        # A probe that began before may report an older state: wait for one that begins now.
         await self._prober.probe_all()
         failed = [problem for problem in problems if problem is not None]
         if failed:
@@ -46,9 +46,9 @@ class ModelReloader:
 
     async def _reload(self, endpoint: Endpoint) -> str | None:
         try:
-            state = await self._client.reload(endpoint, patience=_PATIENCE)
+            state = await self._client.reload(endpoint, time_limit=_RELOAD_TIMEOUT)
         except CallFailed as error:
             return f"`{endpoint.backend}`: {error.detail}"
-        # Also where the probe that follows is late: what is broken must be known by then.
+        # Observed here, too: the probe that follows may be late, and what is broken must be known.
         self._fleet.observe(endpoint, state)
         return None

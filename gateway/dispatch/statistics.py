@@ -1,4 +1,4 @@
-"""Counts of what the dispatcher did."""
+"""Counts calls, retries, hedges and outcomes of the dispatcher."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class DispatchStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed_calls: int
     retried: int
     hedged: int
-    """Items tried elsewhere as well, since their first backend took its time."""
+    """Items tried at a second backend as well, because the first was late."""
     denied: int
     """Retries that the retry budget did not allow."""
     computed: int
@@ -32,7 +32,7 @@ class Counters:
         self.computed = 0
         self._failed: dict[str, int] = {}
 
-    def settled(self, outcome: ItemOutcome) -> None:
+    def count(self, outcome: ItemOutcome) -> None:
         """Count an item's end."""
         if outcome.failure is None:
             self.computed += 1

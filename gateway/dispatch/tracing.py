@@ -1,4 +1,4 @@
-"""The seam at which a span can be opened around each call of a backend."""
+"""Declares the tracer that opens a span around each call of a backend."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -7,7 +7,7 @@ from gateway.types import Endpoint
 
 
 class CallTracer(Protocol):
-    """Told of every call; the context sees the `CallFailed` of a call that failed."""
+    """Traces calls; the context sees the `CallFailed` of a call that failed."""
 
     def on_call(
         self, endpoint: Endpoint, *, items: int, traceparent: str

@@ -1,4 +1,4 @@
-"""What the dispatcher is given, the missed items of one request, and whatever runs them."""
+"""Declares work, the missed items of one request, and the interface that runs it."""
 
 from collections.abc import Callable
 from typing import Literal, Protocol
@@ -12,10 +12,10 @@ from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item; `index` is the caller's name for it, unique within the work.
+    """One item; `index` identifies it within the work.
 
-    `scope` says who may share its rows; items of equal `affinity` meet in one backend. `key` is
-    that of an answer which other workers may compute, or wait for; else there is none.
+    `scope` says who may share its rows; items of equal `affinity` are sent to one backend. `key` is
+    the cache key where other workers may compute the answer or wait for it, else `None`.
     """
 
     index: int
@@ -26,21 +26,21 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Items that share model, task and parameters (msgpack), asked for by `principal`."""
+    """Items of `principal` that share model, task and parameters (msgpack)."""
 
     model: ServedModel
     task: Task
     parameters: bytes
     items: tuple[WorkItem, ...]
     principal: Principal | None = None
-    """Whose limits it counts against; nobody's is not limited."""
+    """Whose limits it counts against; without one it is not limited."""
     criticality: Criticality = Criticality.DEFAULT
     lane: Literal["interactive", "bulk"] = "interactive"
     truncate: bool = True
     is_valid: Validity | None = None
-    """Tells whether a stored answer may be given; `None`: every one may."""
+    """Returns whether a stored answer may be used; `None`: every one may."""
     atomic: bool = False
-    """Items of a request that is of no use without any of them: none runs unless all may."""
+    """Admitted together or not at all: the request is of no use with a part of them."""
 
 
 class WorkRunner(Protocol):

@@ -13,7 +13,7 @@ class HitRun:
     """Memory hits of one caller, task and model, as they come: their ids follow on from `first`.
 
     `count` of them belong to the present iteration of the event loop, which may have up to `room`;
-    `left` ids are reserved. `gateway.api.fast_path.hit_events` makes room when there is none.
+    `left` ids are reserved. `gateway.api.hit_events` makes room when there is none.
     """
 
     __slots__ = ("count", "event", "first", "left", "model", "room", "task")

@@ -1,4 +1,4 @@
-"""How long to wait before a crashed process is started again."""
+"""Computes the delay before a crashed process is started again."""
 
 FIRST = 0.1
 LONGEST = 5.0

@@ -1,6 +1,6 @@
-"""Makes the ledger and the demo tenant: a step of `sluicegate up`, run in a process of its own.
+"""Creates the ledger and the demo tenant for `sluicegate up`, in a process of its own.
 
-It keeps SQL out of the supervisor, which starts sooner and stays small.
+SQL stays out of the supervisor, which starts sooner and takes less memory.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from gateway.types import Rule
 
 DEMO_TENANT = "demo"
 _ACTOR = "sluicegate up"
-# Far above what one machine serves, and enforced like anybody's.
+# Far above what one machine serves, and enforced as for any tenant.
 _DEMO_RULES = (
     Rule(name="minute", unit="requests", capacity=10_000_000, window=60.0),
     Rule(name="items", unit="items", capacity=10_000_000, window=60.0),
@@ -29,7 +29,7 @@ def bootstrap(settings: Settings, demo_key: str) -> None:
     """
     with Ledger(settings.ledger) as ledger:
         accounts = ledger.accounts
-        with contextlib.suppress(Conflict):  # a later start
+        with contextlib.suppress(Conflict):  # a later start finds it
             accounts.create_tenant(
                 DEMO_TENANT, name="Demonstration", rules=_DEMO_RULES, actor=_ACTOR
             )

@@ -1,4 +1,4 @@
-"""Keeps one process running: starts it, starts it again when it crashes or hangs, stops it."""
+"""Keeps one process running: starts it, restarts it when it crashes or hangs, and stops it."""
 
 import asyncio
 import contextlib
@@ -15,17 +15,17 @@ from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec
 
 _PROBE_INTERVAL = 0.05
-# Attempts to weigh a process like others, and seconds between two: the kernel may ask for patience.
-_ATTEMPTS, _BETWEEN = 10, 0.11
+# Attempts to reset the priority of a process, and seconds between two: the kernel limits the rate.
+_ATTEMPTS, _ATTEMPT_INTERVAL = 10, 0.11
 ENDED = "ended"
 
 
 class Child:
     """A process of `spec`; `say` prints for the operator.
 
-    `changed` is called whenever `pid` changed, with the pid that ended where one did; `restarted`
-    with the reason, when it is started again. Before the process was ready once, its end is final
-    and `until_ready` raises; after that it is restarted.
+    `changed` is called whenever `pid` changed, with the pid that ended if one did; `restarted` is
+    called with the reason of each restart. A process that ends before it was ready once is not
+    restarted, and `until_ready` raises.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Child:
         self.pid: int | None = None
         self.silence = Silence()
         self.has_spoken = False
-        """Whether there was a sign of life from the process that runs now."""
+        """Whether the current process has sent a heartbeat or answered once."""
         self._spawner = spawner
         self._say = say
         self._changed = changed
@@ -56,7 +56,7 @@ class Child:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the process runs and is to go on."""
+        """Whether the process runs and is not being stopped."""
         return self.pid is not None and not self._stopping.is_set()
 
     async def run(self) -> None:
@@ -101,15 +101,15 @@ class Child:
         raise CannotStart(f"{self.spec.name} {missing} {within}; {self._see}")
 
     def heard(self) -> None:
-        """Note a sign of life of the process."""
+        """Note a heartbeat, or an answer, of the process."""
         self.silence.heard()
         if not self.has_spoken:
             self.has_spoken = True
             if self._is_leaving:
-                self._signal(signal.SIGUSR1)  # it took the place of one that was told
+                self._signal(signal.SIGUSR1)  # it replaced a process that had the signal
 
     def announce_stop(self) -> None:
-        """Have the process say that it is not ready, and serve on."""
+        """Have the process report that it is not ready, and serve on."""
         self._is_leaving = True
         if self.has_spoken:
             self._signal(signal.SIGUSR1)
@@ -122,7 +122,7 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def replace_gently(self, reason: str, why: str) -> None:
-        """Ask the process to end, and see it started again; it is killed when it takes too long."""
+        """Terminate the process, killing it when it takes too long, and wait for its successor."""
         pid, self._reason = self.pid, reason
         self._say(f"{self.spec.name} {why}; it is replaced")
         await self._terminate()
@@ -131,7 +131,7 @@ class Child:
         await self._until(lambda: self.has_spoken and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
-        """Ask the process to end, make it end when it takes too long or at `force`.
+        """Terminate the process; kill it when it takes too long, or at `force`.
 
         Returns:
             Whether it ended by itself.
@@ -174,9 +174,9 @@ class Child:
 
     @contextlib.contextmanager
     def _heartbeats(self, stack: contextlib.ExitStack) -> Iterator[int | None]:
-        """Yield what the process is to write heartbeats to, where its program does that.
+        """Yield the descriptor for the heartbeats of the process, `None` where it sends none.
 
-        They are read until the end of `stack`.
+        Heartbeats are read until `stack` is closed.
         """
         if not self.spec.heartbeat_variable:
             yield None
@@ -201,14 +201,14 @@ class Child:
             os.close(writer)
 
     async def _terminate(self) -> None:
-        """Send SIGTERM, and let what the process does then weigh as much as what others do."""
+        """Send SIGTERM, and reset a lowered priority: the supervisor waits for the end."""
         self._signal(signal.SIGTERM)
         if not self.spec.gives_way:
             return
         for _ in range(_ATTEMPTS):
             if self.pid is None or end_giving_way(self.pid):
                 return
-            await asyncio.sleep(_BETWEEN)
+            await asyncio.sleep(_ATTEMPT_INTERVAL)
 
     async def _until(self, holds: Callable[[], bool], within: float) -> bool:
         loop = asyncio.get_running_loop()

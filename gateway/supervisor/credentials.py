@@ -1,4 +1,4 @@
-"""The admin key and the demo tenant's key: given by hand, or generated once."""
+"""Chooses the admin key and the demo tenant's key: given by the operator, or generated once."""
 
 import msgspec
 
@@ -18,7 +18,7 @@ def choose_credentials(directory: DataDirectory, *, admin_key: str, demo_key: st
     """Return the keys given, and for those that are not, one that is generated and kept.
 
     A generated key lies in the data directory, readable by its owner only, so that a later start
-    can show it again: a convenience of `sluicegate up`, not meant for production.
+    can show it again: for the convenience of `sluicegate up`, not for production.
 
     Raises:
         CannotStart: a key given by hand is not 16 to 200 visible ASCII characters.

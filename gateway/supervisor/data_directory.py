@@ -1,4 +1,4 @@
-"""The folder that one supervisor owns: its lock, its secrets, its logs and its sockets."""
+"""Opens the data directory of a supervisor: its lock, secrets, logs and sockets."""
 
 import contextlib
 import fcntl
@@ -45,7 +45,7 @@ class DataDirectory:
         return path
 
     def sockets(self) -> Path:
-        """Return the folder for Unix sockets: in the root, or elsewhere where its path is long."""
+        """Return the folder for Unix sockets: below the root, or temporary if its path is long."""
         inside = self.root / "run"
         if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
             return self.folder("run")
@@ -65,7 +65,7 @@ class DataDirectory:
 
 @contextlib.contextmanager
 def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirectory]:
-    """Take `root` for this process, after ending what a killed supervisor left running there.
+    """Lock `root` for this process, and end processes that a killed supervisor left there.
 
     Raises:
         CannotStart: another process has it, or it cannot be written.

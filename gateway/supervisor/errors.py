@@ -1,14 +1,14 @@
-"""Why `sluicegate up` ends early, as one line and an exit code."""
+"""Declares the error and the exit codes with which `sluicegate` fails to start."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the exit codes of `sluicegate` mean."""
+    """The exit codes of `sluicegate`."""
 
     OK = 0
     FAILED = 1
-    """Something did not start, or what was asked could not be done."""
+    """A process did not start, or the command failed."""
     BUSY = 2
     """A port or the data directory is used by another process; wrong usage of the command."""
     CONFIGURATION = 3
@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
 
 
 class CannotStart(Exception):
-    """Nothing can run until the operator does what the message says."""
+    """The start failed; the message says what to do."""
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)

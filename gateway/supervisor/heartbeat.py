@@ -1,4 +1,4 @@
-"""Heartbeats: an event loop shows its supervisor that it runs, by a byte through a pipe."""
+"""Sends heartbeats from an event loop to its supervisor, as bytes through a pipe."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,9 @@ HEARTBEAT_INTERVAL = 0.5
 
 @contextlib.contextmanager
 def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """Write a byte to `descriptor` at every interval, from the running event loop; `None`: nowhere.
+    """Write a byte to `descriptor` at every interval, from the running event loop; `None`: none.
 
-    A callback and no task: it runs as long as the loop does, and no failure of a task ends it.
+    A timer instead of a task: it runs as long as the loop does, and no failed task ends it.
     """
     if descriptor is None:
         yield
@@ -23,7 +23,7 @@ def heartbeat(descriptor: int | None) -> Iterator[None]:
 
     def beat() -> None:
         nonlocal timer
-        # A pipe that is full has a reader that sleeps; one without a reader, one that is gone.
+        # A full pipe has a reader that is suspended, a broken one a reader that has ended.
         with contextlib.suppress(OSError):
             os.write(descriptor, b".")
         timer = loop.call_later(HEARTBEAT_INTERVAL, beat)

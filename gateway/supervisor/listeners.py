@@ -1,4 +1,4 @@
-"""The sockets that children listen on: found free, opened once, kept open over their restarts."""
+"""Opens the sockets that children listen on, once, and keeps them open over restarts."""
 
 import contextlib
 import errno
@@ -9,22 +9,22 @@ from collections.abc import Iterator, Sequence
 
 from gateway.supervisor.errors import CannotStart, ExitCode
 
-# Below the range that the system takes for outgoing connections, so that none of them sits on a
-# backend's port while the backend restarts.
+# Below the range of ephemeral ports, so that no outgoing connection takes a backend's port while
+# the backend restarts.
 _FREE_PORTS = range(20_000, 32_000)
 _ATTEMPTS = 200
 
 
 def check_free(host: str, port: int, *, option: str) -> None:
-    """Make sure that nobody listens on `port`.
+    """Make sure that no process listens on `port`.
 
     Raises:
-        CannotStart: somebody does; the message names the `option` that chooses another port.
+        CannotStart: one does; the message names the `option` that chooses another port.
     """
     with contextlib.closing(_socket(host)) as candidate:
         try:
             candidate.bind((host, port))
-            candidate.listen()  # two that are bound and do not listen yet meet here
+            candidate.listen()  # fails where another is bound and does not listen yet
         except OSError as error:
             raise _refused(host, port, option, error) from error
 
@@ -33,9 +33,9 @@ def check_free(host: str, port: int, *, option: str) -> None:
 def open_listeners(
     host: str, port: int, count: int, *, option: str
 ) -> Iterator[Sequence[socket.socket]]:
-    """Open `count` sockets bound to one free port; who they are handed to calls `listen`.
+    """Open `count` sockets bound to one free port; the children that inherit them call `listen`.
 
-    They stay open while this is entered, so that connections that wait in one outlive the process
+    They stay open while this is entered, so that connections in the backlog outlive the process
     that listened.
 
     Raises:
@@ -59,8 +59,8 @@ def open_listeners(
 def claim(port: int) -> Iterator[None]:
     """Claim `port` among supervisors.
 
-    Sockets with `SO_REUSEPORT` that do not listen yet are invisible to `check_free`; this is what
-    keeps two supervisors that start at the same time apart.
+    `check_free` does not see sockets with `SO_REUSEPORT` that do not listen yet; this keeps two
+    supervisors that start at the same time apart.
 
     Raises:
         CannotStart: another supervisor has it.
@@ -78,7 +78,7 @@ def claim(port: int) -> Iterator[None]:
 
 
 def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
-    """Return a port that nobody listens on and that is not in `taken`.
+    """Return a port that no process listens on and that is not in `taken`.
 
     Raises:
         CannotStart: no free one was found.
@@ -96,7 +96,7 @@ def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
 def _socket(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
-    # Connections of a former run that still wait for their end do not make the port busy.
+    # Connections of a former run in TIME_WAIT do not make the port busy.
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return opened
 

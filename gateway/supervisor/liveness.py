@@ -1,20 +1,19 @@
-"""Whether a child's event loop lives: silence is added up while the child could have spoken."""
+"""Measures how long a child is silent, while it could have sent a heartbeat."""
 
 from pathlib import Path
 
 import msgspec
 
-# What the kernel shows is in pages and ticks.
+# The units of /proc.
 _PAGE_BYTES = 4096
 _TICKS = 100.0
 _STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12
-# No look adds more silence than this, however late it comes: then it was the supervisor that did
-# not run, because the machine slept or had no time for it.
+# The most silence that one look adds: if it comes later, the supervisor itself did not run.
 LONGEST_STEP = 2.0
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel says of a process: `state` as in `ps`, processor time and resident memory."""
+    """A process as in /proc: `state` as `ps` shows it, processor time and resident memory."""
 
     state: str = "S"
     processor_time: float = 0.0
@@ -22,7 +21,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def activity_of(pid: int) -> Activity | None:
-    """Return what the kernel says of a process, `None` where there is none or nothing is said."""
+    """Return the activity of a process from /proc, `None` where there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
@@ -37,10 +36,10 @@ def activity_of(pid: int) -> Activity | None:
 
 
 class Silence:
-    """Adds up for how long a process has given no sign of life though it could have.
+    """Adds up for how long a process has been silent though it could run.
 
-    A process that is runnable is judged by the processor time it was given, so that none is taken
-    for dead on a machine that has no time for it; one that waits for a disk is not judged.
+    For a runnable process only its own processor time counts, so that none is taken for dead on an
+    overloaded machine; the time of one that waits for a disk does not count.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class Silence:
         self._processor_time = 0.0
 
     def heard(self) -> None:
-        """Note a sign of life."""
+        """Note a heartbeat or an answer."""
         self._heard = True
 
     def look(self, passed: float, activity: Activity | None) -> float:

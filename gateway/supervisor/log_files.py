@@ -1,4 +1,4 @@
-"""Keeps the log files of running processes below a size."""
+"""Rotates the log files of running processes by size."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_small(folder: Path, *, max_bytes: int = MAX_BYTES, every: float = _EVERY) -> None:
-    """Rotate what is too large in `folder`, again and again, until cancelled."""
+    """Rotate logs in `folder` that are too large, every `every` seconds, until cancelled."""
     while True:
         await asyncio.to_thread(rotate, folder, max_bytes=max_bytes)
         await asyncio.sleep(every)
@@ -21,7 +21,7 @@ def rotate(folder: Path, *, max_bytes: int) -> None:
     """Copy each log larger than `max_bytes` to `NAME.log.1` and empty it; blocks.
 
     Its process goes on writing to the same file. Lines that it writes between the copy and the
-    emptying are lost. Where the disk is full there is no copy: the room is needed.
+    emptying are lost. Where the disk is full no copy is kept.
     """
     for path in folder.glob("*.log"):
         try:

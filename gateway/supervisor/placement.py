@@ -1,4 +1,4 @@
-"""The placement file: tells the gateway where `sluicegate up` put its backends."""
+"""Writes the placement file, from which gateways read where `sluicegate up` runs backends."""
 
 from collections.abc import Iterable
 from pathlib import Path

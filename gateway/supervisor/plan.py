@@ -1,4 +1,4 @@
-"""What `sluicegate up` runs: every process as a spec, before the first one starts."""
+"""Plans every process of `sluicegate up` as a spec, before the first one starts."""
 
 import random
 import socket
@@ -17,7 +17,7 @@ _EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER)
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line of `up` says beyond the settings. Empty keys are generated.
+    """The options of `up` beyond the settings. Empty keys are generated.
 
     Without `models` the demo models are served; with them, only where `demo_models` says so.
     """

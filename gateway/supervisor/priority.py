@@ -1,7 +1,7 @@
-"""Gives way to whoever answers requests: what carries events can wait, on the disk.
+"""Lowers the priority of processes that carry events, below those that answer requests.
 
-A Linux desktop or server groups processes by session, and weighs groups before it weighs processes:
-there `nice` alone changes nothing between a worker and a gateway, each of a session of its own.
+Linux may group processes by session (autogroup) and schedule groups before processes: there `nice`
+alone changes nothing between two processes of different sessions.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _LOWEST = 19
 _NORMAL = 0
-# The kernel lets one group of the whole machine be changed in a tenth of a second, but for root.
+# Without root, the kernel lets one autogroup of the machine be changed every 0.1 s.
 _ATTEMPTS = 10
 _BETWEEN = 0.11
 
@@ -20,7 +20,7 @@ _BETWEEN = 0.11
 def give_way(
     group: Path = Path("/proc/self/autogroup"), *, pause: Callable[[float], None] = time.sleep
 ) -> None:
-    """Run this process, and its session's group where there is one, after everybody else."""
+    """Give this process, and its autogroup where there is one, the lowest priority."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     if os.getsid(0) != os.getpid():
@@ -32,12 +32,12 @@ def give_way(
 
 
 def end_giving_way(process: int) -> bool:
-    """Have a process that gives way run beside all others: somebody waits for its end.
+    """Reset the priority of a process, because the supervisor waits for its end.
 
-    A process without rights may not do so for itself, but for its session's group.
+    An unprivileged process may not raise its own priority, but that of its autogroup.
 
     Returns:
-        Whether that is done, or cannot be; else it may be tried again in a tenth of a second.
+        Whether it is done, or impossible; else it may be tried again after 0.1 s.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0))
@@ -45,7 +45,7 @@ def end_giving_way(process: int) -> bool:
 
 
 def _weigh(group: Path, niceness: int) -> bool:
-    """Set a group's niceness; return false where that may be tried again."""
+    """Set the niceness of an autogroup; return false where that may be tried again."""
     try:
         if group.exists():
             group.write_text(str(niceness))

@@ -1,4 +1,4 @@
-"""The ways to ask a child whether it is ready."""
+"""Probes children for readiness."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ READY_PATH = "/health/ready"
 
 
 class ProcessStarted:
-    """For a process that tells nobody: it is ready when it runs."""
+    """Ready when it runs, for a process without a readiness probe."""
 
     async def missing(self) -> str:
         """Return nothing."""
@@ -19,7 +19,7 @@ class ProcessStarted:
 
 
 class HttpReady:
-    """Ready when its readiness route says 200."""
+    """Ready when its readiness route answers 200."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -37,7 +37,7 @@ class HttpReady:
 class ListenerReady:
     """Ready when it listens on the socket handed to it, and then `rest` is ready.
 
-    Workers share a port, so a request cannot choose one; the socket tells which of them listens.
+    Workers share a port, so that a request cannot choose one; the socket shows which one listens.
     """
 
     def __init__(self, listener: socket.socket, rest: Probe) -> None:

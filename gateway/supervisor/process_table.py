@@ -1,4 +1,4 @@
-"""`processes.json`: who runs, for tests and operators, and for the start after a crash."""
+"""Reads and writes `processes.json`: the running processes, for operators and for recovery."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ FILE = "processes.json"
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A process. `started` is its start by the kernel's clock, which tells it from a later pid."""
+    """A process. `started` is its start by the kernel's clock, which differs for a reused pid."""
 
     role: Role
     region: str
@@ -26,9 +26,9 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_table(folder: Path, entries: list[ProcessEntry]) -> str:
-    """Replace the table, whole; return why it could not be, nothing where it was.
+    """Replace the table atomically; return why that failed, nothing if it did not.
 
-    A full disk must not end who watches the processes.
+    A full disk must not end the supervisor.
     """
     text = msgspec.json.format(msgspec.json.encode(entries), indent=1)
     temporary = folder / f".{FILE}"
@@ -65,9 +65,9 @@ def start_of(pid: int) -> int:
 def end_leftovers(
     folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Kill what a supervisor that was killed left behind; return how many there were.
+    """Kill the children of a supervisor that was killed; return how many there were.
 
-    A pid is ours only if its start time is the recorded one.
+    A pid is one of them only if its start time is the recorded one.
     """
     leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
     for entry in leftovers:

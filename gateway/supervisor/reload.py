@@ -1,4 +1,4 @@
-"""SIGHUP: asks the operators' listener to read the configuration folder again."""
+"""Has the operators' listener read the configuration folder again, at SIGHUP."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +12,7 @@ RELOAD_PATH = "/admin/config/reload"
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """What is told of the answer, be it a success or a problem."""
+    """The fields of the answer that are shown, of a success or a problem."""
 
     generation: int | None = None
     notice: str = ""
@@ -25,7 +25,7 @@ class ReloadAnswer(msgspec.Struct, frozen=True):
 def reloader(
     settings: Settings, admin_key: str, tell: Callable[[str], None]
 ) -> Callable[[], Awaitable[None]]:
-    """Return what reloads, and tells how it went; it never raises."""
+    """Return a function that reloads and reports the outcome to `tell`; it never raises."""
 
     async def reload() -> None:
         try:
@@ -47,9 +47,9 @@ def reloader(
 
 
 def no_reloader(tell: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-    """Return what tells that nothing is reloaded, where no operators' listener is run.
+    """Return a function that reports that nothing is reloaded, without an operators' listener.
 
-    Whoever has its port may be somebody else, and is not told the key.
+    Another program may have its port, and must not get the key.
     """
 
     async def reload() -> None:

@@ -1,4 +1,4 @@
-"""`sluicegate gateway`: the gateway workers of one machine; Redis and backends are elsewhere."""
+"""Runs the gateway workers of one machine (`sluicegate gateway`), without Redis and backends."""
 
 import asyncio
 import contextlib

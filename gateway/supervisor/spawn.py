@@ -1,4 +1,4 @@
-"""Starts a process that dies with its parent; its output goes to a file or to the parent's."""
+"""Starts processes that die with their parent, with output to log files or the parent's."""
 
 import asyncio
 import contextlib
@@ -43,13 +43,13 @@ class Spawner:
         path = self.log_of(spec)
         listeners = (*((spec.listener,) if spec.listener else ()), *spec.siblings)
         inherited = [listener.fileno() for listener in listeners]
-        if -1 in inherited:  # accepting has ended just before a restart was due
+        if -1 in inherited:  # the listener was closed just before a restart
             raise OSError(errno.EBADF, "its socket is closed")
         own = dict(spec.environment)
         if heartbeat is not None:
             inherited.append(heartbeat)
             own[spec.heartbeat_variable] = str(heartbeat)
-        # Appending: what rotates the file cuts it while the child has it open.
+        # Append mode: rotation truncates the file while the child has it open.
         with contextlib.nullcontext() if path is None else path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *spec.argv,
@@ -73,7 +73,7 @@ class Spawner:
         secret: str = "",
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Run a program to its end; `secret` is its input, and what it prints is told and logged.
+        """Run a program to its end; `secret` is its input, and its output goes to `tell` and a log.
 
         Raises:
             CannotStart: it failed; the message is its last line.
@@ -99,7 +99,7 @@ class Spawner:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment for children: this process's, without the keys it was given.
+    """Return the environment for children: this process's, without its keys.
 
     Backends of this machine are called on loopback, without TLS.
     """
@@ -111,7 +111,7 @@ def inherited_environment() -> dict[str, str]:
 async def _talk(
     process: asyncio.subprocess.Process, secret: str, path: Path, tell: Callable[[str], None]
 ) -> str:
-    """Give a process its input and hear it out; return its last line."""
+    """Send a process its input and read its output to the end; return the last line."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
     with contextlib.suppress(ConnectionError):  # it ended without reading: its output says why
@@ -130,20 +130,20 @@ async def _talk(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return what makes the child die when its parent does, however that ends.
+    """Return a function for the child that makes it die with its parent.
 
     The kernel watches the thread that forked, which is the main one: the loop runs there.
     """
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # found before the fork: the child must not take locks
+    prctl = ctypes.CDLL(None).prctl  # before the fork: the child must not take locks
     parent = os.getpid()
 
     def before_exec() -> None:
-        # Until the child knows the signal, it must not end it.
+        # Ignored until the child has a handler, else it would end it.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the kernel was told
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
     return before_exec

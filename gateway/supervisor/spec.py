@@ -1,4 +1,4 @@
-"""What a child process is, as values; and the order in which roles stop."""
+"""Declares child processes as values, and the order in which roles stop."""
 
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,8 +22,8 @@ class Role(StrEnum):
     GATEWAY = "gateway"
 
 
-# Whoever makes work stops before whoever takes it: gateways finish their requests while backends
-# still answer, and what they recorded is shipped and billed while Valkey still runs.
+# Producers of work stop before its consumers: gateways finish their requests while backends still
+# answer, and their events are shipped and billed while Valkey still runs.
 STOP_ORDER: tuple[tuple[Role, ...], ...] = (
     (Role.GATEWAY,),
     (Role.ADMIN,),
@@ -35,10 +35,10 @@ STOP_ORDER: tuple[tuple[Role, ...], ...] = (
 
 
 class Probe(Protocol):
-    """Asks a process whether it is ready; never raises, and answers within about a second."""
+    """Probes a process for readiness, in about a second; never raises."""
 
     async def missing(self) -> str:
-        """Return what the process still waits for; nothing when it is ready."""
+        """Return why the process is not ready; nothing when it is."""
         ...
 
 
@@ -56,26 +56,26 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     listener: socket.socket | None = None
     """A socket of the supervisor's that the child inherits, and its successor after it.
 
-    Such a child serves HTTP; at SIGUSR1 it says that it is not ready, and serves on."""
+    Such a child serves HTTP; at SIGUSR1 it reports that it is not ready, and serves on."""
     siblings: tuple[socket.socket, ...] = ()
     """Sockets of others on the same port; the child accepts there what those do not."""
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 60.0
     heartbeat_variable: str = ""
-    """Tells the child what to write heartbeats to, where its program does that."""
+    """The variable with the descriptor for heartbeats; empty: the child sends none."""
     sign_of_life: Callable[[], Awaitable[bool]] | None = None
-    """Asks a child that writes none; false, and no exception, where it does not answer."""
+    """Calls a child that sends no heartbeats; false, and no exception, without an answer."""
     silent_within: float = 0.0
-    """Seconds without a sign of life after which the child is replaced; 0: never."""
+    """Seconds of silence after which the child is replaced; 0: never."""
     memory_bytes: int = 0
     """Resident memory above which it is replaced; 0: no bound."""
     gives_way: bool = False
-    """Runs after everybody else (`gateway.supervisor.priority`), until it is told to stop."""
+    """Runs at the lowest priority (`gateway.supervisor.priority`), until it is stopped."""
 
     @property
     def is_heard(self) -> bool:
-        """Whether there are signs of life to wait for."""
+        """Whether the child sends heartbeats or can be called."""
         return bool(self.heartbeat_variable) or self.sign_of_life is not None
 
 

@@ -20,7 +20,7 @@ from gateway.telemetry.restarts import RestartCounts
 
 
 class Supervisor:
-    """The children of this process, while it is entered."""
+    """Runs the children of this process, while it is entered."""
 
     def __init__(
         self, *, root: Path, spawner: Spawner, say: Callable[[str], None], address: str = ""
@@ -76,14 +76,14 @@ class Supervisor:
         """Wait until all of `children` are ready.
 
         Raises:
-            CannotStart: one of them is not, in its time.
+            CannotStart: one of them is not within its time.
         """
         await in_parallel(*(self._ready(child) for child in children))
 
     async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
         """Stop every child, in the order of roles; at once when `force` is set.
 
-        Before, those that serve HTTP say for `delay` that they are not ready, and serve on.
+        Before, those that serve HTTP report for `delay` seconds that they are not ready.
         """
         children = {child.spec.name: child for child in self._children}
         await self._announce(force, delay)
@@ -110,9 +110,9 @@ class Supervisor:
 
     def _changed(self, ended: int | None) -> None:
         if ended is not None:
-            # A live gauge of a process that is gone must not be added to those of the living.
+            # A live gauge of a process that ended must not be added to the others.
             for left in (self._root / "metrics").glob(f"gauge_live*_{ended}.db"):
-                with contextlib.suppress(OSError):  # a disk that takes no change, as after an error
+                with contextlib.suppress(OSError):  # a disk that is read-only, as after an error
                     left.unlink()
         self._record()
 
@@ -133,7 +133,7 @@ class Supervisor:
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
-    """Close this process's part of what `group` listens on, once nobody waits to be accepted."""
+    """Close this process's listeners of `group`, once no connection waits in the backlog."""
     listeners = [spec.listener for spec in group if spec.listener is not None]
     if not listeners or listeners[0].fileno() < 0:
         return
@@ -146,7 +146,7 @@ async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -
 
 
 async def in_parallel(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Return what `work` does; the first failure ends the rest and is raised as it is."""
+    """Return the results of `work`; the first exception cancels the rest and is raised."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return await asyncio.gather(*tasks)
@@ -167,9 +167,9 @@ async def supervise(
 ) -> None:
     """Run `start`, then wait for SIGINT or SIGTERM, then stop every child; a second one forces it.
 
-    After SIGTERM children serve on for `delay`, and say that they are not ready; SIGINT is somebody
-    at a terminal, and nobody balances in front of that. SIGHUP runs `reload`. `beside` runs all the
-    while, and is cancelled at the end.
+    After SIGTERM children serve on for `delay` seconds and report that they are not ready, for load
+    balancers; SIGINT comes from a terminal, without one. SIGHUP runs `reload`. `beside` runs
+    meanwhile, and is cancelled at the end.
 
     Raises:
         CannotStart: `start` did; the children that ran are stopped.
@@ -199,7 +199,7 @@ async def supervise(
 
 
 class _StopSignals:
-    """What SIGINT and SIGTERM have asked for."""
+    """Holds the state of a stop by SIGINT or SIGTERM."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.stopping, self.force = asyncio.Event(), asyncio.Event()
@@ -226,7 +226,7 @@ async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]
 
 
 async def _until(stop: asyncio.Event, start: Callable[[], Awaitable[None]]) -> None:
-    """Run `start` and wait for `stop`, which also ends a start that is still going on."""
+    """Run `start` and wait for `stop`, which also cancels a start in progress."""
 
     async def starting() -> None:
         await start()

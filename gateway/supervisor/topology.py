@@ -1,4 +1,4 @@
-"""The processes of a gateway and of its backends, as specs."""
+"""Builds the specs of the processes of a gateway and its backends."""
 
 import random
 import socket
@@ -13,12 +13,12 @@ from gateway.supervisor.listeners import free_port
 from gateway.supervisor.probes import HttpReady, ListenerReady, ProcessStarted
 from gateway.supervisor.spec import ProcessSpec, Role
 
-# `-P`: a folder called `gateway` where the operator happens to stand is not ours.
+# `-P`: the working directory may hold another folder called `gateway`.
 PYTHON = (sys.executable, "-P", "-m")
 _LOOPBACK = "127.0.0.1"
 _ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - looked up, not bound
 _BEYOND_DRAIN = 5.0
-# A backend that opens a large model while it serves may hold its interpreter for so much longer.
+# Factor on the time-out: a backend that opens a large model may hold the interpreter so long.
 _LOADING = 3.0
 
 
@@ -45,7 +45,7 @@ def backend_specs(
                 role=Role.BACKEND,
                 region=region,
                 argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
-                # Nobody calls it any more when it is told to stop: gateways stop before.
+                # No delay: the gateways that call it stop before.
                 environment={
                     "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
                     "SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0",
@@ -66,7 +66,7 @@ def worker_specs(
 ) -> list[ProcessSpec]:
     """Return a gateway worker for each listener.
 
-    One that runs `alone` is ready when it listens: what it needs is somebody else's to start.
+    One that runs `alone` is ready when it listens: its dependencies are started by others.
     """
     rest = ProcessStarted() if alone else HttpReady(reachable(settings.host), settings.port)
     specs = []
@@ -96,7 +96,7 @@ def worker_specs(
 def admin_spec(
     settings: Settings, listener: socket.socket, admin_key: str, *, alone: bool = False
 ) -> ProcessSpec:
-    """Return the process of the operators' listener; it alone is told the admin key."""
+    """Return the process of the operators' listener, the only one with the admin key."""
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
@@ -122,7 +122,7 @@ def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
 
 
 def reachable(host: str) -> str:
-    """Return where a listener that is bound to `host` is reached from this machine."""
+    """Return the host by which a listener bound to `host` is reached from this machine."""
     return _ANYWHERE.get(host, host)
 
 

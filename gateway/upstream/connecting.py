@@ -1,33 +1,33 @@
-"""TCP connections to a name of several addresses, some of which may be silent."""
+"""Connects to a host name of several addresses, some of which may not answer (RFC 8305)."""
 
 import asyncio
 import socket
 
 import aiohappyeyeballs
 
-MOST_BETWEEN = 0.1
-"""Seconds until the next address is tried as well: the least that RFC 8305, 5, recommends."""
-_REMEMBERED = 30.0
-_MOST_REMEMBERED = 1_000
+MAX_ATTEMPT_DELAY = 0.1
+"""Seconds until the next address is tried as well: the minimum that RFC 8305, 5, recommends."""
+_SLOW_FOR = 30.0
+_MAX_SLOW = 1_000
 
 
 class Connector:
     """Connects to the first address of a name that answers. Belongs to one event loop.
 
-    The order is that of the name server, which may spread connections in this way. Only addresses
-    that others overtook are tried last for a while, so that a silent one does not delay every
+    Addresses are tried in the order of the name server, which may spread load in this way. Those
+    that another overtook are tried last for a while, so that a silent one does not delay every
     connection.
     """
 
     def __init__(self) -> None:
-        self._overtaken: dict[str, float] = {}
+        self._slow_until: dict[str, float] = {}
 
     async def connect(
-        self, host: str, port: int, *, patience: float | None = None
+        self, host: str, port: int, *, connect_timeout: float | None = None
     ) -> socket.socket:
         """Return a connected socket that does not block.
 
-        All addresses are tried within half of `patience`, the seconds that the caller waits.
+        Every address is tried within half of `connect_timeout` seconds; the caller ends the wait.
 
         Raises:
             OSError: the name has no address, or none of them takes a connection.
@@ -39,11 +39,15 @@ class Connector:
         if not found:
             raise socket.gaierror(socket.EAI_NONAME, "the name has no address")
         now = loop.time()
-        found.sort(key=lambda each: self._overtaken.get(str(each[4][0]), 0.0) > now)
-        between = MOST_BETWEEN if patience is None else min(MOST_BETWEEN, patience / 2 / len(found))
+        found.sort(key=lambda each: self._slow_until.get(str(each[4][0]), 0.0) > now)
+        delay = (
+            MAX_ATTEMPT_DELAY
+            if connect_timeout is None
+            else min(MAX_ATTEMPT_DELAY, connect_timeout / 2 / len(found))
+        )
         try:
             connected = await aiohappyeyeballs.start_connection(
-                found, happy_eyeballs_delay=between, interleave=0
+                found, happy_eyeballs_delay=delay, interleave=0
             )
         except RuntimeError as error:  # uvloop's, of a socket
             raise OSError(str(error)) from error
@@ -56,8 +60,8 @@ class Connector:
         return connected
 
     def _remember(self, tried: list[str], taken: str, now: float) -> None:
-        self._overtaken.pop(taken, None)
-        overtaken = tried[: tried.index(taken)] if taken in tried else []
-        if len(self._overtaken) + len(overtaken) > _MOST_REMEMBERED:
-            self._overtaken.clear()
-        self._overtaken.update(dict.fromkeys(overtaken, now + _REMEMBERED))
+        self._slow_until.pop(taken, None)
+        slower = tried[: tried.index(taken)] if taken in tried else []
+        if len(self._slow_until) + len(slower) > _MAX_SLOW:
+            self._slow_until.clear()
+        self._slow_until.update(dict.fromkeys(slower, now + _SLOW_FOR))

@@ -1,4 +1,4 @@
-"""Calls backends over HTTP: what is sent, and what comes back as reports or failures."""
+"""Calls backends over HTTP, and turns their responses into frames, reports and failures."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -39,25 +39,25 @@ from gateway.upstream.shared_call import SharedCall
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, TlsFiles, follow_files
 from gateway.upstream.transport import BackendTransport, TransportError, locate
 
-# A backend that works already gets what comes in this time, in seconds, as one call (as Nagle's
-# algorithm does with bytes); one that is idle gets the first item at once.
-GATHERING = 0.002
+# Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm gathers
+# bytes. An idle backend gets the first item at once.
+GATHERING_DELAY = 0.002
 MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
 
-# What calls that travel together have in common.
-Like = tuple[str, str, str, Task, bytes, str, bool]
+# The fields that calls must share so that their items can be sent as one call.
+CallKind = tuple[str, str, str, Task, bytes, str, bool]
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 _state_decoder = msgspec.msgpack.Decoder(BackendState)
 
 
-class _Lane:
-    """What calls to one backend share: prepared heads, and a bound on calls at a time."""
+class _Channel:
+    """Holds what calls to one backend share: request heads, and a bound on concurrent calls."""
 
     def __init__(self, endpoint: Endpoint, limit: int, token: bytes) -> None:
-        self.place = _place(endpoint)
+        self.address = _address(endpoint)
         self.limit = limit
         self.origin, host, path = locate(endpoint.url, endpoint.server_name)
         common = b" HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n" % (host, MEDIA_TYPE.encode())
@@ -67,31 +67,34 @@ class _Lane:
         self.state_head = b"GET %b%b%b" % (path, STATE_PATH.encode(), common)
         self.reload_head = b"POST %b%b%b" % (path, RELOAD_PATH.encode(), common)
         self.slots = asyncio.Semaphore(limit)
-        self.departing: dict[Like, SharedCall] = {}
-        self.travelling = 0
+        self.joinable: dict[CallKind, SharedCall] = {}
+        self.in_flight = 0
 
 
-class _Reply:
-    """The frames of one answer, passed on; `ends_with` is the report it ended with, so far."""
+class _ReplyReader:
+    """Decodes the frames of one response and passes them on.
+
+    `final_report` is the last frame so far, if that is a report.
+    """
 
     def __init__(self, receive: Callable[[Frame], None]) -> None:
         self._frames = FrameReader()
         self._receive = receive
-        self.ends_with: Report | None = None
+        self.final_report: Report | None = None
 
     def feed(self, chunk: bytes) -> None:
         try:
             for frame in self._frames.feed(chunk):
-                self.ends_with = frame if isinstance(frame, Report) else None
+                self.final_report = frame if isinstance(frame, Report) else None
                 self._receive(frame)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
 
 
 class HttpBackendClient:
-    """`BackendClient` over HTTP and TLS. One a process, entered before use.
+    """Implements `BackendClient` over HTTP and TLS. One per process, entered before use.
 
-    The files of `tls` are looked at each `look_interval` seconds, and used when they are new.
+    The files of `tls` are checked every `look_interval` seconds, and read again when they changed.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class HttpBackendClient:
         self._look_interval = look_interval
         self._tcp_keepalive = tcp_keepalive
         self._tasks = TaskScope()
-        self._lanes: dict[BackendId, _Lane] = {}
+        self._channels: dict[BackendId, _Channel] = {}
         self._routing = RoutingEntry()
         self._transports: dict[str, Transport] = {}
         self._transport = self._transport_of(self._routing.client)
@@ -137,7 +140,9 @@ class HttpBackendClient:
         self._routing = routing
         self._transport = self._transport_of(routing.client)
         staying = {endpoint.backend for endpoint in endpoints}
-        self._lanes = {name: lane for name, lane in self._lanes.items() if name in staying}
+        self._channels = {
+            name: channel for name, channel in self._channels.items() if name in staying
+        }
 
     async def call(
         self,
@@ -145,131 +150,135 @@ class HttpBackendClient:
         call: Call,
         *,
         deadline: float,
-        patience: float,
+        idle_timeout: float,
         receive: Receive,
     ) -> Report:
-        """See `BackendClient.call`. Like calls of about the same time travel as one.
+        """See `BackendClient.call`. Simultaneous calls of one kind are sent as one.
 
-        An atomic one travels alone, so that the backend hears when it is given up.
+        An atomic call is sent alone, so that the backend learns when it is cancelled.
         """
-        lane = self._lane(endpoint)
-        shared = self._send_alone(lane, call) if call.atomic else self._gather(lane, call)
-        part = shared.join(call, receive, deadline=deadline, patience=patience)
+        channel = self._channel(endpoint)
+        shared = (
+            self._send_alone(channel, call) if call.atomic else self._joinable_call(channel, call)
+        )
+        part = shared.join(call, receive, deadline=deadline, idle_timeout=idle_timeout)
         return await part.outcome
 
-    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         """See `BackendClient.state`."""
-        lane = self._lane(endpoint)
-        return await self._tasks.run(self._ask_state(lane, patience, lane.state_head))
+        channel = self._channel(endpoint)
+        return await self._tasks.run(self._fetch_state(channel, time_limit, channel.state_head))
 
-    async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
-        """Have the backend read its repository again; see `ReloadClient.reload`."""
-        lane = self._lane(endpoint)
-        return await self._tasks.run(self._ask_state(lane, patience, lane.reload_head))
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+        """See `ReloadClient.reload`."""
+        channel = self._channel(endpoint)
+        return await self._tasks.run(self._fetch_state(channel, time_limit, channel.reload_head))
 
-    def _gather(self, lane: _Lane, call: Call) -> SharedCall:
+    def _joinable_call(self, channel: _Channel, call: Call) -> SharedCall:
         """Return the call that the items of `call` may join."""
-        like = (
+        kind = (
             *(call.model, call.revision, call.profile, call.task, call.parameters, call.lane),
             call.truncate,
         )
-        shared = lane.departing.get(like)
+        shared = channel.joinable.get(kind)
         if shared is None or not shared.has_room(call):
-            shared = lane.departing[like] = SharedCall(call)
+            shared = channel.joinable[kind] = SharedCall(call)
             loop = asyncio.get_running_loop()
-            if lane.travelling:
-                loop.call_later(GATHERING, self._depart, lane, like, shared)
+            if channel.in_flight:
+                loop.call_later(GATHERING_DELAY, self._close_and_start, channel, kind, shared)
             else:
-                loop.call_soon(self._depart, lane, like, shared)
+                loop.call_soon(self._close_and_start, channel, kind, shared)
         return shared
 
-    def _send_alone(self, lane: _Lane, call: Call) -> SharedCall:
+    def _send_alone(self, channel: _Channel, call: Call) -> SharedCall:
         shared = SharedCall(call)
-        asyncio.get_running_loop().call_soon(self._start, lane, shared)
+        asyncio.get_running_loop().call_soon(self._start, channel, shared)
         return shared
 
-    def _depart(self, lane: _Lane, like: Like, shared: SharedCall) -> None:
-        if lane.departing.get(like) is shared:
-            del lane.departing[like]
-        self._start(lane, shared)
+    def _close_and_start(self, channel: _Channel, kind: CallKind, shared: SharedCall) -> None:
+        if channel.joinable.get(kind) is shared:
+            del channel.joinable[kind]
+        self._start(channel, shared)
 
-    def _start(self, lane: _Lane, shared: SharedCall) -> None:
-        if shared.is_wanted:
-            task = self._tasks.create_task(self._travel(lane, shared))
-            shared.when_unwanted(task.cancel)
+    def _start(self, channel: _Channel, shared: SharedCall) -> None:
+        if shared.has_waiting_callers:
+            task = self._tasks.create_task(self._run_call(channel, shared))
+            shared.on_abandoned(task.cancel)
 
-    async def _travel(self, lane: _Lane, shared: SharedCall) -> None:
-        lane.travelling += 1
+    async def _run_call(self, channel: _Channel, shared: SharedCall) -> None:
+        channel.in_flight += 1
         try:
-            shared.end(await self._exchange(lane, shared))
+            shared.end(await self._exchange(channel, shared))
         except CallFailed as error:
             shared.fail(error)
         except BaseException as error:
-            # Whatever ends this task, nobody may go on waiting for it.
+            # Whatever ends this task, no caller may go on waiting for it.
             shared.fail(error)
             raise
         finally:
-            lane.travelling -= 1
+            channel.in_flight -= 1
 
-    async def _exchange(self, lane: _Lane, shared: SharedCall) -> Report:
-        reply = _Reply(shared.take)
+    async def _exchange(self, channel: _Channel, shared: SharedCall) -> Report:
+        reply = _ReplyReader(shared.deliver)
         failure = CallFailed(Cause.CUT, "the backend's answer ended too early")
         try:
-            await self._converse(lane, shared, reply)
+            await self._stream_reply(channel, shared, reply)
         except CallFailed as error:
             failure = error
         else:
-            if reply.ends_with is not None:
-                return reply.ends_with
-        if reply.ends_with is None or not shared.is_answered:
+            if reply.final_report is not None:
+                return reply.final_report
+        if reply.final_report is None or not shared.is_answered:
             raise failure
-        # Once everything is here, how the connection ended does not matter.
-        return reply.ends_with
+        # Every item is answered: how the connection ended does not matter.
+        return reply.final_report
 
-    async def _converse(self, lane: _Lane, shared: SharedCall, reply: _Reply) -> None:
+    async def _stream_reply(
+        self, channel: _Channel, shared: SharedCall, reply: _ReplyReader
+    ) -> None:
         """Send the call, and feed its answer to `reply` until it ends."""
         loop = asyncio.get_running_loop()
-        deadline, patience = shared.deadline, shared.patience
+        deadline, idle_timeout = shared.deadline, shared.idle_timeout
         response: TransportResponse | None = None
         is_sent = False
         try:
             async with (
-                asyncio.timeout_at(min(deadline, loop.time() + patience)) as scope,
-                lane.slots,
+                asyncio.timeout_at(min(deadline, loop.time() + idle_timeout)) as scope,
+                channel.slots,
             ):
-                # Anew from here: that it has many calls already is no silence of the backend.
-                scope.reschedule(min(deadline, loop.time() + patience))
+                # From here anew: waiting for a free slot is not silence of the backend.
+                scope.reschedule(min(deadline, loop.time() + idle_timeout))
                 is_sent = True
                 body = _call_encoder.encode(shared.call_at(loop.time()))
-                response = await self._send(lane, lane.call_head, body)
+                response = await self._send(channel, channel.call_head, body)
                 if response.status != HTTPStatus.OK:
-                    raise _refused(response.status, await _body(response, MAX_REFUSAL_BYTES))
+                    raise _refusal(response.status, await _body(response, MAX_REFUSAL_BYTES))
                 while chunk := await response.read():
-                    scope.reschedule(min(deadline, loop.time() + patience))
+                    scope.reschedule(min(deadline, loop.time() + idle_timeout))
                     reply.feed(chunk)
         except TimeoutError as error:
             if not is_sent:
-                raise _crowded() from error
+                raise _too_many_calls() from error
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
-            raise _lost(error, response) from error
+            raise _connection_failure(error, response) from error
         finally:
             if response is not None:
                 response.close()
 
-    async def _ask_state(self, lane: _Lane, patience: float, head: bytes) -> BackendState:
+    async def _fetch_state(self, channel: _Channel, time_limit: float, head: bytes) -> BackendState:
         response: TransportResponse | None = None
         try:
-            async with asyncio.timeout(patience):
-                response = await self._send(lane, head, b"")
+            async with asyncio.timeout(time_limit):
+                response = await self._send(channel, head, b"")
                 body = await _body(response, MAX_STATE_BYTES)
             if response.status != HTTPStatus.OK:
-                raise _refused(response.status, body)
+                raise _refusal(response.status, body)
             return _state_decoder.decode(body)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
-            raise _lost(error, response) from error
+            raise _connection_failure(error, response) from error
         except UNREADABLE as error:
             raise CallFailed(Cause.CUT, "the backend's state cannot be read") from error
         finally:
@@ -281,19 +290,20 @@ class HttpBackendClient:
             self._transports[client] = _transport(client, self._tls, self._tcp_keepalive)
         return self._transports[client]
 
-    async def _send(self, lane: _Lane, head: bytes, body: bytes) -> TransportResponse:
-        patience = self._routing.connect_timeout
-        return await self._transport.send(lane.origin, head, body, patience=patience)
+    async def _send(self, channel: _Channel, head: bytes, body: bytes) -> TransportResponse:
+        return await self._transport.send(
+            channel.origin, head, body, connect_timeout=self._routing.connect_timeout
+        )
 
-    def _lane(self, endpoint: Endpoint) -> _Lane:
-        lane = self._lanes.get(endpoint.backend)
+    def _channel(self, endpoint: Endpoint) -> _Channel:
+        channel = self._channels.get(endpoint.backend)
         limit = self._routing.max_calls_per_backend
-        if lane is None or lane.place != _place(endpoint) or lane.limit != limit:
+        if channel is None or channel.address != _address(endpoint) or channel.limit != limit:
             try:
-                lane = self._lanes[endpoint.backend] = _Lane(endpoint, limit, self._token)
+                channel = self._channels[endpoint.backend] = _Channel(endpoint, limit, self._token)
             except ValueError as error:
                 raise CallFailed(Cause.UNREACHABLE, "the backend's URL is not one") from error
-        return lane
+        return channel
 
 
 def _transport(
@@ -307,16 +317,16 @@ def _transport(
     return HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
 
 
-def _place(endpoint: Endpoint) -> tuple[str, str]:
+def _address(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.url, endpoint.server_name
 
 
-def _crowded() -> CallFailed:
-    detail = "the backend has as many calls as it may have"
+def _too_many_calls() -> CallFailed:
+    detail = "the backend has the maximum number of calls in flight"
     return CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
 
 
-def _lost(error: TransportError, response: TransportResponse | None) -> CallFailed:
+def _connection_failure(error: TransportError, response: TransportResponse | None) -> CallFailed:
     if response is None:
         return CallFailed(Cause.UNREACHABLE, f"the backend cannot be reached ({error})")
     return CallFailed(Cause.CUT, f"the backend closed the connection in its answer ({error})")
@@ -331,7 +341,7 @@ async def _body(response: TransportResponse, limit: int) -> bytes:
     return bytes(body)
 
 
-def _refused(status: int, body: bytes) -> CallFailed:
+def _refusal(status: int, body: bytes) -> CallFailed:
     try:
         refusal = _refusal_decoder.decode(body)
     except UNREADABLE:

@@ -39,7 +39,7 @@ class HttpxTransport:
         self._open: set[HttpxResponse] = set()
 
     async def send(
-        self, origin: Origin, head: bytes, body: bytes, *, patience: float | None = None
+        self, origin: Origin, head: bytes, body: bytes, *, connect_timeout: float | None = None
     ) -> "HttpxResponse":
         """See `Transport.send`."""
         try:
@@ -50,7 +50,7 @@ class HttpxTransport:
         try:
             request = _request(origin, head, body)
             # Reading and writing are bounded by callers, who have deadlines of their own.
-            timeout = httpx.Timeout(None, connect=patience).as_dict()
+            timeout = httpx.Timeout(None, connect=connect_timeout).as_dict()
             request.extensions = {
                 "timeout": timeout,
                 "sni_hostname": origin.server_name,

@@ -1,4 +1,4 @@
-"""One call of a backend that carries the items of several callers; knows nothing of HTTP."""
+"""Puts the items of several callers into one call of a backend, and hands each its outcomes."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,15 +8,15 @@ import msgspec
 from backends.protocol import Call, CallItem, Done, Failed, Frame, Report
 from gateway.upstream.base import CallFailed, Cause, Receive
 
-# A backend takes so many items of a call at once, and a body of this size is one write.
+# A backend admits so many items of a call at once, and a body of this size is one write.
 MAX_ITEMS = 256
 MAX_BYTES = 256 * 1024
-# Seconds of waiting for a place after which the time that items have left is told anew.
-_LONG = 0.01
+# Seconds of waiting for a slot after which the remaining time of items is computed anew.
+_NOTICEABLE_WAIT = 0.01
 
 
-class CallShare:
-    """What one caller has in a call: the items from `start` on. `outcome` ends when it has all."""
+class CallPart:
+    """The items of one caller in a call, from `start` on. `outcome` ends once all are answered."""
 
     def __init__(self, *, start: int, items: int, receive: Receive, deadline: float) -> None:
         loop = asyncio.get_running_loop()
@@ -54,24 +54,24 @@ class SharedCall:
     def __init__(self, like: Call) -> None:
         self._like = like
         self._items: list[CallItem] = []
-        self._owners: list[CallShare] = []
-        self._parts: list[CallShare] = []
+        self._owners: list[CallPart] = []
+        self._parts: list[CallPart] = []
         self._bytes = 0
-        self._begun = asyncio.get_running_loop().time()
+        self._created = asyncio.get_running_loop().time()
         self._waiting = 0
-        self._stop: Callable[[], object] | None = None
+        self._on_abandoned: Callable[[], object] | None = None
         self.deadline = 0.0
         """The loop time at which the last caller stops waiting."""
-        self.patience = 0.0
-        """The silence in seconds that the most patient caller bears."""
+        self.idle_timeout = 0.0
+        """The longest idle timeout of the callers."""
 
     def call_at(self, now: float) -> Call:
-        """Return the call that carries everything, sent at `now`.
+        """Return the call with all items, as sent at `now`.
 
-        Items that waited long, for one of few places, have that much less time left.
+        The time that items have waited for a slot is taken from what remains to them.
         """
         items = self._items
-        if now - self._begun > _LONG:
+        if now - self._created > _NOTICEABLE_WAIT:
             items = [
                 msgspec.structs.replace(item, remaining=item.remaining - (now - owner.joined))
                 for item, owner in zip(items, self._owners, strict=True)
@@ -81,8 +81,8 @@ class SharedCall:
         return msgspec.structs.replace(self._like, items=items)
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether anybody still waits."""
+    def has_waiting_callers(self) -> bool:
+        """Whether any caller still waits."""
         return self._waiting > 0
 
     @property
@@ -91,34 +91,35 @@ class SharedCall:
         return all(part.missing <= 0 for part in self._parts)
 
     def has_room(self, call: Call) -> bool:
-        """Whether the items of `call` may travel along."""
+        """Return whether the items of `call` may be added."""
         size = _size(call)
         return len(self._items) + len(call.items) <= MAX_ITEMS and self._bytes + size <= MAX_BYTES
 
-    def join(self, call: Call, receive: Receive, *, deadline: float, patience: float) -> CallShare:
-        """Take the items of `call` along."""
-        part = CallShare(
+    def join(
+        self, call: Call, receive: Receive, *, deadline: float, idle_timeout: float
+    ) -> CallPart:
+        """Add the items of `call`."""
+        part = CallPart(
             start=len(self._items), items=len(call.items), receive=receive, deadline=deadline
         )
         part.outcome.add_done_callback(self._ended)
         self._waiting += 1
         self.deadline = max(self.deadline, deadline)
-        self.patience = max(self.patience, patience)
+        self.idle_timeout = max(self.idle_timeout, idle_timeout)
         self._items += call.items
         self._owners += [part] * len(call.items)
         self._parts.append(part)
         self._bytes += _size(call)
         return part
 
-    def when_unwanted(self, stop: Callable[[], object]) -> None:
-        """Call `stop` once nobody waits any more for what is not answered."""
-        self._stop = stop
+    def on_abandoned(self, stop: Callable[[], object]) -> None:
+        """Call `stop` once no caller waits any more and items are unanswered."""
+        self._on_abandoned = stop
 
-    def take(self, frame: Frame) -> None:
-        """Give a frame to whom it belongs.
+    def deliver(self, frame: Frame) -> None:
+        """Hand a frame to the caller whose item it is of.
 
-        A report comes with the outcomes of its moment: whoever has all of his need not wait for
-        the items of others.
+        A report ends the parts that are answered by then: they need not wait for the others.
         """
         if isinstance(frame, Report):
             for part in self._parts:
@@ -132,7 +133,7 @@ class SharedCall:
             part.missing -= 1
             try:
                 part.receive(_moved(frame, part.start))
-            except Exception as error:  # noqa: BLE001 - one caller's fault costs no other his answer
+            except Exception as error:  # noqa: BLE001 - one caller's fault must not cost another its answer
                 part.fail(error)
 
     def end(self, report: Report) -> None:
@@ -147,8 +148,8 @@ class SharedCall:
 
     def _ended(self, _: asyncio.Future[Report]) -> None:
         self._waiting -= 1
-        if not self._waiting and self._stop is not None and not self.is_answered:
-            self._stop()
+        if not self._waiting and self._on_abandoned is not None and not self.is_answered:
+            self._on_abandoned()
 
 
 def _moved(frame: Done | Failed, start: int) -> Done | Failed:

@@ -1,4 +1,4 @@
-"""TLS as a client of backends: whom to trust, what to show, and why a handshake failed."""
+"""Makes the TLS context for calls to backends, renews it, and explains failed handshakes."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ from gateway.errors import ConfigurationError
 from gateway.settings import Settings
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at the files.
+# Seconds between two checks of the files.
 LOOK_INTERVAL = 5.0
-# What OpenSSL calls an answer that is no handshake.
+# OpenSSL's reasons for an answer that is no handshake.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 _ALERT = "ALERT_"
 
@@ -34,7 +34,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientTls:
-    """The context that new connections to `https://` backends are made with."""
+    """Holds the TLS context for new connections to `https://` backends."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -48,7 +48,7 @@ class ClientTls:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The context as last read; made when it is first asked for.
+        """The context as last read; read at first use.
 
         Raises:
             ConfigurationError: it was never read, and the files cannot be used.
@@ -91,7 +91,7 @@ class ClientTls:
 def _show(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     """Have `context` show a certificate to whoever asks for one."""
     try:
-        # A password would be asked for at the terminal.
+        # An empty password, else OpenSSL would prompt for one at the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -106,7 +106,7 @@ def _show(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
 
 
 async def follow_files(tls: ClientTls, interval: float) -> None:
-    """Have `tls` take up new files; until cancelled."""
+    """Have `tls` read files that changed, every `interval` seconds, until cancelled."""
     trouble = ""
     while True:
         await asyncio.sleep(interval)

@@ -1,8 +1,7 @@
-"""HTTP/1.1 to backends: kept connections, a request at a time on each, and no more.
+"""Sends HTTP/1.1 requests to backends over kept connections, one request at a time on each.
 
-Redirects, cookies, compression, proxies and HTTP/2 are left out, since no backend uses them, and
-so are the request and response objects of a general client: making them costs more than the call.
-The parser is the server's, `httptools`.
+It has no redirects, cookies, compression, proxies or HTTP/2, which no backend uses, and no request
+and response objects, which cost more than the call. The parser is the server's, `httptools`.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ class TransportError(ConnectionError):
 
 
 class Origin(NamedTuple):
-    """Where connections go, and the name that a certificate there must hold."""
+    """The address of a server, and the name that its certificate must hold."""
 
     scheme: str
     host: str
@@ -44,7 +43,7 @@ class Origin(NamedTuple):
 
 
 class Location(NamedTuple):
-    """An origin, what the `Host` header says of it, and the path before those of the wire."""
+    """An origin, its `Host` header, and the path before those of the protocol."""
 
     origin: Origin
     host: bytes
@@ -52,10 +51,10 @@ class Location(NamedTuple):
 
 
 def locate(url: str, server_name: str = "") -> Location:
-    """Return where `url` leads; `server_name` takes the place of its host in certificates.
+    """Return the location of `url`; `server_name` takes the place of its host in certificates.
 
     Raises:
-        ValueError: it is no address of a backend.
+        ValueError: `url` is not the URL of a backend.
     """
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
@@ -75,9 +74,9 @@ def explain_early_loss(*, is_tls: bool) -> str:
 
 
 class BackendTransport:
-    """A pool without a limit; whoever calls bounds the calls. Belongs to one event loop.
+    """Implements `Transport` with a pool of connections. Belongs to one event loop.
 
-    Only connecting has a time-out here: callers have deadlines of their own.
+    Only connecting has a time-out here: callers have deadlines, and bound their calls.
     """
 
     def __init__(
@@ -96,17 +95,10 @@ class BackendTransport:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def send(
-        self, origin: Origin, head: bytes, body: bytes, *, patience: float | None = None
+        self, origin: Origin, head: bytes, body: bytes, *, connect_timeout: float | None = None
     ) -> "Response":
-        """Send a request, and return its response once the head is here.
-
-        `head` begins with the request line and lacks the length of `body`, which ends it. A new
-        connection may take `patience` seconds. The response must be closed.
-
-        Raises:
-            TransportError: no response came.
-        """
-        connection = self._kept(origin) or await self._connect(origin, patience)
+        """See `Transport.send`."""
+        connection = self._reusable(origin) or await self._connect(origin, connect_timeout)
         self._busy.add(connection)
         try:
             await connection.send(head, body)
@@ -121,7 +113,7 @@ class BackendTransport:
         """Close every connection."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        idle = [connection for kept in self._idle.values() for _, connection in kept]
+        idle = [connection for idle in self._idle.values() for _, connection in idle]
         self._idle.clear()
         for connection in (*idle, *self._busy):
             connection.abort()
@@ -138,25 +130,25 @@ class BackendTransport:
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._keepalive, self._sweep)
 
-    def _kept(self, origin: Origin) -> "_Connection | None":
-        kept = self._idle.get(origin)
+    def _reusable(self, origin: Origin) -> "_Connection | None":
+        idle = self._idle.get(origin)
         oldest = asyncio.get_running_loop().time() - self._keepalive
-        while kept:
+        while idle:
             # The one used last: those that are not needed grow old and are closed.
-            since, connection = kept.pop()
+            since, connection = idle.pop()
             if since > oldest and self._is_usable(connection):
                 return connection
             connection.abort()
         return None
 
-    async def _connect(self, origin: Origin, patience: float | None) -> "_Connection":
+    async def _connect(self, origin: Origin, connect_timeout: float | None) -> "_Connection":
         scheme, host, port, server_name = origin
         try:
             context = self._tls.context if scheme == "https" else None
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(connect_timeout):
                 transport, connection = await asyncio.get_running_loop().create_connection(
                     lambda: _Connection(context),
-                    sock=await self._connector.connect(host, port, patience=patience),
+                    sock=await self._connector.connect(host, port, connect_timeout=connect_timeout),
                     ssl=context,
                     server_hostname=server_name if context is not None else None,
                 )
@@ -183,11 +175,11 @@ class BackendTransport:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         oldest = loop.time() - self._keepalive
-        for origin, kept in list(self._idle.items()):
-            for since, connection in kept:
+        for origin, idle in list(self._idle.items()):
+            for since, connection in idle:
                 if since <= oldest:
                     connection.abort()
-            left = [(since, connection) for since, connection in kept if since > oldest]
+            left = [(since, connection) for since, connection in idle if since > oldest]
             if left:
                 self._idle[origin] = left
             else:
@@ -196,7 +188,7 @@ class BackendTransport:
 
 
 class Response:
-    """A status, and a body to be read as it arrives; closing it gives the connection back."""
+    """Implements `TransportResponse` over a connection of the pool."""
 
     def __init__(
         self, transport: BackendTransport, origin: Origin, connection: "_Connection", status: int
@@ -208,11 +200,7 @@ class Response:
         self._closed = False
 
     async def read(self) -> bytes:
-        """Return what has arrived of the body, nothing at its end.
-
-        Raises:
-            TransportError: the body ended too early.
-        """
+        """See `TransportResponse.read`."""
         return await self._connection.read()
 
     def close(self) -> None:
@@ -223,7 +211,7 @@ class Response:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, made with `context` if over TLS, and the exchange that is on it."""
+    """A connection, made with `context` if over TLS, and the request in progress on it."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self.context = context
@@ -298,7 +286,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._has_heard = True
         if self._is_complete:
-            self._fail(TransportError("more came than was asked for"))
+            self._fail(TransportError("bytes came that no request asked for"))
             return
         try:
             self._parser.feed_data(data)
@@ -334,7 +322,7 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Notice a second answer to one request: what follows could be mistaken for another's."""
         if self._is_complete:
-            self._error = TransportError("more came than was asked for")
+            self._error = TransportError("bytes came that no request asked for")
         self._is_framed = False
 
     def on_header(self, name: bytes, value: bytes) -> None:

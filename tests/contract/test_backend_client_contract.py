@@ -92,14 +92,14 @@ def call_of(count: int) -> Call:
 
 
 async def send(
-    opened: Opened, call: Call, received: list[Done | Failed], *, patience: float = 5.0
+    opened: Opened, call: Call, received: list[Done | Failed], *, idle_timeout: float = 5.0
 ) -> Report:
     client, target = opened
     return await client.call(
         target,
         call,
         deadline=asyncio.get_running_loop().time() + 5.0,
-        patience=patience,
+        idle_timeout=idle_timeout,
         receive=received.append,
     )
 
@@ -136,7 +136,7 @@ async def test_an_outcome_is_delivered_while_the_call_still_runs(opened: Opener)
                 target,
                 call_of(2),
                 deadline=asyncio.get_running_loop().time() + 60.0,
-                patience=60.0,
+                idle_timeout=60.0,
                 receive=first.set_result,
             )
         )
@@ -151,7 +151,7 @@ async def test_an_outcome_is_delivered_while_the_call_still_runs(opened: Opener)
 async def test_silence_ends_the_call_as_timed_out(opened: Opener) -> None:
     async with opened(lambda _: [Hang()]) as client:
         with pytest.raises(CallFailed) as caught:
-            await send(client, call_of(1), [], patience=0.05)
+            await send(client, call_of(1), [], idle_timeout=0.05)
 
     assert caught.value.cause is Cause.TIMED_OUT
 
@@ -170,7 +170,7 @@ async def test_a_refusal_says_its_code_and_status(opened: Opener) -> None:
 
 async def test_the_state_is_read(opened: Opener) -> None:
     async with opened(lambda _: []) as (client, target):
-        found = await client.state(target, patience=5.0)
+        found = await client.state(target, time_limit=5.0)
 
     assert found.ready
     assert [model.name for model in found.models] == ["stub"]
@@ -183,7 +183,7 @@ async def test_the_state_of_a_backend_that_is_not_there_cannot_be_read() -> None
         httpx.configure([gone], RoutingEntry(client="httpx"))
         for each in (native, httpx, ScriptedClient()):
             with pytest.raises(CallFailed) as caught:
-                await each.state(gone, patience=5.0)
+                await each.state(gone, time_limit=5.0)
 
             assert caught.value.cause is Cause.UNREACHABLE
 

@@ -85,7 +85,7 @@ async def stack_of(
     endpoints = [each if isinstance(each, Endpoint) else endpoint_of(each) for each in backends]
     stack = Stack(endpoints, routing)
     async with stack.client, stack.prober, stack.dispatcher:
-        await stack.prober.first_round()
+        await stack.prober.wait_for_first_probes()
         yield stack
 
 

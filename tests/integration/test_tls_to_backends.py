@@ -56,7 +56,7 @@ def stranger(tmp_path: Path) -> Authority:
 
 
 async def classified(client: HttpBackendClient, endpoint: Endpoint) -> list[Done | Failed]:
-    state = await client.state(endpoint, patience=PATIENCE)
+    state = await client.state(endpoint, time_limit=PATIENCE)
     info = next(model for model in state.models if model.name == "mood")
     call = Call(
         model="mood",
@@ -68,13 +68,15 @@ async def classified(client: HttpBackendClient, endpoint: Endpoint) -> list[Done
     )
     received: list[Done | Failed] = []
     deadline = asyncio.get_running_loop().time() + PATIENCE
-    await client.call(endpoint, call, deadline=deadline, patience=PATIENCE, receive=received.append)
+    await client.call(
+        endpoint, call, deadline=deadline, idle_timeout=PATIENCE, receive=received.append
+    )
     return received
 
 
 async def refusal(client: HttpBackendClient, endpoint: Endpoint) -> CallFailed:
     with pytest.raises(CallFailed) as caught:
-        await client.state(endpoint, patience=PATIENCE)
+        await client.state(endpoint, time_limit=PATIENCE)
     return caught.value
 
 
@@ -267,7 +269,7 @@ async def can_call(client: HttpBackendClient, endpoint: Endpoint) -> bool:
 
 async def is_refused(client: HttpBackendClient, endpoint: Endpoint) -> bool:
     try:
-        await client.state(endpoint, patience=PATIENCE)
+        await client.state(endpoint, time_limit=PATIENCE)
     except CallFailed:
         return True
     return False

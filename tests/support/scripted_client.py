@@ -47,14 +47,14 @@ class ScriptedClient:
         call: Call,
         *,
         deadline: float,
-        patience: float,
+        idle_timeout: float,
         receive: Receive,
     ) -> Report:
         """See `BackendClient.call`."""
         self.calls.append((endpoint, call))
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout_at(min(deadline, loop.time() + patience)):
+            async with asyncio.timeout_at(min(deadline, loop.time() + idle_timeout)):
                 async for step in self.script(endpoint, call):
                     if isinstance(step, CallFailed):
                         raise step
@@ -70,7 +70,7 @@ class ScriptedClient:
             raise CallFailed(Cause.TIMED_OUT, "silence") from error
         raise CallFailed(Cause.CUT, "the script ended without a report")
 
-    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         """See `BackendClient.state`."""
         state = self.states.get(endpoint.backend)
         if state is None:

@@ -23,7 +23,7 @@ PROBLEMS = {"stub": "it is broken; revision `1`, served last, answers in its pla
 class Reloading(ScriptedClient):
     """A backend that says so when a reload finds a model broken."""
 
-    async def reload(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         """Return the state since."""
         return msgspec.structs.replace(state(endpoint.backend), problems=PROBLEMS)
 

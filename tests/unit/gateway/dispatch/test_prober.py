@@ -30,10 +30,10 @@ class CountingClient(ScriptedClient):
         self.noted = asyncio.Event()
 
     @override
-    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         self.probed.append(endpoint.backend)
         self.noted.set()
-        return await super().state(endpoint, patience=patience)
+        return await super().state(endpoint, time_limit=time_limit)
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(60.0):
@@ -57,7 +57,7 @@ async def test_after_the_first_round_every_endpoint_is_known() -> None:
     client.states["eu-0"] = state("eu-0")
 
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await asyncio.wait_for(prober.first_round(), 60.0)
+        await asyncio.wait_for(prober.wait_for_first_probes(), 60.0)
 
         assert health(fleet) == {"eu-0": Health.READY, "us-0": Health.NOT_READY}
 
@@ -67,10 +67,10 @@ async def test_a_new_endpoint_is_probed_at_once_and_one_that_left_no_more() -> N
     client.states["us-0"] = state("us-0")
 
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await prober.first_round()
+        await prober.wait_for_first_probes()
         fleet.configure([US], RARELY)
         prober.refresh()
-        await asyncio.wait_for(prober.first_round(), 60.0)
+        await asyncio.wait_for(prober.wait_for_first_probes(), 60.0)
         prober.probe_soon(EU)
 
         assert client.probed == ["eu-0", "us-0"]
@@ -81,7 +81,7 @@ async def test_a_probe_can_be_asked_for() -> None:
     client, fleet = CountingClient(), fleet_of(EU)
 
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await prober.first_round()
+        await prober.wait_for_first_probes()
         client.states["eu-0"] = state("eu-0")
         prober.probe_soon(EU)
         await client.until(2)
@@ -105,7 +105,7 @@ class SilentClient(CountingClient):
         self._answers = answers
 
     @override
-    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         self.probed.append(endpoint.backend)
         self.noted.set()
         if len(self.probed) > self._answers:
@@ -116,7 +116,7 @@ class SilentClient(CountingClient):
 async def test_waiting_for_the_first_round_ends_when_the_endpoint_leaves() -> None:
     fleet = fleet_of(EU)
     async with Prober(fleet=fleet, client=SilentClient(), random=Random(1)) as prober:
-        waiting = asyncio.create_task(prober.first_round())
+        waiting = asyncio.create_task(prober.wait_for_first_probes())
         await asyncio.sleep(0)
         fleet.configure([], RARELY)
         prober.refresh()
@@ -127,7 +127,7 @@ async def test_waiting_for_the_first_round_ends_when_the_endpoint_leaves() -> No
 async def test_waiting_for_a_probe_in_flight_ends_when_the_endpoint_leaves() -> None:
     client, fleet = SilentClient(answers=1), fleet_of(EU)
     async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
-        await prober.first_round()
+        await prober.wait_for_first_probes()
         waiting = asyncio.create_task(prober.probe_all())
         await client.until(2)
         fleet.configure([], RARELY)
@@ -139,7 +139,7 @@ async def test_waiting_for_a_probe_in_flight_ends_when_the_endpoint_leaves() -> 
 async def test_waiting_for_probes_ends_with_the_prober() -> None:
     client = SilentClient(answers=1)
     async with Prober(fleet=fleet_of(EU), client=client, random=Random(1)) as prober:
-        await prober.first_round()
+        await prober.wait_for_first_probes()
         in_flight = asyncio.create_task(prober.probe_all())
         await client.until(2)
         next_one = asyncio.create_task(prober.probe_all())

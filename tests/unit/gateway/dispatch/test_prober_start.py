@@ -30,12 +30,12 @@ class StartingClient(ScriptedClient):
         self.probes: dict[str, int] = {}
 
     @override
-    async def state(self, endpoint: Endpoint, *, patience: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         name = endpoint.backend.partition("-")[0]
         self.probes[name] = self.probes.get(name, 0) + 1
         if self.probes[name] >= self._ready_at.get(name, 1_000_000):
             self.states[endpoint.backend] = state(endpoint.backend)
-        return await super().state(endpoint, patience=patience)
+        return await super().state(endpoint, time_limit=time_limit)
 
 
 def fleet_of(*endpoints: Endpoint) -> Fleet:

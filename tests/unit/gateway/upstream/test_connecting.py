@@ -58,7 +58,7 @@ def connect(
 
     async def connected() -> str:
         async with asyncio.timeout(bound):
-            taken = await connector.connect("backend", port, patience=PATIENCE)
+            taken = await connector.connect("backend", port, connect_timeout=PATIENCE)
         with taken:
             return str(taken.getpeername()[0])
 

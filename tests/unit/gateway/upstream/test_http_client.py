@@ -51,14 +51,14 @@ async def send(
     *,
     call: Call | None = None,
     received: list[Done | Failed] | None = None,
-    patience: float = 10.0,
+    idle_timeout: float = 10.0,
 ) -> Report:
     kept: list[Done | Failed] = [] if received is None else received
     return await client.call(
         target,
         call or call_of(),
         deadline=asyncio.get_running_loop().time() + 20.0,
-        patience=patience,
+        idle_timeout=idle_timeout,
         receive=kept.append,
     )
 
@@ -98,7 +98,7 @@ async def test_calls_of_a_backend_at_a_time_are_bounded() -> None:
         unlike = [call_of(revision=f"{n:012}") for n in range(10)]
         calls = [asyncio.create_task(send(client, target, call=call)) for call in unlike]
         await stub.wait_for(lambda: len(stub.calls) >= 4)
-        await client.state(target, patience=5.0)  # a probe needs no slot
+        await client.state(target, time_limit=5.0)  # a probe needs no slot
         waiting = len(stub.calls)
         gate.set()
         await asyncio.gather(*calls)
@@ -156,7 +156,7 @@ async def test_a_trickle_of_outcomes_is_not_silence() -> None:
 
     async with StubBackend(behaviour=trickle) as stub, HttpBackendClient() as client:
         received: list[Done | Failed] = []
-        await send(client, endpoint_of(stub), received=received, patience=0.3)
+        await send(client, endpoint_of(stub), received=received, idle_timeout=0.3)
 
     assert len(received) == 5
 
@@ -178,7 +178,7 @@ async def test_a_backend_that_does_not_read_is_given_up() -> None:
         large = call_of("x" * 30_000_000)
 
         with pytest.raises(CallFailed) as caught:
-            await send(client, endpoint_of(stub), call=large, patience=0.2)
+            await send(client, endpoint_of(stub), call=large, idle_timeout=0.2)
         stub.is_reading = True
         await send(client, endpoint_of(stub))
 
@@ -235,7 +235,7 @@ async def test_a_call_that_was_cancelled_receives_nothing_more() -> None:
         gate.set()
         call.cancel()
         await asyncio.wait((call,))
-        await client.state(endpoint_of(stub), patience=5.0)
+        await client.state(endpoint_of(stub), time_limit=5.0)
 
     assert received == []
 
@@ -249,7 +249,7 @@ async def test_waiting_for_one_of_few_places_is_no_silence_of_the_backend() -> N
         first = asyncio.create_task(send(client, target))
         await until(lambda: len(stub.calls) == 1)
         with pytest.raises(CallFailed) as crowded:
-            await send(client, target, call=call_of(revision="bbbbbbbbbbbb"), patience=0.05)
+            await send(client, target, call=call_of(revision="bbbbbbbbbbbb"), idle_timeout=0.05)
         gate.set()
         await first
 

@@ -24,7 +24,7 @@ async def test_a_reload_changes_the_client_and_back() -> None:
         used = []
         for routing in (RoutingEntry(), OVER_HTTPX, OVER_HTTPX, RoutingEntry()):
             client.configure([target], routing)
-            await client.state(target, patience=5.0)
+            await client.state(target, time_limit=5.0)
             used.append(stub.connections)
 
     assert used == [1, 2, 3, 3]
@@ -45,7 +45,7 @@ async def test_calls_go_through_the_proxy_that_the_environment_names(
         monkeypatch.setenv("HTTP_PROXY", server.url)
         target = endpoint("eu-0", url="http://backend.example:9000")
         client.configure([target], OVER_HTTPX)
-        found: BackendState = await client.state(target, patience=5.0)
+        found: BackendState = await client.state(target, time_limit=5.0)
 
     (head,) = heads
     assert head.startswith(b"GET http://backend.example:9000/")
@@ -62,4 +62,4 @@ async def test_a_proxy_that_is_away_makes_backends_unreachable(
         target = endpoint("eu-0", url="http://backend.example:9000")
         client.configure([target], OVER_HTTPX)
         with pytest.raises(CallFailed, match="no connection"):
-            await client.state(target, patience=5.0)
+            await client.state(target, time_limit=5.0)

@@ -45,7 +45,7 @@ class Asker:
     async def _run(self, client: HttpBackendClient, target: Endpoint) -> Report:
         now = asyncio.get_running_loop().time()
         return await client.call(
-            target, self._call, deadline=now + 20.0, patience=10.0, receive=self._receive
+            target, self._call, deadline=now + 20.0, idle_timeout=10.0, receive=self._receive
         )
 
     def _receive(self, frame: Done | Failed) -> None:
@@ -216,10 +216,10 @@ async def test_frames_that_belong_to_nobody_are_ignored() -> None:
     shared = SharedCall(call)
     received: list[Done | Failed] = []
     now = asyncio.get_running_loop().time()
-    part = shared.join(call, received.append, deadline=now + 20.0, patience=10.0)
+    part = shared.join(call, received.append, deadline=now + 20.0, idle_timeout=10.0)
 
     for index in (-1, 7, 0, 0):
-        shared.take(Done(index=index, result=b"{}", rows=1, tokens=1))
+        shared.deliver(Done(index=index, result=b"{}", rows=1, tokens=1))
     shared.end(Report())
 
     assert await part.outcome == Report()
@@ -230,7 +230,7 @@ async def test_items_that_waited_for_a_place_have_that_much_less_time() -> None:
     now = asyncio.get_running_loop().time()
     shared = SharedCall(call_of("a"))
     for text, within in (("a", 5.0), ("b", 20.0)):
-        shared.join(call_of(text), lambda _: None, deadline=now + within, patience=10.0)
+        shared.join(call_of(text), lambda _: None, deadline=now + within, idle_timeout=10.0)
 
     left = [item.remaining for item in shared.call_at(now + 1000.0).items]
 
@@ -245,10 +245,10 @@ async def test_a_fault_of_one_caller_costs_no_other_his_answer() -> None:
     def broken(_: Done | Failed) -> None:
         raise ZeroDivisionError
 
-    faulty = shared.join(call_of("a"), broken, deadline=now + 20.0, patience=10.0)
-    sound = shared.join(call_of("b"), received.append, deadline=now + 20.0, patience=10.0)
+    faulty = shared.join(call_of("a"), broken, deadline=now + 20.0, idle_timeout=10.0)
+    sound = shared.join(call_of("b"), received.append, deadline=now + 20.0, idle_timeout=10.0)
     for index in (0, 1):
-        shared.take(Done(index=index, result=b"{}", rows=1, tokens=1))
+        shared.deliver(Done(index=index, result=b"{}", rows=1, tokens=1))
     shared.end(Report())
 
     with pytest.raises(ZeroDivisionError):

@@ -179,7 +179,7 @@ async def main():
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     transport = BackendTransport()
     try:
-        await transport.send(locate("http://name.invalid:1").origin, b"", b"", patience=0.0)
+        await transport.send(locate("http://name.invalid:1").origin, b"", b"", connect_timeout=0.0)
     except TransportError as error:
         print(error)
     await asyncio.get_running_loop().getaddrinfo("localhost", 1)
