@@ -104,7 +104,7 @@ class AccountChanges:
         made = await asyncio.to_thread(change)
         try:
             version = await self._control.touch(Topic.ACCOUNTS)
-            await self._control.settled(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
+            await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
         except DependencyUnavailable:
             return made
         return made

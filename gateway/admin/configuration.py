@@ -70,7 +70,7 @@ class ConfigController(Controller):
             document=await asyncio.to_thread(
                 load_sources, published.sources, placement=settings.placement
             ),
-            workers=await control.settled(Topic.CONFIG, published.generation, within=0),
+            workers=await control.wait_for_workers(Topic.CONFIG, published.generation, within=0),
             history=[Generation(**_line(entry)) for entry in history],
         )
         return Response(shown, headers={"etag": etag(published)})

@@ -63,7 +63,7 @@ class ModelsController(Controller):
         # First: no change without an entry in the audit log.
         await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         version = await control.touch(Topic.MODELS)
-        workers = await control.settled(Topic.MODELS, version, within=_RELOAD_TIMEOUT)
+        workers = await control.wait_for_workers(Topic.MODELS, version, within=_RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(control))
         broken = any(backend.problems for backend in backends.values())
         live = not broken and all(outcome == "ok" for outcome in workers.values())

@@ -120,7 +120,7 @@ class OperationsController(Controller):
         # First: no change without an entry in the audit log.
         await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         version = await control.raise_epoch(name)
-        workers = await control.settled(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
+        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
         live = all(outcome == "ok" for outcome in workers.values())
         purged = PurgeResult(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
@@ -286,7 +286,7 @@ async def _check_backend(
 async def _drained(
     control: Control, backend: str, version: int, *, drained: bool
 ) -> Response[DrainResult]:
-    workers = await control.settled(Topic.DRAINS, version, within=_WORKERS_TIMEOUT)
+    workers = await control.wait_for_workers(Topic.DRAINS, version, within=_WORKERS_TIMEOUT)
     live = all(outcome == "ok" for outcome in workers.values())
     done = DrainResult(backend=backend, drained=drained, live=live, workers=workers)
     return Response(done, status_code=200 if live else 202)

@@ -335,7 +335,7 @@ class Publisher:
         self._ledger.audit(published.author, action, subject, detail)
 
     async def _wait_for_workers(self, published: Published, *, changed: bool) -> PublishedChange:
-        workers = await self._control.settled(
+        workers = await self._control.wait_for_workers(
             Topic.CONFIG, published.generation, within=self._workers_timeout
         )
         return PublishedChange(

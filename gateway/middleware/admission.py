@@ -1,4 +1,4 @@
-"""Authenticates and limits requests to Litestar routes, and gives each an id.
+"""Gives each request an id, and admits callers with a key and within limits to Litestar routes.
 
 The inference routes are exempt (`raw`): they do the same themselves, with the same objects.
 """

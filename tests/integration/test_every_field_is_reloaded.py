@@ -91,6 +91,8 @@ async def scene(
         found = ReloadScene(name=name, connection=connection, **stage)
         async with found.eu, found.us:
             yield found
+            # The worker opens no connection to backends that stop.
+            await found.put(regions=[])
 
 
 def test_every_field_of_the_schema_has_a_case() -> None:

@@ -229,7 +229,7 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
         await replace(redis, older)
         await until(lambda: len(taken) == 2, what="what was lost is noticed")
         purged = await control.raise_epoch("tenant:a")
-        settled = await control.settled(Topic.EPOCHS, purged, within=WAIT_LIMIT)
+        settled = await control.wait_for_workers(Topic.EPOCHS, purged, within=WAIT_LIMIT)
     restarted = await start(redis, ledger.published, settings)
 
     before, after = taken[0][0], {lineage for lineage, _ in taken[1:]}

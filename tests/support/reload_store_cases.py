@@ -1,4 +1,4 @@
-"""What a reload changes, field by field: the result cache and limits."""
+"""Changes fields of the document and finds the effect of each: the result cache and limits."""
 
 import asyncio
 from functools import partial
