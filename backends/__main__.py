@@ -1,4 +1,4 @@
-"""`python -m backends`; `sluicegate models` becomes this, and is what its usage lines name."""
+"""Runs `python -m backends`; `sluicegate models` executes this and shows that name in its usage."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Composition root of a backend: loads what it serves, serves it, drains."""
+"""Composes a backend: loads its models, serves them, drains."""
 
 import asyncio
 import gc
@@ -28,9 +28,9 @@ from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.heartbeat import heartbeat
 from backends.listening import empty_queue
-from backends.qualification.admit import Admit, admit
+from backends.qualification.qualify import Qualify, qualify
 from backends.serving.core import ServingCore
-from backends.serving.loading import OpenExecutor, Tools
+from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, quiet_libraries
 from backends.stop_signals import StopSignals
@@ -42,9 +42,9 @@ _SWITCH = 0.0005
 _BACKLOG = 2048
 # Longer than any client keeps a connection, so that it is never the server that closes first.
 _KEEP_ALIVE = 120
-# uvicorn's ticks, ten a second, between two looks for connections that are late.
+# uvicorn's ticks, ten a second, between two checks for timed-out connections.
 _TICKS = 5
-_LOOK = 0.05
+_POLL_INTERVAL = 0.05
 _FIRST_CALL = 1.0
 
 
@@ -54,7 +54,7 @@ async def open_backend(
     *,
     tracing: Tracing,
     open_executor: OpenExecutor,
-    admit: Admit = admit,
+    qualify: Qualify = qualify,
 ) -> AsyncIterator[Repository]:
     """Load the repository and run the threads of its encoders.
 
@@ -66,13 +66,13 @@ async def open_backend(
         pool = stack.enter_context(
             ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         )
-        tools = Tools(
+        tools = LoadingTools(
             settings=settings,
             tracing=tracing,
             clock=time.monotonic,
             tokenizer_pool=pool,
             open_executor=open_executor,
-            admit=admit,
+            qualify=qualify,
         )
         repository = Repository(
             root=settings.models,
@@ -84,7 +84,7 @@ async def open_backend(
 
 
 def make_routes(repository: Repository, settings: BackendSettings, tracing: Tracing) -> Routes:
-    """Return the ASGI application over a repository's engine."""
+    """Return the ASGI application over a repository's serving core."""
     core = repository.core
     authenticator = CallAuthenticator(
         settings.token, wants_certificate=settings.tls_client_ca is not None
@@ -111,18 +111,18 @@ def serve(settings: BackendSettings) -> None:
             or everybody on the network would be trusted.
     """
     parent = os.getppid()
-    # A lane that comes back from the model must not wait 5 ms for a busy loop.
+    # A worker thread that returns from the model must not wait 5 ms for a busy loop.
     sys.setswitchinterval(_SWITCH)
     files = files_of(settings)
     tls = None if files is None else ServerTls(files)
-    # Before anything is loaded: a second backend on a port must say so at once.
+    # Before anything is loaded: a second backend on a port must fail at once.
     with bind(settings.host, settings.port) as listener:
         check_trust(settings, listener.getsockname()[0])
         uvloop.run(_serve(settings, listener, tls, parent))
 
 
 def check_trust(settings: BackendSettings, address: str) -> None:
-    """Make sure that whoever can give work may be believed what tenant it is of.
+    """Check that only trusted callers can send calls, which name their tenants.
 
     Raises:
         StartProblem: anybody on the network could, at this address.
@@ -162,7 +162,7 @@ async def _serve_repository(
 ) -> None:
     for name, reason in repository.model_set.problems.items():
         _log.error("a model is broken", extra={"model": name, "reason": reason})
-    # What was loaded stays: the collector need not walk it for every generation.
+    # Models stay: the collector need not traverse them.
     gc.collect()
     gc.freeze()
     # Requests leave no cycles worth looking for every 700 objects.
@@ -179,7 +179,7 @@ async def _serve_repository(
 
 @asynccontextmanager
 async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
-    """Take up new certificates: on SIGHUP at once, else soon."""
+    """Reload certificates: on SIGHUP at once, else within seconds."""
     loop = asyncio.get_running_loop()
     reload_requested = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
@@ -197,13 +197,13 @@ async def run_until_stopped(
     settings: BackendSettings,
     parent: int,
 ) -> None:
-    """Serve until a signal, or the parent's end where that is asked for; then leave."""
+    """Serve until a signal, or until the parent ends if so set; then drain."""
     stop = StopSignals()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[listener]))
         waits: list[asyncio.Task[object]] = [group.create_task(stop.requested.wait())]
         if settings.exit_with_parent:
-            waits.append(group.create_task(_parent_gone(parent)))
+            waits.append(group.create_task(_wait_for_parent_end(parent)))
         await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -224,7 +224,7 @@ async def leave(
     settings: BackendSettings,
     stop: StopSignals,
 ) -> None:
-    """Say that the backend is not ready and serve on, then accept nothing more, then drain."""
+    """Report not ready and serve on for a while, then accept nothing more, then drain."""
     if server.started:
         core.leaving = True
         server.make_answers_last()
@@ -242,17 +242,19 @@ async def drain(core: ServingCore, bound: float) -> None:
         async with asyncio.timeout(bound):
             await core.idle()
     except TimeoutError:
-        _log.warning("calls are cut", extra={"calls": core.calls_in_flight})
+        _log.warning(
+            "the drain timeout is over; calls are cut", extra={"calls": core.calls_in_flight}
+        )
 
 
-async def _parent_gone(parent: int) -> None:
-    # Nothing tells a process of its parent's end; it has to look.
+async def _wait_for_parent_end(parent: int) -> None:
+    # No event reports that the parent ended; it has to be polled.
     while os.getppid() == parent:  # noqa: ASYNC110
         await asyncio.sleep(_PARENT_CHECK)
 
 
 class BackendServer(uvicorn.Server):
-    """uvicorn without its own idea of signals: ours drain first and exit with 0."""
+    """Runs uvicorn without its signal handlers: ours drain first and exit with 0."""
 
     def __init__(
         self,
@@ -302,17 +304,17 @@ class BackendServer(uvicorn.Server):
         listener.close()
 
     async def end_idle_connections(self) -> None:
-        """End connections on which nothing is left to answer, as long as there are any.
+        """End idle connections until there are none, for a second at most.
 
-        One on which nothing was sent yet, because it was accepted last, is given a moment.
+        A connection that was just accepted gets that time for its first request.
         """
-        for _ in range(round(_FIRST_CALL / _LOOK)):
+        for _ in range(round(_FIRST_CALL / _POLL_INTERVAL)):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, WriteCoalescingProtocol):
                     connection.end_if_idle()
             if not self.server_state.connections:
                 return
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
 
     @contextmanager
     @override

@@ -1,4 +1,4 @@
-"""The command line of a backend: serve, and look into a model repository."""
+"""Defines the command line of a backend: serve, and inspect a model repository."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class _OneLineGroup(click.Group):
-    """Commands whose problems are told in one line."""
+    """Prints the problems of its commands in one line."""
 
     @override
     def invoke(self, ctx: click.Context) -> object:
@@ -174,7 +174,7 @@ def _print(
 
 @contextmanager
 def _one_line(command: str) -> Iterator[None]:
-    """Turn what keeps the process from starting into one line and exit code 2."""
+    """Print a problem that prevents the start as one line, and exit with 2."""
     try:
         yield
     except StartProblem as error:

@@ -1,4 +1,4 @@
-"""The errors of a backend.
+"""Defines the errors of a backend.
 
     BackendError                        status  code                 retryable
     ├── CallRefused                     the whole call
@@ -26,7 +26,7 @@ from typing import ClassVar
 
 
 class BackendError(Exception):
-    """An error a caller is told of."""
+    """Reports a failure to a caller."""
 
     status: ClassVar[int] = 500
     code: str = "internal_error"
@@ -34,11 +34,11 @@ class BackendError(Exception):
 
 
 class CallRefused(BackendError):
-    """A call is refused as a whole."""
+    """Rejects a call as a whole."""
 
 
 class BadCall(CallRefused):
-    """The body is not a call of this version."""
+    """Reports a body that is not a call of this version."""
 
     status = 400
     code = "bad_call"
@@ -46,7 +46,7 @@ class BadCall(CallRefused):
 
 
 class Unauthorized(CallRefused):
-    """The shared token is missing or wrong."""
+    """Reports that the shared token is missing or wrong."""
 
     status = 401
     code = "unauthorized"
@@ -54,7 +54,7 @@ class Unauthorized(CallRefused):
 
 
 class ModelNotFound(CallRefused):
-    """The backend does not serve the model, or not for this task."""
+    """Reports that the backend does not serve the model, or not for this task."""
 
     status = 404
     code = "model_not_found"
@@ -62,14 +62,14 @@ class ModelNotFound(CallRefused):
 
 
 class RevisionMismatch(CallRefused):
-    """The backend runs another revision or profile; another backend may have the right one."""
+    """Reports another revision or profile here; another backend may have the right one."""
 
     status = 409
     code = "revision_mismatch"
 
 
 class CallTooLarge(CallRefused):
-    """The body is over the limit."""
+    """Reports a body over the limit."""
 
     status = 413
     code = "call_too_large"
@@ -77,14 +77,14 @@ class CallTooLarge(CallRefused):
 
 
 class NotReady(CallRefused):
-    """The backend is draining, or what it needs is broken."""
+    """Reports that the backend is draining, or that something it needs is broken."""
 
     status = 503
     code = "not_ready"
 
 
 class ItemRefused(BackendError):
-    """The item or its parameters are wrong; `code` says how."""
+    """Rejects an item or its parameters; `code` says why."""
 
     status = 422
     retryable = False
@@ -95,22 +95,22 @@ class ItemRefused(BackendError):
 
 
 class ModelFailed(BackendError):
-    """The model could not compute this row."""
+    """Reports that the model could not compute this row."""
 
     status = 500
     code = "model_failed"
 
 
 class OutOfMemory(ModelFailed):
-    """The device has no memory for a batch of this size; it may have for half of it."""
+    """Reports that a batch of this size found no device memory; half of it may."""
 
 
 class UpstreamFailed(ModelFailed):
-    """Another server that is well did not compute the batch; a row of it may be to blame."""
+    """Reports that a healthy upstream did not compute the batch; a row of it may be to blame."""
 
 
 class Overloaded(BackendError):
-    """The queue is full or too slow for the time left; `retry_after` is when there will be room."""
+    """Reports a full queue, or one too slow for the deadline; `retry_after` says when to retry."""
 
     status = 503
     code = "overloaded"
@@ -121,21 +121,21 @@ class Overloaded(BackendError):
 
 
 class ExecutorDied(BackendError):
-    """The executor or a thread of it is gone for good."""
+    """Reports that the executor or a thread of it is gone for good."""
 
     status = 503
     code = "executor_died"
 
 
 class UpstreamUnavailable(BackendError):
-    """The server that runs the model does not answer now, or not as it should; another's may."""
+    """Reports that the server of the model does not answer properly; another's may."""
 
     status = 503
     code = "upstream_unavailable"
 
 
 class DeadlineExceeded(BackendError):
-    """The item's time was over before its answer; `retry_after` is when it might be in time."""
+    """Reports an item over its deadline; after `retry_after` it might be in time."""
 
     status = 504
     code = "deadline_exceeded"
@@ -147,8 +147,8 @@ class DeadlineExceeded(BackendError):
 
 
 class StartProblem(Exception):
-    """The process cannot start; the message is one line that says what to do."""
+    """Reports that the process cannot start; the message is one line that says what to do."""
 
 
 class ModelProblem(StartProblem):
-    """A model of the repository cannot be served; the message says which file and why."""
+    """Reports that a model cannot be served; the message says which file and why."""

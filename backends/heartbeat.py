@@ -1,4 +1,4 @@
-"""Heartbeats: an event loop shows its supervisor that it runs, by a byte through a pipe."""
+"""Sends heartbeats: an event loop shows its supervisor that it runs, by bytes through a pipe."""
 
 import asyncio
 import contextlib

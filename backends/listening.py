@@ -22,7 +22,7 @@ _DROP_SYN = struct.pack(
 )
 # For the SYN that had passed the filter and is seen nowhere yet.
 _ARRIVAL = 0.1
-_LOOK = 0.01
+_POLL_INTERVAL = 0.01
 _EMPTY_WITHIN = 2.0
 _CONNECTIONS = ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6")
 _HANDSHAKE = b"03"
@@ -51,11 +51,11 @@ async def empty_queue(listener: socket.socket, *, within: float = _EMPTY_WITHIN)
         # In this order: what ends its handshake goes into the queue.
         if passed >= _ARRIVAL and not _has_handshake(port) and not poller.poll(0):
             return
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL_INTERVAL)
 
 
 def _has_handshake(port: int) -> bool:
-    """Return whether a handshake with `port` has begun, as far as the kernel tells."""
+    """Return whether the kernel reports a handshake with `port` in progress."""
     for path in _CONNECTIONS:
         with contextlib.suppress(OSError), Path(path).open("rb") as table:
             for line in table:

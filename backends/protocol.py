@@ -1,4 +1,4 @@
-"""The wire between gateway and backend: the only part of `backends` that `gateway` imports.
+"""Defines the wire between gateway and backend: all that `gateway` imports of `backends`.
 
 A *call* is one HTTP request, `POST /v1/call`, whose body is a msgpack `Call`: some items for one
 model, each with the time it has left. The reply is a stream of frames, a 4-byte little-endian
@@ -33,7 +33,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Task(StrEnum):
-    """What a caller asks of a model; one route of the API each."""
+    """Enumerates the tasks of models; each is a route of the API."""
 
     CLASSIFY = "classify"
     ZERO_SHOT = "zero-shot"
@@ -49,14 +49,14 @@ class Task(StrEnum):
 
 
 class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`top_k` labels (`None`: all); `function` makes scores of logits (`None`: the model's own)."""
+    """Asks for `top_k` labels (`None`: all); `function` makes scores of logits, if given."""
 
     top_k: int | None = None
     function: Literal["softmax", "sigmoid", "none"] | None = None
 
 
 class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Candidate `labels` put into `hypothesis_template` at its `{}`."""
+    """Holds candidate `labels`, put into `hypothesis_template` at its `{}`."""
 
     labels: list[str]
     multi_label: bool = False
@@ -64,36 +64,36 @@ class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A choice has no parameters: its options travel with each item."""
+    """Holds nothing: the options of a choice travel with each item."""
 
 
 class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`dimensions` keeps the first so many values (before normalising)."""
+    """Keeps the first `dimensions` values of a vector (before normalising)."""
 
     normalize: bool = True
     dimensions: int | None = None
 
 
 class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `query` every document (item) is scored against."""
+    """Holds the `query` that every document (item) is scored against."""
 
     query: str
 
 
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How pieces of words become entities, as in Hugging Face's token classification pipeline."""
+    """Selects how pieces of words become entities, as Hugging Face's pipeline does."""
 
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
 
 
 class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Free parameters of an algorithm of the model owner's."""
+    """Holds free parameters of a model owner's algorithm."""
 
     parameters: dict[str, Any] = {}
 
 
 class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt and the options to choose from."""
+    """Holds one prompt and the options to choose from."""
 
     prompt: str
     choices: list[str]
@@ -142,7 +142,7 @@ ITEMS: dict[Task, Any] = {
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One item: its msgpack body, the seconds it has left, and who may share its rows.
+    """Holds one item: its msgpack body, its seconds left, and who may share its rows.
 
     `traceparent` is that of the request it came with, when that is traced.
     """
@@ -154,7 +154,7 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """Some items for one model. `revision` and `profile` must be those the backend runs.
+    """Holds items for one model, whose `revision` and `profile` the backend must run.
 
     `lane` says how urgent they are: bulk work gets a tenth of what interactive work gets beside it.
     Without `truncate` an item whose text the model would cut is refused.
@@ -175,10 +175,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """An item's answer: JSON `result`, rows and tokens computed for it (0 when all were known).
+    """Holds an item's answer: JSON `result`, rows and tokens computed (0 when all were cached).
 
-    `known` rows were asked for it too and cost nothing: seen before, or joined to one in flight.
-    `truncated_from` is how many tokens the longest of its texts has that were cut; 0: none was.
+    `known` rows cost nothing: they were cached, or joined to one in flight. `truncated_from` is
+    the number of tokens of the longest truncated text; 0: none was.
     """
 
     index: int
@@ -190,7 +190,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """An item's failure. `code` is API; `retryable` says whether another backend may do better."""
+    """Holds an item's failure. `code` is API; `retryable`: another backend may succeed."""
 
     index: int
     status: int
@@ -201,10 +201,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """How busy the backend is, in every reply and in its state.
+    """Reports the load of the backend, in every reply and in its state.
 
     `queued_seconds` is what the longest queue will take, `device_busy_share` of the last seconds;
-    `releases` counts batches by the reason why they left as they were, since the start.
+    `releases` counts batches since the start, by the reason for which no row more joined.
     """
 
     queued_rows: int = 0
@@ -222,7 +222,7 @@ Frame = Done | Failed | Report
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A call refused as a whole: `model_not_found`, `revision_mismatch`, `overloaded`, ..."""
+    """Rejects a call as a whole: `model_not_found`, `revision_mismatch`, `overloaded`, ..."""
 
     code: str
     detail: str
@@ -231,7 +231,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend says of a model it serves.
+    """Describes a model that a backend serves.
 
     `revision` is the digest (12 hex digits) of every file that shapes the answers, those of models
     it is built on included. `algorithm` and `algorithm_version` name the code that answers.
@@ -253,11 +253,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendState(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend's identity, readiness, models and load.
+    """Holds a backend's identity, readiness, models and load.
 
-    `missing` says what is not as it should be; a ready backend may still miss a model whose
-    repository entry is broken. `problems` says of such models, by name, what is wrong with the
-    revision that should be served, be another served in its place or none.
+    `missing` lists what is wrong; a ready backend may still miss a model whose repository entry is
+    broken. `problems` says for such models, by name, what is wrong with the revision that should
+    be served, whether or not another is served in its place.
     """
 
     backend_id: str

@@ -1,4 +1,4 @@
-"""What a backend process is told when it starts: environment first, command line over it."""
+"""Reads the settings of a backend process: from the environment, then the command line."""
 
 import math
 import os
@@ -20,7 +20,7 @@ Share = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
+    """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
     `more_models` is a second repository: its models are served beside those of `models`, and of a
     name that is in both, that of `models`.
@@ -31,14 +31,14 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
     together, whatever their lengths.
     `session_memory_bytes` bounds what the graphs of open sessions weigh together (0: nothing does):
-    beyond it, sessions of models that were asked longest ago are closed until they are asked again.
+    beyond it, the sessions used longest ago are closed until they are used again.
     After SIGTERM a backend serves on for `shutdown_delay` and says that it is not ready; then
     `drain` bounds the time that work in flight gets. `heartbeat_fd` is a pipe to a supervisor,
     which watches that the event loop writes to it. A revision that was replaced while
     serving answers calls that name it for `retire_after` more. `token` is a secret shared with
     the gateways, and is taken from the environment alone. With `tls_certificate` (and `tls_key`,
-    where that file does not hold the key) TLS is served; with `tls_client_ca` whoever gives work
-    needs a certificate of that CA. What begins with `gpu_` is for `cuda`
+    where that file does not hold the key) TLS is served; with `tls_client_ca` callers
+    need a certificate of that CA. What begins with `gpu_` is for `cuda`
     and `tensorrt` only.
     `open_inference` has the graphs run by the server at `upstream_url`, so many batches at a time
     of each as `upstream_runs`. That is also the server of models that name none; `upstream_token`,
@@ -142,9 +142,9 @@ def _traces_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def quiet_libraries() -> None:
-    """Tell the native libraries, before they are imported, to stay at home and off our cores.
+    """Configure native libraries, before their import, to send nothing and start no threads.
 
-    ONNX Runtime sends telemetry unless told not to; tokenizers would start a thread per core.
+    ONNX Runtime sends telemetry by default; tokenizers would start a thread per core.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

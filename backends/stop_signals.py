@@ -1,19 +1,19 @@
-"""What SIGTERM and SIGINT ask of a process: to leave, patiently or not, and at once."""
+"""Listens for SIGTERM and SIGINT, which stop a process: gracefully, now, or at once."""
 
 import asyncio
 import signal
 
 
 class StopSignals:
-    """Hears the signals from when it is made; the running loop is the process's only one."""
+    """Sets events on signals, from its creation; the running loop is the process's only one."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
-        """The process is to leave."""
+        """The process is to stop."""
         self.forced = asyncio.Event()
-        """It was told twice: it is to leave at once."""
+        """A second signal came: the process is to stop at once."""
         self.is_graceful = False
-        """Others must hear of it first: SIGTERM. At SIGINT somebody waits at a terminal."""
+        """Gateways must learn of it first: SIGTERM. At SIGINT a user waits at a terminal."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self._request)

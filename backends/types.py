@@ -1,4 +1,4 @@
-"""Values that travel between the parts of a backend."""
+"""Defines values that travel between the packages of a backend."""
 
 from enum import StrEnum
 
@@ -14,14 +14,14 @@ Text = str | tuple[str, str]
 
 
 class OutputKind(StrEnum):
-    """Which output of an encoder a row asks for: one vector, or one vector per token."""
+    """Selects an encoder's output for a row: one vector, or one vector per token."""
 
     POOLED = "pooled"
     TOKENS = "tokens"
 
 
 class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A text as a model reads it.
+    """Holds a text as a model reads it.
 
     `type_ids` is `None` when all are zero. `key` holds the bytes of both: equal keys are equal
     rows. Where the text was cut, `truncated_from` is how many tokens all of it would be.
@@ -33,8 +33,8 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     truncated_from: int = 0
 
 
-class TokenSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One token's place in the text: `start` and `end` count characters of the original."""
+class TokenOffsets(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds one token's place in the text: `start` and `end` count its characters."""
 
     start: int
     end: int
@@ -43,14 +43,14 @@ class TokenSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The tokens of a text alone, without what a model puts around them, and their places."""
+    """Holds the tokens of a text without special tokens, and their places."""
 
     ids: IntArray
-    pieces: list[TokenSpan]
+    pieces: list[TokenOffsets]
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batcher holds now and has done since it started.
+    """Holds what a batcher holds now and has done since it started.
 
     `work` is the predicted time of its batches in seconds, without their fixed parts, `wasted` the
     part of it that padding took.
@@ -83,7 +83,7 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows were answered: known, joined to one in flight, or computed."""
+    """Counts how rows were answered: cached, joined to one in flight, or computed."""
 
     known_rows: int = 0
     joined_rows: int = 0
@@ -94,7 +94,7 @@ class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What an encoder's queue and its rows have done."""
+    """Holds the statistics of an encoder's queue and rows."""
 
     name: str
     queue: QueueStatistics
@@ -102,7 +102,7 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How mirrored items compared: counts by `(model, shadow, outcome)`.
+    """Counts how mirrored items compared, by `(model, shadow, outcome)`.
 
     `largest` is how far two answers that said the same were apart at most, by `(model, shadow)`.
     """
@@ -112,7 +112,7 @@ class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend's numbers at one moment. `items` counts `(model, task, outcome)`."""
+    """Holds a backend's statistics at one moment. `items` counts `(model, task, outcome)`."""
 
     ready: bool
     calls_in_flight: int

@@ -52,7 +52,7 @@ class GatewayError(Exception):
 
 
 class InternalError(GatewayError):
-    """A fault of ours; its cause is in the log under the request's id."""
+    """A fault of the gateway; its cause is in the log under the request's id."""
 
 
 class ClientError(GatewayError):
@@ -178,7 +178,7 @@ class HeaderFieldsTooLarge(ClientError):
 
 
 class TransferCodingNotSupported(GatewayError):
-    """The request is in a transfer coding that is not understood."""
+    """The request is in a transfer coding that is not supported."""
 
     status = 501
     code = "not_implemented"
@@ -202,7 +202,7 @@ class NotCached(GatewayError):
 
 
 class UpstreamError(GatewayError):
-    """The backends let us down."""
+    """The backends failed."""
 
     status = 502
     code = "upstream_failed"

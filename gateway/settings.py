@@ -1,4 +1,4 @@
-"""What a gateway process is told by its environment, read once.
+"""Reads the settings of a gateway process from its environment, once.
 
 The reloadable document is `gateway.config.document`; these are the settings that need a restart.
 Every variable is `SLUICEGATE_` and the field's name in capitals.
@@ -22,18 +22,18 @@ _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
-# A longest one, as for ever is no number of milliseconds or nanoseconds.
-_LONGEST = 1e9
-_Duration = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
+# Bounded, since infinity has no value in milliseconds or nanoseconds.
+_MAX_DURATION = 1e9
+_Duration = Annotated[float, msgspec.Meta(ge=0, le=_MAX_DURATION)]
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
 _Bound = Annotated[int, msgspec.Meta(ge=0)]
-# A supervisor looks once a second for what comes twice a second.
-_SHORTEST_SILENCE = 2.0
+# The supervisor checks once a second for heartbeats that come twice a second.
+_MIN_HEARTBEAT_TIMEOUT = 2.0
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Process settings; URLs are those of redis-py and of SQLAlchemy."""
+    """Holds the process settings; URLs are those of redis-py and of SQLAlchemy."""
 
     data_dir: Path = Path(".sluicegate")
     """Event logs, the SQLite ledger, metrics files: must survive a restart of the process."""
@@ -81,11 +81,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     backend_memory_limit_bytes: _Bound = 0
     """The same for backends of `sluicegate up`."""
     fast_lane: bool = True
-    """Whether a worker answers what waits for nobody in its HTTP protocol, before the application.
-    """
+    """Whether a worker answers requests that need no waiting in its HTTP protocol."""
     shutdown_delay: _Duration = 5.0
-    """Seconds that a process which is told to stop serves on, while it says that it is not ready.
-    """
+    """Seconds that a stopping process keeps serving while its readiness fails."""
     drain: _Duration = 10.0
     """Seconds that requests in flight are given at shutdown, after that."""
     head_timeout: _Duration = 10.0
@@ -93,7 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: _Duration = 75.0
     """Seconds that a connection may be idle between two requests."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
-    """Connections that a worker has at a time; more are told to come back."""
+    """Connections that a worker has at a time; more are answered 503."""
     events_keep: float = 2 * 86_400.0
     """Seconds that segments of event logs are kept once the ledger has them, so that a ledger that
     is restored from a backup gets them again."""
@@ -103,15 +101,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
     alike are added up to one row."""
     state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """Seconds that the state Redis is waited for; limits then go by the local share."""
+    """The timeout of calls to the state Redis; limits then use the local share."""
     tcp_keepalive_idle: _Seconds = 5
-    """Seconds without a packet after which the other side of a connection is probed."""
+    """Seconds without a packet after which the peer of a connection is probed."""
     tcp_keepalive_interval: _Seconds = 2
     """Seconds between two probes."""
     tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
-    """Probes without an answer after which the connection is given up."""
+    """Unanswered probes after which the connection is closed."""
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
-    """Seconds that sent data or probes may stay unacknowledged, on systems that can tell."""
+    """Seconds that sent data or probes may stay unacknowledged, on systems that support it."""
     log_level: str = "INFO"
     logs: Literal["stdout", "files"] = "stdout"
     """Where `sluicegate gateway` has its processes' lines go: to its own standard output, or to a
@@ -124,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tcp_keepalive(self) -> TcpKeepalive:
-        """When connections to Redis and to backends are given up."""
+        """The keep-alive of connections to Redis and to backends."""
         return TcpKeepalive(
             idle=self.tcp_keepalive_idle,
             interval=self.tcp_keepalive_interval,
@@ -184,9 +182,9 @@ def _check(settings: Settings) -> None:
     for name in settings.__struct_fields__:
         if getattr(settings, name) != getattr(settings, name):
             raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be a number")
-    if 0 < settings.heartbeat_timeout < _SHORTEST_SILENCE:
+    if 0 < settings.heartbeat_timeout < _MIN_HEARTBEAT_TIMEOUT:
         raise ConfigurationError(
-            f"`{PREFIX}HEARTBEAT_TIMEOUT` must be 0 (never) or at least {_SHORTEST_SILENCE:g}"
+            f"`{PREFIX}HEARTBEAT_TIMEOUT` must be 0 (never) or at least {_MIN_HEARTBEAT_TIMEOUT:g}"
         )
     if settings.log_level.upper() not in _LEVELS:
         raise ConfigurationError(f"`{PREFIX}LOG_LEVEL` must be one of {', '.join(_LEVELS)}")
@@ -199,7 +197,7 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _check_sent(values: Mapping[str, str]) -> None:
-    """Refuse what no header can carry, and do not show it."""
+    """Refuse secrets that no header can carry, without showing them."""
     for name in _SENT:
         value = values.get(name, "")
         if value != value.strip() or not value.isprintable():
@@ -223,7 +221,7 @@ def process_environment() -> Mapping[str, str]:
 def export_metrics_dir(settings: Settings) -> None:
     """Make the metrics library write to files that the admin listener adds up.
 
-    The library decides when it is imported, so this comes before.
+    Call it before the library is imported, which is when it decides.
     """
     with contextlib.suppress(OSError):  # on a full disk metrics stay in memory until there is room
         settings.metrics_dir.mkdir(parents=True, exist_ok=True)

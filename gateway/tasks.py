@@ -1,4 +1,4 @@
-"""Owns tasks that outlive what started them: none is lost, silent, or left running at the end."""
+"""Owns tasks that outlive what started them: awaits or cancels each, and logs its error."""
 
 import asyncio
 import contextlib

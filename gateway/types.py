@@ -37,23 +37,23 @@ class Rule(
     cache_hash=True,
     omit_defaults=True,
 ):
-    """A token bucket: `capacity` units, refilled at `capacity / window` units a second.
+    """Limits a rate by a token bucket: `capacity` units, refilled at `capacity / window` a second.
 
-    `name` is what `RateLimit-Policy` calls it, and is a word of letters, digits and `_`.
-    `unit` says what one unit is: see `REQUEST_UNITS` and `WORK_UNITS`.
+    `name` appears in `RateLimit-Policy`; it has letters, digits and `_`. For `unit` see
+    `REQUEST_UNITS` and `WORK_UNITS`.
     """
 
     name: str
     unit: str
     capacity: int
     window: float = 0.0
-    """Seconds; 0 for a quota, and for `concurrent`, whose units come back as work ends."""
+    """Seconds; 0 for a quota, and for `concurrent`, whose units come back when work ends."""
     period: str = ""
-    """`month`: a quota, whose bucket is filled at the month's beginning (UTC) and not before."""
+    """`month`: a quota, whose bucket is refilled at the beginning of each month (UTC)."""
     model: str = ""
-    """The only model whose requests are charged; empty is any."""
+    """The only model whose requests are charged; empty is all."""
     shadow: bool = False
-    """Watched and counted, but refuses nothing."""
+    """Counts what it would refuse, and refuses nothing."""
 
     @property
     def limit(self) -> int:
@@ -79,28 +79,28 @@ class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
 
 CONCURRENT = "concurrent"
 REQUEST_UNITS = ("requests", "items")
-"""Charged when a request is admitted, wherever its answers come from."""
+"""Charged when a request is admitted, also for cache hits."""
 WORK_UNITS = ("rows", "tokens", CONCURRENT)
-"""Charged for what must be computed: hits and joined work cost none."""
+"""Charged for work that must be computed: hits and collapsed items cost none."""
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """Who is calling: a key of a tenant, what it may use, and the limits on both."""
+    """Identifies a caller: a key of a tenant, the models it may call, and the limits on both."""
 
     tenant: TenantId
     key: KeyId
     tenant_rules: tuple[Rule, ...] = ()
     key_rules: tuple[Rule, ...] = ()
     models: frozenset[str] | None = None
-    """Models the key may call; `None` is all of them."""
+    """Models that the key may call; `None` is all."""
     expires: int | None = None
-    """When the key ends, in nanoseconds since the epoch."""
+    """When the key expires, in nanoseconds since the epoch."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend as configured: where it is, and its place in the order of use.
+    """Locates a backend as configured, and gives its place in the order of use.
 
-    One with a `dns` and no address in its id stands for all the backends that the name leads to.
+    With a `dns` and no address in its id, it stands for all backends that the name resolves to.
     """
 
     backend: BackendId
@@ -109,27 +109,27 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     overflow: bool = False
     server_name: str = ""
-    """The name its certificate must hold; empty is the host of `url`."""
+    """The name that its certificate must have; empty is the host of `url`."""
     dns: str = ""
-    """The name and port by which it was found."""
+    """The name and port from which it was resolved."""
 
     @property
     def entry(self) -> str:
-        """The id that the document has for it: that of the name, where it was found by one."""
+        """Its id in the document: that of the DNS name if it was resolved from one."""
         return self.backend.partition("@")[0]
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that some backend serves: what it says of itself, and the regions that have it."""
+    """Describes a model that backends serve, and names the regions that have it."""
 
     info: ModelInfo
     regions: tuple[RegionName, ...]
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request taken apart: what all items share (`parameters`, msgpack) and the items (msgpack).
+    """Holds the parameters of a request, which apply to all items, and the items, all as msgpack.
 
-    Both encodings are canonical: equal meaning, equal bytes.
+    Both encodings are canonical: equal values have equal bytes.
     """
 
     task: Task
@@ -138,11 +138,11 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[bytes, ...]
     continue_on_error: bool = False
     truncate: bool = True
-    """Whether texts may be cut. No part of the key: an answer to a text that fits is the same."""
+    """Texts may be truncated. Not part of the key: the answer to a text that fits is the same."""
 
 
 class Source(StrEnum):
-    """How an item ended; `usage` counts each."""
+    """Names the outcomes of items, which `usage` counts."""
 
     HIT = "hit"
     COLLAPSED = "collapsed"
@@ -159,7 +159,7 @@ _ERRORS_BY_STATUS: dict[int, type[GatewayError]] = {
 
 
 class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an item has no answer. `status` is that of the request when items may not fail alone."""
+    """Explains why an item has no answer; `status` is the request's if no item may fail alone."""
 
     status: int
     code: str
@@ -193,7 +193,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stale(StrEnum):
-    """Why an answer from before was given: it is being refreshed, or no backend answered."""
+    """Names the reasons for a stale answer: it is being refreshed, or no backend answered."""
 
     NO = ""
     REVALIDATING = "stale"
@@ -201,7 +201,7 @@ class Stale(StrEnum):
 
 
 class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """An item's end: JSON `result` or `failure`; `age` in seconds where it came from the cache."""
+    """Holds an item's JSON `result` or its `failure`; `age` is in seconds, 0 if not cached."""
 
     source: Source
     result: bytes = b""
@@ -209,43 +209,43 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     tokens: int = 0
     known_rows: int = 0
-    """Rows of a computed item that cost nothing: seen before, or joined to one in flight."""
+    """Rows of a computed item that were not run: in the row cache, or joined to one in flight."""
     truncated_from: int = 0
-    """How many tokens the longest of its texts has that the model cut; 0 where it cut none."""
+    """The tokens of the longest text that the model truncated; 0 if it truncated none."""
     age: float = 0.0
     tier: str = ""
     """`memory` or `redis` for a hit."""
     stale: Stale = Stale.NO
     revision: str = ""
-    """What gave a stale answer; else it is the request's."""
+    """The revision of a stale answer; empty for others, which have the request's."""
 
 
 class Criticality(StrEnum):
-    """What to give up first when there is more to do than can be done."""
+    """Ranks requests; under overload `sheddable` ones are refused first."""
 
     CRITICAL = "critical"
     DEFAULT = "default"
     SHEDDABLE = "sheddable"
 
     def outranks(self, other: "Criticality") -> bool:
-        """Tell whether it is given up after `other`."""
+        """Tell whether it is refused after `other`."""
         order = tuple(Criticality)
         return order.index(self) < order.index(other)
 
 
 class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller's `Cache-Control` asks for; ages in seconds."""
+    """Holds the directives of the caller's `Cache-Control`; ages are in seconds."""
 
     no_cache: bool = False
     no_store: bool = False
     only_if_cached: bool = False
     max_age: float | None = None
     max_stale: float | None = None
-    """Accepts answers that are out of date for so long; infinite where no time was said."""
+    """Accepts answers stale for so long; infinite if the directive has no value."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, until when (loop time), and how the cache may be used."""
+    """Identifies the caller of a request, its deadline (loop time) and its cache directives."""
 
     principal: Principal
     deadline: float
@@ -255,43 +255,43 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """An outcome for each item of the request, in its order."""
+    """Holds an outcome for each item of the request, in its order."""
 
     model: ServedModel
     outcomes: list[ItemOutcome]
     is_cacheable: bool = True
-    """Whether the configuration lets answers of the model be kept."""
+    """True if the configuration allows answers of the model to be cached."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request used, as answered and as billed."""
+    """Counts what a request used, as answered and as billed."""
 
     items: int
     """All items of the request."""
     hit: int
     """Items answered from the result cache."""
     collapsed: int
-    """Items that joined equal work under way; priced as hits."""
+    """Items that joined equal work in flight; priced as hits."""
     computed: int
     """Items computed for this request."""
     failed: int
-    """Items that were not answered, and are not billed."""
+    """Items without an answer, which are not billed."""
     rows: int
     """Rows that the model ran for the computed items."""
     tokens: int
     """Tokens of those rows."""
     truncated: int = 0
-    """Items that were answered by a part of their text."""
+    """Items whose texts were truncated."""
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One request that was answered, as billing and the request log read it. Holds no input text.
+    """Records an answered request for billing and the request log. Holds no input text.
 
-    `id` is the `X-Request-Id` of the response and counts once in the ledger, however often it
-    arrives. `time` is nanoseconds since the epoch, `duration` seconds. New fields go last.
+    `id` is the `X-Request-Id` of the response; the ledger counts it once, however often it arrives.
+    `time` is nanoseconds since the epoch, `duration` seconds. New fields go last.
 
-    Where `count` is more than 1, this is a run: as many requests that differ by their ids only,
-    which follow on from `id`. `usage` is that of each.
+    If `count` is more than 1, this is a run of as many requests, which differ by their ids only;
+    these are consecutive from `id`. `usage` is that of each.
     """
 
     id: RequestId
@@ -306,5 +306,5 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     region: str = ""
     revision: str = ""
     code: str = ""
-    """The error's code where `status` is one."""
+    """The error's code if `status` is an error."""
     count: int = 1

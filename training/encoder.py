@@ -28,7 +28,7 @@ class Encoder:
             outputs={OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"},
             dimensions=DIMENSIONS,
         )
-        self._executor = OnnxExecutor(source, lanes=1)
+        self._executor = OnnxExecutor(source, worker_threads=1)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)

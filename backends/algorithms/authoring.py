@@ -1,4 +1,4 @@
-"""What a model owner's algorithm may use: `Ask` to ask models, `Refused` to turn an item down.
+"""Defines what a model owner's algorithm may use: `Ask` asks models, `Refused` rejects an item.
 
 See docs/algorithms.md, "Your own algorithm".
 """
@@ -13,8 +13,8 @@ from backends.types import FloatArray, Text
 class Ask(Protocol):
     """Asks the models that the `model.yaml` lists under `uses`, on behalf of one item.
 
-    Rows join the batches of everyone else's; what was asked before is known. Several questions go
-    at once with `asyncio.gather`. What a model refuses or cannot do is raised as `BackendError`.
+    Rows join the batches of other callers; rows of earlier questions are cached. Run several
+    questions at once with `asyncio.gather`. Raises `BackendError` where a model fails or refuses.
     """
 
     async def __call__(self, model: str, texts: Sequence[Text]) -> FloatArray:
@@ -29,7 +29,7 @@ class Ask(Protocol):
 
 
 class Refused(ItemRefused):
-    """The algorithm will not answer this item; the caller is told why. Hold no input in it."""
+    """Rejects this item; the caller gets the reason, which must hold no input."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("refused_by_algorithm", detail)

@@ -1,4 +1,4 @@
-"""What an algorithm is: a coroutine from an item to a JSON value, asking models on the way."""
+"""Defines algorithms: coroutines from an item to a JSON value that ask models on the way."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -33,7 +33,7 @@ class Algorithm(Protocol):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model: what is said of it, what answers each of its tasks, on which encoder."""
+    """Describes a model that is served: its info, its encoder, and an algorithm for each task."""
 
     info: ModelInfo
     encoder: str
@@ -43,17 +43,17 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 async def together(
     first: Coroutine[Any, Any, First], second: Coroutine[Any, Any, Second]
 ) -> tuple[First, Second]:
-    """Run two questions at once; when one fails the other is called off and the error raised."""
+    """Run two questions at once; when one fails, the other is cancelled and the error raised."""
     one, other = await all_of([first, second])
     return one, other
 
 
 async def all_of(questions: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run questions at once; when one fails the others are called off and the error raised."""
+    """Run questions at once; when one fails, the others are cancelled and the error raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(question) for question in questions]
     except BaseExceptionGroup as error:
-        # All may fail of the same text; one error says it.
+        # All may fail for the same text; one error is enough.
         raise error.exceptions[0] from None
     return [task.result() for task in tasks]

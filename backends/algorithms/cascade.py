@@ -1,4 +1,4 @@
-"""A small model answers what it is sure of; a large one answers the rest."""
+"""Classifies with a small model, and with a large one where the small one is not confident."""
 
 from typing_extensions import override
 
@@ -35,7 +35,7 @@ class Cascade(Labeller):
         if self._small.confidence(scores) < self._threshold:
             return await self._large.scores(text, ask, function)
         if function is not None:
-            # The row is known by now.
+            # The row is cached by now.
             scores = await self._small.scores(text, ask, function)
         return reorder(scores, self._small.labels, self.labels)
 

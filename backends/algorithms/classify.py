@@ -1,4 +1,4 @@
-"""Labels of a text by a trained head."""
+"""Classifies a text by a trained head."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from backends.types import FloatArray, Text
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """A label and how sure the model is of it."""
+    """Holds a label and its score."""
 
     label: str
     score: float

@@ -1,4 +1,4 @@
-"""How far two answers to one item are apart. Pure."""
+"""Compares two answers to one item. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """`changed` where the answers say different things; else how far their numbers are apart."""
+    """Holds how two answers differ: `changed` if they disagree, else the largest difference."""
 
     changed: bool = False
     largest: float = 0.0
@@ -20,8 +20,8 @@ _NONE = Difference()
 def compare(one: Any, other: Any) -> Difference:
     """Compare two answers as JSON has them.
 
-    Ranked labels say the same when the same label is first and none is new; scores below the first
-    may change places. Everything else must be alike but for its numbers: lengths, places, names.
+    Rankings agree when the same label is first and none is new; the order below the first may
+    differ. Everything else must be equal but for numbers: lengths, places, names.
     """
     if _is_number(one) and _is_number(other):
         return Difference(largest=abs(one - other))

@@ -1,4 +1,4 @@
-"""Runs a model owner's algorithm: typed, within a budget, and apart from everybody else's work."""
+"""Runs a model owner's algorithm: typed, within a budget, isolated from other work."""
 
 import asyncio
 import weakref
@@ -24,7 +24,7 @@ _TIMEOUT = 0.1
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an algorithm may take for one item: seconds, and rows of all models together."""
+    """Bounds the seconds and the rows of all models that an algorithm may use for an item."""
 
     time: Annotated[float, msgspec.Meta(gt=0.0)] = 5.0
     rows: Annotated[int, msgspec.Meta(ge=1)] = 256
@@ -33,8 +33,8 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Custom(Algorithm):
     """Answers with a model owner's `async def run(item, ask)`.
 
-    It runs in a thread of its own: what it does wrong (errors, endless loops, blocking calls) ends
-    its own items with an error and leaves those of other models alone.
+    It runs in a thread of its own: its errors, endless loops and blocking calls fail its own
+    items and do not affect those of other models.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class Custom(Algorithm):
     @property
     @override
     def version(self) -> int:
-        return 1 + sum(known.version for tasks in self._below.values() for known in tasks.values())
+        return 1 + sum(
+            algorithm.version for tasks in self._below.values() for algorithm in tasks.values()
+        )
 
     @override
     async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:
@@ -69,7 +71,7 @@ class Custom(Algorithm):
             async with asyncio.timeout(self._budget.time):
                 outcome = await asyncio.wrap_future(work)
         except asyncio.CancelledError:
-            # The caller has gone, or its own time is over.
+            # The caller disconnected, or its deadline passed.
             self._side.free(_TIMEOUT)
             raise
         except (TimeoutError, EventLoopBlocked):
@@ -101,7 +103,7 @@ class Custom(Algorithm):
 
 
 class _CrossLoopAsk(UserAsk):
-    """Takes questions from the algorithm's loop to that of the backend."""
+    """Runs the algorithm's questions on the backend's event loop."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ def _convert(value: Any, kind: Any, code: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what numpy made as msgspec knows it."""
+    """Return a numpy value as plain Python."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise NotImplementedError(f"a `{type(value).__name__}` is no JSON")

@@ -1,4 +1,4 @@
-"""Embeddings of texts, and documents ranked by them."""
+"""Embeds texts, and ranks documents by their embeddings."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from backends.types import FloatArray
 
 
 class Embed(Algorithm):
-    """The vector of a text."""
+    """Returns the vector of a text."""
 
     def __init__(self, *, model: str, dimensions: int) -> None:
         self.model = model
@@ -26,22 +26,22 @@ class Embed(Algorithm):
 
     @override
     async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
-        kept = self.kept(parameters)
+        dimensions = self.check_dimensions(parameters)
         vectors = await ask(self.model, [item])
-        return {"embedding": shorten(vectors, kept, parameters)[0]}
+        return {"embedding": shorten(vectors, dimensions, parameters)[0]}
 
-    def kept(self, parameters: EmbedParameters) -> int:
-        """Return how many values of a vector are asked for, or refuse."""
-        kept = self.dimensions if parameters.dimensions is None else parameters.dimensions
-        if not 1 <= kept <= self.dimensions:
+    def check_dimensions(self, parameters: EmbedParameters) -> int:
+        """Return the requested number of a vector's values, or refuse."""
+        dimensions = self.dimensions if parameters.dimensions is None else parameters.dimensions
+        if not 1 <= dimensions <= self.dimensions:
             raise ItemRefused(
                 "bad_dimensions", f"`dimensions` must be between 1 and {self.dimensions}"
             )
-        return kept
+        return dimensions
 
 
 class Rerank(Algorithm):
-    """How near a document is to a query: the cosine of their embeddings."""
+    """Scores a document for a query by the cosine of their embeddings."""
 
     def __init__(self, *, model: str) -> None:
         self._model = model
@@ -57,7 +57,7 @@ class Rerank(Algorithm):
         return {"score": rounded(query @ document[:, None])[0]}
 
 
-def shorten(vectors: FloatArray, kept: int, parameters: EmbedParameters) -> FloatArray:
-    """Return the first `kept` values of vectors, of length one where that is asked for."""
-    shortened = vectors[:, :kept]
+def shorten(vectors: FloatArray, dimensions: int, parameters: EmbedParameters) -> FloatArray:
+    """Return the first `dimensions` values of vectors, of length one where that is asked for."""
+    shortened = vectors[:, :dimensions]
     return normalize(shortened) if parameters.normalize else shortened

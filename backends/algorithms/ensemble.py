@@ -1,4 +1,4 @@
-"""Several models answer; their scores or their votes are counted together."""
+"""Combines the scores or votes of several models."""
 
 from collections.abc import Sequence
 from typing import Literal

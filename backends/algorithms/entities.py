@@ -1,4 +1,4 @@
-"""Entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
+"""Finds entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
 
 import unicodedata
 from typing import Any, Literal
@@ -11,14 +11,14 @@ from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import Function, apply_function, rounded
 from backends.protocol import EntitiesParameters
-from backends.types import FloatArray, TokenSpan
+from backends.types import FloatArray, TokenOffsets
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 _OUTSIDE = "O"
 
 
-class EntitySpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A labelled stretch of a text, in characters."""
+class TextEntity(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a labelled span of a text, in characters."""
 
     label: str
     score: float
@@ -43,37 +43,37 @@ class Entities(Algorithm):
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
         pieces, logits = await ask.tokens(self._model, item)
         scores = apply_function(logits, self._function)
-        spans = find_entity_spans(pieces, scores, self._labels, parameters.aggregation)
+        entities = find_entities(pieces, scores, self._labels, parameters.aggregation)
         if parameters.aggregation != "none":
-            spans = [_with_accents(span, item) for span in spans]
+            entities = [_with_accents(entity, item) for entity in entities]
         return {
             "entities": [
                 {
-                    "label": span.label,
-                    "score": rounded(np.array([span.score]))[0],
-                    "text": item[span.start : span.end],
-                    "start": span.start,
-                    "end": span.end,
+                    "label": entity.label,
+                    "score": rounded(np.array([entity.score]))[0],
+                    "text": item[entity.start : entity.end],
+                    "start": entity.start,
+                    "end": entity.end,
                 }
-                for span in spans
+                for entity in entities
             ]
         }
 
 
-def _with_accents(span: EntitySpan, text: str) -> EntitySpan:
+def _with_accents(entity: TextEntity, text: str) -> TextEntity:
     """Return a mention that ends after the accents of its last letter.
 
     A tokenizer that leaves accents out ends a piece before them.
     """
-    end = span.end
+    end = entity.end
     while end < len(text) and unicodedata.combining(text[end]):
         end += 1
-    return span if end == span.end else msgspec.structs.replace(span, end=end)
+    return entity if end == entity.end else msgspec.structs.replace(entity, end=end)
 
 
-def find_entity_spans(
-    pieces: list[TokenSpan], scores: FloatArray, labels: list[str], aggregation: Aggregation
-) -> list[EntitySpan]:
+def find_entities(
+    pieces: list[TokenOffsets], scores: FloatArray, labels: list[str], aggregation: Aggregation
+) -> list[TextEntity]:
     """Return what `scores` (a line per piece) say, outside labels left out.
 
     1. `none`: every piece by itself, with its label as it is.
@@ -86,13 +86,13 @@ def find_entity_spans(
         words = [[index] for index in real]
     else:
         words = _group_words(real, pieces)
-    spans = [_label(word, pieces, scores, labels, aggregation) for word in words]
+    entities = [_label(word, pieces, scores, labels, aggregation) for word in words]
     if aggregation != "none":
-        spans = [_merge(group) for group in _group_spans(spans)]
-    return [span for span in spans if span.label != _OUTSIDE]
+        entities = [_merge(group) for group in _group_entities(entities)]
+    return [entity for entity in entities if entity.label != _OUTSIDE]
 
 
-def _group_words(real: list[int], pieces: list[TokenSpan]) -> list[list[int]]:
+def _group_words(real: list[int], pieces: list[TokenOffsets]) -> list[list[int]]:
     words: list[list[int]] = []
     for index in real:
         if words and pieces[index].continues_word:
@@ -104,11 +104,11 @@ def _group_words(real: list[int], pieces: list[TokenSpan]) -> list[list[int]]:
 
 def _label(
     word: list[int],
-    pieces: list[TokenSpan],
+    pieces: list[TokenOffsets],
     scores: FloatArray,
     labels: list[str],
     aggregation: Aggregation,
-) -> EntitySpan:
+) -> TextEntity:
     """Let the pieces of a word agree on a label."""
     lines = scores[word]
     if aggregation == "average":
@@ -118,7 +118,7 @@ def _label(
     else:
         line = lines[0]
     best = int(line.argmax())
-    return EntitySpan(
+    return TextEntity(
         label=labels[best],
         score=float(line[best]),
         start=pieces[word[0]].start,
@@ -126,14 +126,14 @@ def _label(
     )
 
 
-def _group_spans(spans: list[EntitySpan]) -> list[list[EntitySpan]]:
-    groups: list[list[EntitySpan]] = []
-    for span in spans:
-        begins, kind = _split_tag(span.label)
+def _group_entities(entities: list[TextEntity]) -> list[list[TextEntity]]:
+    groups: list[list[TextEntity]] = []
+    for entity in entities:
+        begins, kind = _split_tag(entity.label)
         if groups and not begins and kind == _split_tag(groups[-1][-1].label)[1]:
-            groups[-1].append(span)
+            groups[-1].append(entity)
         else:
-            groups.append([span])
+            groups.append([entity])
     return groups
 
 
@@ -144,10 +144,10 @@ def _split_tag(label: str) -> tuple[bool, str]:
     return False, label
 
 
-def _merge(group: list[EntitySpan]) -> EntitySpan:
-    return EntitySpan(
+def _merge(group: list[TextEntity]) -> TextEntity:
+    return TextEntity(
         label=group[0].label.split("-", 1)[-1],
-        score=sum(span.score for span in group) / len(group),
+        score=sum(entity.score for entity in group) / len(group),
         start=group[0].start,
         end=group[-1].end,
     )

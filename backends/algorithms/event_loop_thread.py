@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, for code that may block: it then blocks nobody else."""
+"""Runs coroutines that may block in a thread with an event loop of its own."""
 
 import asyncio
 import ctypes
@@ -11,17 +11,17 @@ _INTERRUPT_INTERVAL = 1.0
 
 
 class EventLoopBlocked(BaseException):
-    """Raised inside code that held the loop after its time was over."""
+    """Interrupts code that blocks the loop after its time is over."""
 
 
 class EventLoopThread:
-    """Runs coroutines beside the caller's loop. It starts with the first of them."""
+    """Runs coroutines in a thread with its own loop, started with the first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Done when the loop has turned since it was last asked to.
+        # Done when the loop has run an iteration since the probe was scheduled.
         self._probe: Future[Any] = Future()
         self._probe.set_result(None)
 

@@ -24,7 +24,7 @@ from backends.batching.shared import Caller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task
-from backends.types import FloatArray, Text, TokenSpan
+from backends.types import FloatArray, Text, TokenOffsets
 
 # From an item, or a text, to what the model says of it: an answer, or raw outputs.
 Fake = Callable[[Any], Any]
@@ -89,7 +89,7 @@ class _FakeAlgorithm(Algorithm):
 
 
 class _FakeRows(Pipeline):
-    """A model whose raw outputs a function tells, one list of numbers per text."""
+    """Replaces a model by a function that returns its raw outputs, one list of numbers per text."""
 
     def __init__(self, fake: Fake) -> None:
         self._fake = fake
@@ -113,5 +113,7 @@ class _FakeRows(Pipeline):
         return await self.vectors([text], caller)
 
     @override
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
+    async def token_vectors(
+        self, text: str, caller: Caller
+    ) -> tuple[list[TokenOffsets], FloatArray]:
         raise NotImplementedError

@@ -1,10 +1,10 @@
-"""The directions of label sets that were asked before: their texts need not be tokenized again."""
+"""Caches the vectors of label sets, so that their texts are not tokenized again."""
 
 from collections import OrderedDict
 
 from backends.types import FloatArray
 
-# A label set is known by who asked for it, too: nobody learns from timing what another asked.
+# The scope is part of the key: no tenant learns from timing what another asked.
 LabelSet = tuple[str, str, tuple[str, ...]]
 
 
@@ -14,7 +14,7 @@ _LABEL_BYTES = 100
 
 
 class KeptLabels:
-    """The label sets used last, within a number of bytes."""
+    """Caches the label sets used last, within a number of bytes."""
 
     def __init__(self, *, most_bytes: int) -> None:
         self._most_bytes = most_bytes

@@ -1,4 +1,4 @@
-"""Many labels as a tree: at each node only its children are asked for."""
+"""Classifies into many labels along a tree: at each node only its children are scored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from backends.types import FloatArray, Text
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A label and those below it; one without any is a leaf, which is what is answered."""
+    """Holds a label and its children; a node without any is a leaf, which may be an answer."""
 
     name: str
     children: list["Node"] = []
@@ -27,8 +27,8 @@ class LabelTree(Labeller):
     """Walks a tree of labels down from its root, with a zero-shot model at every node.
 
     Label trees are Bengio, Weston and Grangier 2010. A leaf's score is the product of the
-    probabilities on its path. `beam` nodes are walked on with at each depth (1: the best alone),
-    so that a few rows are asked for, not one per leaf; leaves not reached have no score.
+    probabilities on its path. At each depth the `beam` best nodes are followed (1: the best
+    alone), so that a few rows run, not one per leaf; leaves not reached have no score.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class LabelTree(Labeller):
         reached: dict[str, float] = {}
         beam: list[tuple[float, Sequence[Node]]] = [(1.0, self._tree)]
         while beam:
-            judged = await all_of(self._judge_children(text, nodes, ask) for _, nodes in beam)
+            scored = await all_of(self._score_children(text, nodes, ask) for _, nodes in beam)
             found = [
                 (above * probability, node)
-                for (above, _), children in zip(beam, judged, strict=True)
+                for (above, _), children in zip(beam, scored, strict=True)
                 for probability, node in children
             ]
             best = sorted(found, key=lambda entry: -entry[0])[: self._beam]
@@ -92,7 +92,7 @@ class LabelTree(Labeller):
             beam = [(score, node.children) for score, node in best if node.children]
         return reached
 
-    async def _judge_children(
+    async def _score_children(
         self, text: str, nodes: Sequence[Node], ask: AlgorithmContext
     ) -> list[tuple[float, Node]]:
         if len(nodes) == 1:

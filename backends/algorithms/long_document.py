@@ -1,4 +1,4 @@
-"""Texts longer than the model: windows that overlap, and one answer of all of them."""
+"""Answers for texts longer than the model by overlapping windows, whose answers are combined."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ Combination = Literal["mean", "max", "first"]
 
 
 class Windows:
-    """Asks a model for every window of a text and makes one line of the answers.
+    """Asks a model for every window of a text and combines the answers.
 
     Windows and their mean, maximum or first are those of Dai and Callan 2019 (arXiv:1905.09217,
     "AvgP, MaxP, FirstP").
@@ -40,7 +40,7 @@ class Windows:
 
 
 class LongClassify(Labeller):
-    """Labels of a text of any length, by a trained model that reads one window at a time."""
+    """Classifies a text of any length by a trained model that reads one window at a time."""
 
     def __init__(self, *, below: Classify, combine: Combination, overlap: int) -> None:
         super().__init__(labels=below.labels)
@@ -66,7 +66,7 @@ class LongClassify(Labeller):
 
 
 class LongEmbed(Algorithm):
-    """The vector of a text of any length."""
+    """Returns the vector of a text of any length."""
 
     def __init__(self, *, below: Embed, combine: Combination, overlap: int) -> None:
         self._below = below
@@ -84,6 +84,6 @@ class LongEmbed(Algorithm):
 
     @override
     async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
-        kept = self._below.kept(parameters)
+        dimensions = self._below.check_dimensions(parameters)
         vector = await self._windows.ask(item, ask, "none")
-        return {"embedding": shorten(vector[None, :], kept, parameters)[0]}
+        return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}

@@ -97,7 +97,7 @@ class MultipleChoice(Algorithm):
 
 
 class CrossEncode(Algorithm):
-    """How well a document answers a query: a model reads both (Nogueira and Cho 2019).
+    """Scores a document for a query by a model that reads both (Nogueira and Cho 2019).
 
     The score of one logit is its sigmoid; of several labels, the probability of the last.
     """

@@ -1,4 +1,4 @@
-"""What callers bring with them: labels, templates, choices; checked before anything is asked."""
+"""Checks what callers send with an item: labels, templates and choices."""
 
 from abc import abstractmethod
 from typing import Any
@@ -46,7 +46,7 @@ class ZeroShotTask(Algorithm):
 
 
 def check_labels(labels: list[str]) -> None:
-    """Refuse labels that cannot be told apart, or are none, or too many."""
+    """Refuse labels that are equal, missing, empty, or too many."""
     if not labels:
         raise ItemRefused("no_labels", "`labels` is empty; send at least one")
     if len(labels) > MAX_LABELS:

@@ -1,4 +1,4 @@
-"""How each algorithm that a `model.yaml` may name is made of the models it uses."""
+"""Builds each algorithm that a `model.yaml` may name from the models it uses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -185,7 +185,7 @@ def _find(below: Sequence[ServedModel], kind: type[Kind]) -> Kind | None:
     """Return the algorithm of this kind of the one model below."""
     if len(below) != 1:
         return None
-    found = (known for known in below[0].algorithms.values() if isinstance(known, kind))
+    found = (algorithm for algorithm in below[0].algorithms.values() if isinstance(algorithm, kind))
     return next(found, None)
 
 
@@ -199,14 +199,14 @@ def _only(below: Sequence[ServedModel], kind: type[Kind], what: str) -> Kind:
 def _labellers(below: Sequence[ServedModel]) -> list[Labeller]:
     """Return what classifies of each model below; all of them have the same labels."""
     found = [
-        known
+        algorithm
         for served_model in below
-        for known in served_model.algorithms.values()
-        if isinstance(known, Labeller)
+        for algorithm in served_model.algorithms.values()
+        if isinstance(algorithm, Labeller)
     ]
     if not found or len(found) != len(below):
         raise ValueError("needs `uses` of models that classify")
-    if any(set(known.labels) != set(found[0].labels) for known in found):
+    if any(set(algorithm.labels) != set(found[0].labels) for algorithm in found):
         raise ValueError("needs `uses` of models with the same labels")
     return found
 

@@ -1,4 +1,4 @@
-"""Which code answers for a model of the repository."""
+"""Selects the code that answers for a model of the repository."""
 
 from collections.abc import Mapping, Sequence
 
@@ -80,11 +80,11 @@ def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
 
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ServedModel:
-    known: Algorithms = {
+    available: Algorithms = {
         Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
         Task.RERANK: Rerank(model=model.name),
     }
-    algorithms: Algorithms = {task: known[task] for task in manifest.tasks}
+    algorithms: Algorithms = {task: available[task] for task in manifest.tasks}
     info = ModelInfo(
         name=model.name,
         revision=model.revision,
@@ -193,17 +193,17 @@ def _serve_algorithm(
             f"{', '.join(f'`{name}`' for name in RECIPES)}"
         )
     try:
-        known = recipe(model, below)
+        available = recipe(model, below)
     except ValueError as error:
         raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` {error}") from None
     for task in manifest.tasks:
-        if task not in known:
+        if task not in available:
             raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` cannot answer `{task}`")
-    algorithms = {task: known[task] for task in manifest.tasks}
+    algorithms = {task: available[task] for task in manifest.tasks}
     info = ModelInfo(
         name=model.name,
         revision=model.revision,
-        # Models of different precision below one algorithm are told of together.
+        # Models of different precision below one algorithm: all profiles are listed.
         profile="+".join(sorted({served_model.info.profile for served_model in below})),
         tasks=list(algorithms),
         algorithm=manifest.algorithm,
@@ -218,12 +218,12 @@ def _serve_algorithm(
 
 
 def _labels(algorithms: Algorithms) -> list[str] | None:
-    found = [known.labels for known in algorithms.values() if isinstance(known, Labeller)]
+    found = [each.labels for each in algorithms.values() if isinstance(each, Labeller)]
     return found[0] if found else None
 
 
 def _dimensions(algorithms: Algorithms) -> int | None:
-    found = [known.dimensions for known in algorithms.values() if isinstance(known, LongEmbed)]
+    found = [each.dimensions for each in algorithms.values() if isinstance(each, LongEmbed)]
     return found[0] if found else None
 
 

@@ -1,4 +1,4 @@
-"""A cascade over three models: the mood and topics of a message, and what a complaint is about."""
+"""Reviews a message by three models: mood and topics, and for a complaint its intent."""
 
 from typing import Any
 

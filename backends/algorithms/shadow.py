@@ -27,10 +27,10 @@ _ALL = 100
 
 
 class Mirror:
-    """Owns what mirrors items beside the answers of a process, and counts what came of it.
+    """Owns the tasks that mirror items, and counts how their answers compare.
 
-    It takes nothing while enough is under way or the device is busy: what is skipped is counted,
-    never kept for later.
+    While enough mirrored items run or the device is busy, others are skipped and counted, never
+    queued.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Mirror:
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
             self._count(shadow, "skipped")
             return
-        aside = ask.aside(deadline=self._clock() + self._timeout)
-        task = asyncio.create_task(self._run(shadow, item, parameters, answer, aside))
+        in_background = ask.in_background(deadline=self._clock() + self._timeout)
+        task = asyncio.create_task(self._run(shadow, item, parameters, answer, in_background))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -92,12 +92,12 @@ class Mirror:
             found = compare(_as_json(answer), _as_json(other))
         except (BackendError, TimeoutError):
             self._count(shadow, "failed")
-        except Exception:  # noqa: BLE001 - whatever a revision on trial does wrong is told in the log
+        except Exception:  # noqa: BLE001 - a shadow's failure is logged, never raised
             _log.exception("a shadow failed unexpectedly", extra={"model": shadow.names[1]})
             self._count(shadow, "failed")
         else:
-            near = not found.changed and found.largest <= shadow.tolerance
-            self._count(shadow, "changed" if found.changed else "same" if near else "moved")
+            is_close = not found.changed and found.largest <= shadow.tolerance
+            self._count(shadow, "changed" if found.changed else "same" if is_close else "moved")
             largest = self._largest.get(shadow.names, 0.0)
             self._largest[shadow.names] = max(largest, found.largest)
 
@@ -106,11 +106,10 @@ class Mirror:
 
 
 class MirroringAlgorithm(Algorithm):
-    """Answers as `below` does; what it answered to a share of the items is then mirrored.
+    """Answers as `below` does, and mirrors a share of the items.
 
-    Which items are mirrored depends on scope and item alone, as with shares between revisions. The
-    caller has its answer whatever becomes of the mirrored one, and neither rows nor time of that
-    are counted to it.
+    A hash of scope and item selects the mirrored items, as with splits between revisions. A
+    mirrored item never affects the caller: neither its failure, nor its rows, nor its time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Shares the items of a model between its revisions."""
+"""Splits the items of a model between its revisions."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from backends.pipelines.ask import AlgorithmContext
 
 
 class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers a share of the items."""
+    """Holds an algorithm and its share of the items."""
 
     algorithm: Algorithm
     weight: int
 
 
 class Split(Algorithm):
-    """Passes each item to one of its arms, equal items of a tenant always to the same.
+    """Passes each item to one of several algorithms, equal items of a tenant to the same.
 
-    The choice hashes scope and item alone: where an arm's share grows, the items it had stay.
+    The choice hashes scope and item alone: where a share grows, its earlier items stay.
     """
 
     def __init__(self, weighted: Sequence[WeightedAlgorithm]) -> None:

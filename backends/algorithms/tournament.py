@@ -1,4 +1,4 @@
-"""Documents ranked by comparing two at a time, with far fewer comparisons than there are pairs."""
+"""Ranks documents by comparing two at a time, with far fewer comparisons than pairs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from backends.protocol import InferParameters
 MAX_DOCUMENTS = 256
 
 
-class _Contest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _RankingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     documents: list[str]
     query: str = ""
 
@@ -47,12 +47,12 @@ class Tournament(Algorithm):
 
     @override
     async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:
-        contest, top = _read(item, parameters)
-        bracket = _Bracket(self, contest, ask)
-        ranking = await bracket.rank(top)
+        request, top = _read(item, parameters)
+        knockout = _Knockout(self, request, ask)
+        ranking = await knockout.rank(top)
         return {
             "ranking": [{"index": index} for index in ranking],
-            "comparisons": bracket.comparisons,
+            "comparisons": knockout.comparisons,
         }
 
     async def compare(self, query: str, first: str, second: str, ask: AlgorithmContext) -> bool:
@@ -74,69 +74,71 @@ class Tournament(Algorithm):
         return float((await self._judge.scores(pair, ask, "softmax"))[self._better])
 
 
-class _Bracket:
-    """A knockout over the documents of one item, and what was compared so far."""
+class _Knockout:
+    """Plays a knockout over the documents of one item and remembers the comparisons."""
 
-    def __init__(self, tournament: Tournament, contest: _Contest, ask: AlgorithmContext) -> None:
+    def __init__(
+        self, tournament: Tournament, request: _RankingRequest, ask: AlgorithmContext
+    ) -> None:
         self._tournament = tournament
-        self._contest = contest
+        self._request = request
         self._ask = ask
-        self._known: dict[tuple[int, int], int] = {}
+        self._winners: dict[tuple[int, int], int] = {}
 
     @property
     def comparisons(self) -> int:
         """How many pairs were compared."""
-        return len(self._known)
+        return len(self._winners)
 
     async def rank(self, top: int) -> list[int]:
         """Return the indexes of the best `top` documents, best first."""
-        left = list(range(len(self._contest.documents)))
+        remaining = list(range(len(self._request.documents)))
         ranking: list[int] = []
         while len(ranking) < top:
-            best = await self._best(left)
+            best = await self._best(remaining)
             ranking.append(best)
-            left[left.index(best)] = -1
+            remaining[remaining.index(best)] = -1
         return ranking
 
     async def _best(self, players: Sequence[int]) -> int:
-        """Play the whole tree; what is known from the last time costs nothing."""
+        """Play the whole tree; earlier comparisons are reused."""
         while len(players) > 1:
             pairs = [players[at : at + 2] for at in range(0, len(players), 2)]
-            # Most pairs of a replay are known: they need no task.
+            # Most pairs of a replay were compared before: they need no task.
             unknown = [pair for pair in pairs if self._winner(pair) is None]
             await all_of(self._play(*pair) for pair in unknown)
             players = [winner for pair in pairs if (winner := self._winner(pair)) is not None]
         return players[0]
 
     def _winner(self, pair: Sequence[int]) -> int | None:
-        """Return who goes on, -1 for nobody; `None` where the two were never compared."""
+        """Return the winner, -1 if there is none; `None` where the two were never compared."""
         present = [player for player in pair if player >= 0]
         if len(present) < 2:  # noqa: PLR2004 - a pair
             return present[0] if present else -1
         first, second = present
-        return self._known.get((first, second))
+        return self._winners.get((first, second))
 
     async def _play(self, first: int, second: int) -> None:
-        documents = self._contest.documents
+        documents = self._request.documents
         is_first = await self._tournament.compare(
-            self._contest.query, documents[first], documents[second], self._ask
+            self._request.query, documents[first], documents[second], self._ask
         )
-        self._known[first, second] = first if is_first else second
+        self._winners[first, second] = first if is_first else second
 
 
-def _read(item: Any, parameters: InferParameters) -> tuple[_Contest, int]:
+def _read(item: Any, parameters: InferParameters) -> tuple[_RankingRequest, int]:
     try:
-        contest = msgspec.convert(item, _Contest)
+        request = msgspec.convert(item, _RankingRequest)
     except msgspec.ValidationError as error:
         raise ItemRefused("bad_item", f"an item is {{documents, query}}: {error}") from None
     try:
         top = msgspec.convert(parameters.parameters, _Parameters).top_n
     except msgspec.ValidationError as error:
         raise ItemRefused("bad_parameter", f"the parameter is `top_n`: {error}") from None
-    if not contest.documents:
+    if not request.documents:
         raise ItemRefused("bad_item", "`documents` is empty; send what to rank")
-    if len(contest.documents) > MAX_DOCUMENTS:
+    if len(request.documents) > MAX_DOCUMENTS:
         raise ItemRefused("bad_item", f"`documents` holds more than {MAX_DOCUMENTS}")
     if top is not None and top < 1:
         raise ItemRefused("bad_parameter", "`top_n` must be at least 1; leave it out for all")
-    return contest, min(len(contest.documents), top or MAX_DOCUMENTS)
+    return request, min(len(request.documents), top or MAX_DOCUMENTS)

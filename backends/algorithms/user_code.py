@@ -1,4 +1,4 @@
-"""Reads a model owner's algorithm: finds `run`, and what it takes and returns."""
+"""Reads a model owner's algorithm: finds `run` and the types of its parameters and result."""
 
 import importlib
 import importlib.machinery
@@ -20,7 +20,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class UserCode(msgspec.Struct, frozen=True, kw_only=True):
-    """`run(item, ask, **parameters)` and the types of its item, its parameters and its result."""
+    """Holds `run(item, ask, **parameters)` and the types of item, parameters and result."""
 
     run: Callable[..., Awaitable[Any]]
     item: Any
@@ -86,11 +86,11 @@ def _import_module(path: str) -> ModuleType:
 
 def _read_types(run: Callable[..., Awaitable[Any]]) -> UserCode:
     hints = typing.get_type_hints(run, include_extras=True)
-    taken = list(inspect.signature(run).parameters.values())
-    if len(taken) < 2 or any(p.kind not in _POSITIONAL for p in taken[:2]):  # noqa: PLR2004
+    arguments = list(inspect.signature(run).parameters.values())
+    if len(arguments) < 2 or any(p.kind not in _POSITIONAL for p in arguments[:2]):  # noqa: PLR2004
         raise TypeError("it takes `item` and `ask` first")
     fields: list[Any] = []
-    for parameter in taken[2:]:
+    for parameter in arguments[2:]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             raise TypeError(f"`{parameter.name}` must come after a `*`, as parameters do")
         kind = hints.get(parameter.name, Any)
@@ -100,7 +100,7 @@ def _read_types(run: Callable[..., Awaitable[Any]]) -> UserCode:
         )
     found = UserCode(
         run=run,
-        item=hints.get(taken[0].name, Any),
+        item=hints.get(arguments[0].name, Any),
         result=hints.get("return", Any),
         parameters=msgspec.defstruct(
             "Parameters", fields, kw_only=True, forbid_unknown_fields=True

@@ -1,4 +1,4 @@
-"""Labels and choices of the caller's, by embedding: no training, one row per text."""
+"""Scores the caller's labels and choices by embeddings: no training, one row per text."""
 
 from typing import Any
 
@@ -30,14 +30,14 @@ _MOST_LABEL_BYTES = 32 * 1024 * 1024
 class ZeroShot(ZeroShotTask):
     """Scores the caller's labels by the nearness of their filled template to the text.
 
-    What the template says with no label in it is taken out of every label's vector first, so
-    that labels differ by their own words alone. Labels are rows like any other, known after the
-    first time, and the directions of a whole set of labels are kept.
+    The vector of the template without a label is projected out of every label's vector, so that
+    labels differ by their own words alone. Rows of labels are cached like any other, and so are
+    the directions of a whole set of labels.
     """
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-        self._kept = KeptLabels(most_bytes=_MOST_LABEL_BYTES)
+        self._label_cache = KeptLabels(most_bytes=_MOST_LABEL_BYTES)
 
     @property
     @override
@@ -57,8 +57,8 @@ class ZeroShot(ZeroShotTask):
         check_labels(labels)
         filled = fill_template(template, labels)
         null = [text for text in fill_template(template, [""]) if text.strip()]
-        wanted = (ask.scope, template, tuple(labels))
-        directions = self._kept.get(wanted)
+        label_set = (ask.scope, template, tuple(labels))
+        directions = self._label_cache.get(label_set)
         if directions is None:
             rows = await ask(self._model, [text, *filled, *null])
             vectors = normalize(rows[1:])
@@ -67,7 +67,7 @@ class ZeroShot(ZeroShotTask):
                 directions = _without(directions, vectors[-1])
             if not ask.is_truncated:
                 # Labels that were cut are to be seen as such again.
-                self._kept.put(wanted, directions)
+                self._label_cache.put(label_set, directions)
         else:
             ask.count_cached(len(filled) + len(null))
             rows = await ask(self._model, [text])
@@ -99,7 +99,7 @@ class Choose(Algorithm):
 
 
 def _without(vectors: FloatArray, null: FloatArray) -> FloatArray:
-    """Return unit vectors at right angles to `null`; one that says nothing else becomes zero."""
+    """Return unit vectors at right angles to `null`; one parallel to it becomes zero."""
     rest = vectors - (vectors @ null)[:, None] * null
     rest[np.linalg.norm(rest, axis=-1) < 1e-6] = 0.0  # noqa: PLR2004 - nothing but rounding
     return normalize(rest)

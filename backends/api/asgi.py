@@ -1,4 +1,4 @@
-"""The bit of ASGI the handlers need."""
+"""Defines the part of ASGI that the handlers need."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
@@ -21,14 +21,14 @@ CLIENT_EXTENSION = "sluicegate.client"
 
 
 class Client:
-    """Who waits at the end of a connection: its answer is called off when it leaves.
+    """Tracks the client of a connection: its answer is cancelled when it disconnects.
 
-    `is_certified` when it showed a certificate that was verified.
+    `is_certified` says that it presented a verified certificate.
     """
 
     def __init__(self, *, is_certified: bool = False) -> None:
         self.is_certified = is_certified
-        self.gone = False
+        self.is_disconnected = False
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -41,14 +41,14 @@ class Client:
             self._task = None
 
     def leave(self) -> None:
-        """Note that it left."""
-        self.gone = True
+        """Note that it disconnected."""
+        self.is_disconnected = True
         if self._task is not None:
             self._task.cancel()
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its body was here."""
+    """Reports that the client closed the connection before its body arrived."""
 
 
 def client_of(scope: Scope) -> Client | None:
@@ -67,9 +67,9 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
     """Return the whole body.
 
     Raises:
-        CallTooLarge: it is, or says it is, over the limit.
+        CallTooLarge: it, or its `Content-Length`, is over the limit.
         BadCall: its length is no number.
-        ClientGone: nobody waits for the answer.
+        ClientGone: the client disconnected.
     """
     length = find_header(scope, b"content-length")
     if length is not None:

@@ -14,13 +14,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
-# What is read is parsed in pieces, so that the bounds are looked at often enough.
-_PIECE = 4 * 1024
-_PIECE_OF_BODY = 64 * 1024
+# Received bytes are parsed in chunks of this size, so that bounds are checked often enough.
+_CHUNK = 4 * 1024
+_BODY_CHUNK = 64 * 1024
 
 
 class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a connection is waited for, in seconds."""
+    """Bounds how long a connection may take, in seconds."""
 
     head: float = 10.0
     """From a request's first byte to the end of its head."""
@@ -35,7 +35,7 @@ class _TooLarge(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounds on heads, on chunk extensions and trailers, and on time."""
+    """Bounds heads, chunk extensions, trailers and time of uvicorn's protocol."""
 
     def __init__(self, *args: Any, waits: ConnectionTimeouts | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,18 +55,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left and not self.transport.is_closing():
+        rest = memoryview(data)
+        while rest and not self.transport.is_closing():
             events = self._events
-            size = _PIECE_OF_BODY if self._is_in_body else _PIECE
-            super().data_received(left[:size])  # type: ignore[arg-type]  # the parser takes it
+            size = _BODY_CHUNK if self._is_in_body else _CHUNK
+            super().data_received(rest[:size])  # type: ignore[arg-type]  # the parser takes it
             if self._events != events:
                 self._head_bytes = 0
             else:
-                self._head_bytes += len(left[:size])
+                self._head_bytes += len(rest[:size])
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self._refuse(431, "headers_too_large", "a head or a trailer has no end")
-            left = left[size:]
+            rest = rest[size:]
 
     @override
     def on_message_begin(self) -> None:
@@ -110,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(400, "bad_call", "this is no HTTP/1.1")
 
     def end_if_late(self, now: float) -> None:
-        """End the connection if it has been waited for too long."""
+        """End the connection if it has exceeded a timeout."""
         waited = now - self._since
         if self._is_in_head and waited > self._waits.head:
             self._refuse(408, "too_slow", "the head of the request did not arrive in time")

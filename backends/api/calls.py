@@ -1,4 +1,4 @@
-"""`POST /v1/call`: a call in, its outcomes out as they come."""
+"""Answers `POST /v1/call`: streams the outcomes of its items as they complete."""
 
 import asyncio
 import hmac
@@ -46,11 +46,11 @@ from backends.telemetry.spans import Tracing
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
 _MAX_ITEMS = 65_536
-# A call alone must not fill the queue and be refused for it; nor is every item worth a task.
+# Items of one call in progress: one call must not fill the queue, and tasks are not free.
 _ITEMS_AT_ONCE = 256
 _OK = 200
-# After so many seconds without an outcome a call hears that batches run before it: a gateway takes
-# longer silence for a backend that hangs.
+# After so many seconds without an outcome a report says that batches run: a gateway treats longer
+# silence as a backend that hangs.
 _PROGRESS = 1.0
 _START: Message = {
     "type": "http.response.start",
@@ -60,10 +60,10 @@ _START: Message = {
 
 
 class CallAuthenticator:
-    """Lets in whoever knows the shared token and has a certificate, as far as these are wanted.
+    """Authenticates callers by the shared token and a client certificate, where required.
 
-    Whoever is let in is believed what tenant an item is of. Where neither is wanted, only this
-    machine can connect: see `backends.app.check_trust`.
+    An authenticated caller is trusted with the tenants of its items. Where neither is required,
+    only this machine can connect: see `backends.app.check_trust`.
     """
 
     def __init__(self, token: str, *, wants_certificate: bool = False) -> None:
@@ -148,7 +148,7 @@ class CallHandler:
             with client.waiting():
                 outcome = await answerer.answer(0, item)
         except asyncio.CancelledError:
-            if not client.gone:
+            if not client.is_disconnected:
                 raise
             return
         finally:
@@ -171,7 +171,7 @@ class CallHandler:
 
 
 def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
-    """Return the client as the server knows it, else one and the task that watches it."""
+    """Return the server's client object, or else a new one and the task that watches it."""
     client = client_of(scope)
     if client is not None:
         return client, None
@@ -188,7 +188,7 @@ async def _watch(client: Client, receive: Receive) -> None:
 class _Reply:
     """Sends the outcomes of a call, and reports while it has none and its batcher makes progress.
 
-    What is sent in the meantime is a report like any other: no outcome, but a sign of life.
+    The reports in between are the same as the last one.
     """
 
     def __init__(self, send: Send, core: ServingCore, work: CallWork, *, interval: float) -> None:
@@ -200,10 +200,10 @@ class _Reply:
         self._has_begun = False
         self._is_sending = False
         self._reporting: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(interval, self._look)
+        self._timer = asyncio.get_running_loop().call_later(interval, self._on_timer)
 
     def close(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         self._timer.cancel()
         if self._reporting is not None:
             self._reporting.cancel()
@@ -227,8 +227,8 @@ class _Reply:
             await self._send(_START)
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
-    def _look(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
+    def _on_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
         batches, self._batches = self._batches, self._work.batches
         if batches == self._batches or self._is_sending:
             return
@@ -238,14 +238,14 @@ class _Reply:
 
 
 class _OutcomeStream:
-    """One call being answered: tasks that take its items, one that notices the client leave."""
+    """Answers a call of several items: tasks take its items, one watches for a disconnect."""
 
     def __init__(self, answerer: ItemAnswerer, items: list[CallItem]) -> None:
         self._answerer = answerer
         self._items = items
         self._ready: list[Frame] = []
         self._changed = asyncio.Event()
-        self._gone = False
+        self._is_disconnected = False
 
     async def run(self, receive: Receive, reply: _Reply) -> None:
         """Send every outcome, unless the client leaves."""
@@ -269,21 +269,21 @@ class _OutcomeStream:
     async def _watch(self, receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
+        self._is_disconnected = True
         for task in tasks:
             task.cancel()
         self._changed.set()
 
     async def _send_all(self, reply: _Reply) -> None:
-        left = len(self._items)
-        while left:
+        remaining = len(self._items)
+        while remaining:
             await self._changed.wait()
             self._changed.clear()
-            if self._gone:
+            if self._is_disconnected:
                 return
             frames, self._ready = self._ready, []
-            left -= len(frames)
-            await reply.send(frames, is_last=not left)
+            remaining -= len(frames)
+            await reply.send(frames, is_last=not remaining)
 
 
 async def send_refusal(send: Send, error: BackendError) -> None:

@@ -1,4 +1,4 @@
-"""Which handler answers which path."""
+"""Routes paths to their handlers."""
 
 import json
 
@@ -9,7 +9,7 @@ from backends.protocol import CALL_PATH, RELOAD_PATH, STATE_PATH
 
 
 class Routes:
-    """The ASGI application."""
+    """Dispatches ASGI requests by path and method."""
 
     def __init__(
         self, *, calls: CallHandler, status: StatusHandlers, reload: ReloadHandler

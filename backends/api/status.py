@@ -1,4 +1,4 @@
-"""What others may ask of a backend besides work: state, health, metrics."""
+"""Answers requests for state, health and metrics, and for a reload."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ _OK, _UNAVAILABLE = 200, 503
 
 
 class StatusHandlers:
-    """The handlers that only read."""
+    """Answers requests that only read: state, health, metrics."""
 
     def __init__(self, *, core: ServingCore, authenticator: CallAuthenticator) -> None:
         self._core = core
@@ -43,7 +43,7 @@ class StatusHandlers:
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /health/ready`: whether calls are answered, on what, and what is missing.
 
-        Why something is missing names files, and is only told who may also give work.
+        The reasons name files, and are only shown to authenticated callers.
         """
         state = self._core.state()
         missing = state.missing
@@ -69,7 +69,7 @@ class StatusHandlers:
 
 
 class ReloadHandler:
-    """`POST /v1/models/reload`: reads the repository again, and answers when it is served."""
+    """Answers `POST /v1/models/reload` once the repository was read and is served."""
 
     def __init__(
         self,

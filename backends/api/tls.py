@@ -1,7 +1,7 @@
-"""TLS as a server: the certificate it shows, those of clients, and their renewal while it serves.
+"""Serves TLS: its certificate, verification of clients', and renewal of both while serving.
 
-A client without a certificate is let through the handshake, so that health and metrics can be asked
-for by anybody; `Door` asks for one where work is given. A wrong one ends the handshake.
+A client without a certificate passes the handshake, so that health and metrics are open to all;
+`CallAuthenticator` requires one for calls. A wrong one fails the handshake.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from backends.errors import StartProblem
 from backends.settings import BackendSettings
 
 _log = logging.getLogger(__name__)
-# Seconds between two looks at the files, and between two lines that say the same.
+# Seconds between two checks of the files, and between two equal log lines.
 CHECK_INTERVAL = 5.0
 _LOG_INTERVAL = 60.0
 # What OpenSSL calls bytes that begin no handshake.
@@ -27,14 +27,14 @@ _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files: the chain, its key (where it does not hold that, too), the CAs of clients."""
+    """Names PEM files: the chain, its key (where that is another file), the CAs of clients."""
 
     certificate: Path
     key: Path | None = None
     client_ca: Path | None = None
 
     def signature(self) -> tuple[tuple[int, int, int], ...]:
-        """Return what is another after any of the files was replaced.
+        """Return a value that changes when any of the files is replaced.
 
         Raises:
             OSError: one of them is not there.
@@ -65,14 +65,14 @@ def files_of(settings: BackendSettings) -> TlsFiles | None:
 
 
 class ServerTls:
-    """Gives a server its context, whose handshakes use the files as they were read last."""
+    """Provides a server's context, whose handshakes use the files as last read."""
 
     def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
         self._refusals = _RefusalLog(clock)
         self._signature = _signature(files)
         self.context = _DelegatingContext(ssl.PROTOCOL_TLS_SERVER)
-        """To be given to a server once; renewals change what is behind it."""
+        """Passed to a server once; renewals replace the context behind it."""
         self.context.actual = _read(files, self._refusals)
 
     def renew(self) -> None:
@@ -88,7 +88,7 @@ class ServerTls:
     async def follow(
         self, reload_requested: asyncio.Event, *, interval: float = CHECK_INTERVAL
     ) -> None:
-        """Renew when `reload_requested`, and whenever a file is another; until cancelled."""
+        """Renew when `reload_requested` is set, and whenever a file changed; until cancelled."""
         trouble = ""
         while True:
             was_requested = await _is_set_within(reload_requested, interval)
@@ -100,17 +100,20 @@ class ServerTls:
                     continue
                 await asyncio.to_thread(self.renew)
             except StartProblem as error:
-                # Half of a rotation looks like this: the next look finds the other half.
+                # Half of a rotation looks like this: the next check finds the other half.
                 if str(error) != trouble:
                     trouble = str(error)
-                    _log.warning("the certificates stay as they were", extra={"reason": trouble})
+                    _log.warning(
+                        "the certificates stay as they were",
+                        extra={"reason": trouble},
+                    )
             else:
                 trouble = ""
                 _log.info("the certificates were read again")
 
 
 class _DelegatingContext(ssl.SSLContext):
-    """A context that leaves each handshake to another one, which may change at any time.
+    """Delegates each handshake to another context, which may be replaced at any time.
 
     Servers take a context when they begin to listen, and a context cannot forget a CA.
     """
@@ -136,19 +139,19 @@ class _DelegatingContext(ssl.SSLContext):
 
 
 class _RefusalLog:
-    """Says why handshakes fail, the same thing once a minute: probes come twice a second."""
+    """Logs why handshakes fail, each reason once a minute: probes come twice a second."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._said: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
 
-    def tell(self, error: ssl.SSLError) -> None:
+    def log(self, error: ssl.SSLError) -> None:
         """Log one line on a failed handshake."""
         reason, now = explain(error), self._clock()
-        # The reasons are those that OpenSSL knows: a closed set.
-        if now - self._said.get(reason, float("-inf")) >= _LOG_INTERVAL:
-            self._said[reason] = now
-            _log.warning("a connection was refused", extra={"reason": reason})
+        # The reasons are OpenSSL's: a closed set.
+        if now - self._logged.get(reason, float("-inf")) >= _LOG_INTERVAL:
+            self._logged[reason] = now
+            _log.warning("a TLS handshake failed", extra={"reason": reason})
 
 
 class _ReportingContext(ssl.SSLContext):
@@ -156,7 +159,7 @@ class _ReportingContext(ssl.SSLContext):
 
 
 class _ReportingHandshake(ssl.SSLObject):
-    """A handshake whose failure is told: the event loop closes the connection without a word."""
+    """Logs a failed handshake, after which the event loop silently closes the connection."""
 
     @override
     def do_handshake(self) -> None:
@@ -166,7 +169,7 @@ class _ReportingHandshake(ssl.SSLObject):
             raise
         except ssl.SSLError as error:
             if isinstance(self.context, _ReportingContext):
-                self.context.refusals.tell(error)
+                self.context.refusals.log(error)
             raise
 
 

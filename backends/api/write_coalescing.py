@@ -1,4 +1,4 @@
-"""An HTTP protocol that sends what one tick writes in one packet.
+"""Coalesces the writes of one event-loop iteration of a connection into one packet.
 
 uvicorn writes a response's head and its body apart: two system calls, and a client woken twice.
 """
@@ -14,7 +14,7 @@ from backends.api.bounded import BoundedProtocol
 
 
 class WriteCoalescingTransport(asyncio.Transport):
-    """A transport that gathers what is written until the tick ends."""
+    """Gathers what is written until the event-loop iteration ends."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ class WriteCoalescingTransport(asyncio.Transport):
 
 
 class WriteCoalescingProtocol(BoundedProtocol):
-    """A protocol over a corked transport, which says when its client leaves.
+    """Coalesces writes, and reports a client that disconnects.
 
-    ASGI would have a task wait for that, a third of what a call of one item costs in tasks.
+    With ASGI's `receive` a task would wait for that: a third of the tasks' cost of a small call.
     """
 
     _is_used = False

@@ -1,4 +1,4 @@
-"""The device's time between models: shares by arriving work, by deficit in predicted seconds.
+"""Divides a device's time between models by arriving work and by deficit in predicted seconds.
 
 A model's weight follows the work that arrives for it, with a floor for each, so that under
 overload every model is slowed alike and none is starved. A model alone gets everything.
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 _MEMORY = 2.0
 # The least weight of a model, as a share of the largest.
 _FLOOR = 0.02
-# A lane that has more to run comes back at once; for so many seconds its model keeps its turn, and
-# what it is behind. Else whoever waits beside it would go next, whatever the shares.
+# A worker thread that has more to run returns at once. For so many seconds its model keeps its
+# position and deficit; else a waiting model would go next, whatever the shares.
 _RETURN_WINDOW = 0.005
 
 
 class DeviceShare:
-    """One model's account. `device` serialises whatever touches it."""
+    """Accounts for one model's use of a device. `device` serialises all access."""
 
     def __init__(self, device: "Device") -> None:
         self._device = device
@@ -31,7 +31,7 @@ class DeviceShare:
         self.reserved_until = -math.inf
 
     def close(self) -> None:
-        """Let the device forget the model; nobody waits for a slot any more."""
+        """Close the account; no thread waits for a slot any more."""
         self._device.close(self)
 
     def arrived(self, seconds: float) -> None:
@@ -40,7 +40,7 @@ class DeviceShare:
 
     @contextmanager
     def slot(self) -> Iterator["SlotUse"]:
-        """Wait for a slot of the device and hold it; set what the use came to."""
+        """Wait for a slot of the device and hold it; set the seconds used on the result."""
         use = SlotUse(alone=self._device.enter(self))
         try:
             yield use
@@ -49,7 +49,7 @@ class DeviceShare:
 
 
 class SlotUse:
-    """What a slot was used for, in predicted seconds; whether the user has more to do.
+    """Holds the predicted seconds a slot was used for, and whether its user has more to run.
 
     `alone` says whether it was the only slot in use.
     """
@@ -63,7 +63,7 @@ class SlotUse:
 
 
 class Device:
-    """As many slots as runs at a time; when models compete, the one furthest behind goes next."""
+    """Owns a device's run slots; when models compete, the one furthest behind goes next."""
 
     def __init__(self, *, slots: int, clock: Callable[[], float]) -> None:
         self._free = self._slots = slots
@@ -87,7 +87,7 @@ class Device:
         return len(self._shares)
 
     def close(self, share: DeviceShare) -> None:
-        """Close the account of a model that has gone."""
+        """Close the account of a model that was removed."""
         with self._changed:
             if share in self._shares:
                 self._shares.remove(share)
@@ -111,16 +111,16 @@ class Device:
         self._used = self._used * fade + (self._slots - self._free) * _MEMORY * (1.0 - fade)
 
     def enter(self, share: DeviceShare) -> bool:
-        """Wait until it is this model's turn and a slot is free; return whether all were."""
+        """Wait until this model is next and a slot is free; return whether all slots were."""
         with self._changed:
             if not (share.waiting or share.running or share.reserved_until > self._clock()):
-                # Who was away has saved nothing up.
+                # Absence earns no credit.
                 share.clock = max(share.clock, self._now)
             share.reserved_until = -math.inf
             share.waiting += 1
             try:
                 while not (self._free and self._next() is share):
-                    # Whoever keeps its turn may not come.
+                    # The model that keeps its position may not return.
                     self._changed.wait(_RETURN_WINDOW if self._free else None)
             finally:
                 share.waiting -= 1
@@ -133,7 +133,7 @@ class Device:
             return self._free == self._slots - 1
 
     def leave(self, share: DeviceShare, seconds: float, *, more: bool = False) -> None:
-        """Give the slot back and charge what it was used for; with `more`, keep the turn."""
+        """Give the slot back and charge its use; with `more`, keep the position."""
         with self._changed:
             if more:
                 share.reserved_until = self._clock() + _RETURN_WINDOW

@@ -1,8 +1,9 @@
-"""Whose row leads the next batch: fair shares of time between flows, interactive before bulk.
+"""Chooses the row that leads the next batch: fair queueing of flows, interactive before bulk.
 
-A flow is a lane and a scope (tenant). Each has a virtual clock that runs with the time spent on
-its rows; the flow whose clock is furthest behind goes next. A flow that was away starts at the
-others' time: absence earns nothing. Within a flow the row with the least time left comes first.
+A flow is a traffic class (`lane`: interactive or bulk) and a scope (tenant). Each has a virtual
+clock that runs with the time spent on its rows; the flow whose clock is furthest behind goes next.
+A flow that was empty starts at the others' time: absence earns no credit. Within a flow the row
+with the earliest deadline comes first.
 """
 
 import heapq
@@ -31,7 +32,7 @@ class _Flow:
 
 
 class FairQueue:
-    """The waiting rows by flow. A row taken elsewhere is met and left out here."""
+    """Queues rows by flow. Rows that were dequeued elsewhere are skipped here."""
 
     def __init__(self) -> None:
         self._flows: dict[FlowKey, _Flow] = {}
@@ -58,13 +59,13 @@ class FairQueue:
         return flow.heap[0][2]
 
     def remove(self, row: Row, seconds: float) -> None:
-        """Note that a row is taken, and the time that is spent on it."""
+        """Remove a row, and charge its flow the time spent on it."""
         flow = self._flows[row.flow]
         flow.clock += seconds * flow.pace
         flow.waiting -= 1
         flow.work -= row.work
         if not flow.waiting:
-            # What it used beyond its share is forgotten with it; it was alone or is patient.
+            # Its use beyond its share is forgotten with it: it was alone or submits seldom.
             del self._flows[row.flow]
         elif len(flow.heap) > 2 * flow.waiting + 64:
             flow.heap = [entry for entry in flow.heap if not entry[2].is_dequeued]
@@ -76,7 +77,7 @@ class FairQueue:
         return flow.waiting if flow is not None else 0
 
     def ahead(self, key: FlowKey, work: float) -> float:
-        """Return the work that is done before `work` more of a flow: its own, and fair shares."""
+        """Return the work that runs before `work` more of a flow: its own, and fair shares."""
         own = self._flows.get(key)
         pace = own.pace if own is not None else _pace(key)
         until = (work + (own.work if own is not None else 0.0)) * pace

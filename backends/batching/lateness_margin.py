@@ -34,7 +34,7 @@ class LatenessMargin:
         Bulk rows do not count: they were admitted without a prediction.
         """
         if self.factor > _FIRST:
-            # What made rows late may be over, and few rows come through a factor that is too high.
+            # The cause may be over, and a factor that is too high admits few rows to learn from.
             fade = math.exp(min(0.0, self._learned - ended) / _MEMORY)
             self.factor = _FIRST + (self.factor - _FIRST) * fade
         self._learned = ended

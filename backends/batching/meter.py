@@ -1,4 +1,4 @@
-"""What a batcher has done and how fast it is."""
+"""Measures a batcher: counts what it has run, and its speed."""
 
 import threading
 from collections import Counter
@@ -9,16 +9,16 @@ from backends.types import QueueStatistics
 
 # Speed is measured over about this many seconds of work, so that it follows a changed load.
 _MEMORY = 5.0
-# The pace decides what is refused, and is soon another when models change places on the device.
+# The pace decides what is refused, and changes quickly when other models use the device.
 _PACE_MEMORY = 2.0
 # Between two steps of an item no more than so many seconds pass.
 _STEP = 0.02
-# The slowest and the quickest a device is believed to be beside its cost model.
+# Bounds of the slowness relative to the cost model.
 _SLOWEST, _QUICKEST = 20.0, 0.05
 
 
 class Meter:
-    """Counts batches. Its speeds are of a busy device: an idle one keeps the last it showed."""
+    """Counts batches. Its speeds are those of a busy device: an idle one keeps the last."""
 
     def __init__(self, *, worker_threads: int, clock: Callable[[], float]) -> None:
         self._worker_threads = worker_threads
@@ -46,7 +46,7 @@ class Meter:
         late: int = 0,
         work: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Count a batch that a lane ran for `took`; `late` rows began after their deadline.
+        """Count a batch that ran for `took`; `late` rows began after their deadline.
 
         `work` is what it was predicted to take, and what of that was padding.
         """
@@ -71,7 +71,7 @@ class Meter:
             self.running += work
             self._runs += 1
             if self._last_end is not None and now > self._last_end + _STEP:
-                # What was expected did not come: the device had nothing to do.
+                # The expected work did not arrive: the device was idle.
                 self._last_end = None
         return now
 
@@ -84,10 +84,10 @@ class Meter:
     def end(
         self, *, release: Release, predicted: float, work: float, took: float, more: bool
     ) -> None:
-        """Count the end of what was taken together; `more` says that more waits or is to come.
+        """Count the end of a batch; `more` says that more waits or is reserved.
 
-        Who asks for rows step by step keeps the device waiting between them: that is time that
-        work takes, too.
+        An item that submits rows in steps keeps the device waiting between them: that time counts
+        as time that its work takes.
         """
         now = self.clock()
         with self._lock:

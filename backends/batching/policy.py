@@ -1,4 +1,4 @@
-"""Which waiting rows run together: a pure decision over lengths, time left and predicted cost."""
+"""Chooses rows to batch: a pure decision over lengths, time left and predicted cost."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -8,7 +8,7 @@ import msgspec
 
 from backends.executors.cost import CostModel
 
-# The share of a run's fixed cost that a row may expect to save in some later batch, too.
+# The share of a run's fixed cost that a row may expect to save in a later batch, too.
 _EXPECTED_SAVING = 0.3
 # A batch of a request with more to come may take so many fixed costs longer for rows of others.
 _FIXED_COSTS = 3.0
@@ -18,7 +18,7 @@ _NO_ROWS: Mapping[int, int] = MappingProxyType({})
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a batch: its rows, its tokens, padding included, and what padding may cost.
+    """Bounds a batch: its rows, its tokens with padding, and the cost of padding.
 
     `padding` is a share of the time that the batch takes beyond its fixed part. `by_arrival` takes
     the oldest rows whatever their lengths, as common batchers do: a baseline.
@@ -31,7 +31,7 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(StrEnum):
-    """Why a batch left as it is."""
+    """Names the reason for which no row more joined a batch."""
 
     IDLE = "idle"  # it took all that waited
     FULL = "full"  # one row more would be over the rows or the tokens
@@ -41,7 +41,7 @@ class Release(StrEnum):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """`(length, rows)` to take, and why no more."""
+    """Holds the chosen `(length, rows)`, and the reason for which no more were."""
 
     lengths: list[tuple[int, int]]
     release: Release
@@ -75,7 +75,7 @@ def choose_batch(
         batch.fill(own, {}, time_left)
         own_work -= sum(cost.alone(length) * rows for length, rows in batch.chosen.items())
     if batch.release not in _COMPLETE:
-        # What is left of the request runs after this batch.
+        # The rest of the request runs after this batch.
         limit = time_left - max(0.0, own_work)
         if own_work > _ESTIMATE_ERROR * batch.seconds:
             limit = min(limit, batch.seconds + _FIXED_COSTS * cost.base)
@@ -90,7 +90,7 @@ _COMPLETE = frozenset({Release.FULL, Release.DEADLINE})
 
 
 class _Batch:
-    """What is chosen so far, by length, and why no more."""
+    """Collects the chosen rows by length."""
 
     def __init__(self, anchor: int, limits: BatchLimits, cost: CostModel) -> None:
         self._anchor, self._limits, self._cost = anchor, limits, cost

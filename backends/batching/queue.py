@@ -1,4 +1,4 @@
-"""The bounded queue between the loop and the threads that run batches."""
+"""Queues rows between the event loop and the threads that run batches."""
 
 import threading
 from collections import deque
@@ -17,10 +17,10 @@ _NONE: deque[Row] = deque()
 
 
 class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a thread takes: rows to run together, and rows whose time or askers are gone.
+    """Holds rows to run together, and rows that expired or lost their callers.
 
     `seconds` is the predicted time, `work` the part of it that the rows bring with them, `more`
-    whether rows were left.
+    whether rows still wait.
     """
 
     rows: list[Row]
@@ -32,7 +32,7 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _RequestRows:
-    """The rows of one request that wait on one shelf, by their length."""
+    """Indexes by length the waiting rows of one request in one batch class."""
 
     __slots__ = ("by_length", "counts", "work")
 
@@ -62,9 +62,9 @@ _NO_REQUEST = _RequestRows()
 
 
 class RowQueue:
-    """Rows by flow and by length. Bounded by the caller, who asks for its size.
+    """Queues rows by flow and by length. The submission queue bounds it by its size.
 
-    Rows whose askers have gone are withdrawn, and dropped on the way where they were not.
+    Rows without callers are withdrawn, or else dropped when a batch is taken.
     `seconds` is what the waiting rows will take, by the cost model.
     """
 
@@ -74,7 +74,7 @@ class RowQueue:
         self._clock = clock
         self._changed = threading.Condition()
         self._flows = FairQueue()
-        # By output and lane: rows of other lanes or outputs do not join.
+        # By output and traffic class: only rows equal in both share batches.
         self._by_length: dict[tuple[str, str], _RowsByLength] = {}
         self._counts: dict[tuple[str, str], dict[int, int]] = {}
         self._requests: dict[tuple[RequestWork, tuple[str, str]], _RequestRows] = {}
@@ -106,7 +106,7 @@ class RowQueue:
             self._changed.notify(len(rows))
 
     def waiting(self, flow: FlowKey) -> int:
-        """Return how many rows of a flow wait; without the lock, which a lane may hold long."""
+        """Return how many rows of a flow wait; without the lock, which may be held long."""
         return self._flows.waiting(flow)
 
     def ahead(self, flow: FlowKey, work: float) -> float:
@@ -122,7 +122,7 @@ class RowQueue:
             return not self.is_closed
 
     def take(self) -> DequeuedBatch | None:
-        """Take a batch; `None` when another thread was quicker or the queue is closed."""
+        """Take a batch; `None` when another thread took the rows or the queue is closed."""
         with self._changed:
             if self.is_closed:
                 return None
@@ -140,9 +140,9 @@ class RowQueue:
             return self._make_batch(rows, dropped, choice.release, choice.seconds)
 
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
-        """Take those of `rows` out that wait and have no asker any more; return them.
+        """Remove those of `rows` that wait and have no caller any more; return them.
 
-        An item may have asked for a row twice, and name it twice.
+        An item may need a row twice, and name it twice.
         """
         removed: list[Row] = []
         with self._changed:
@@ -154,10 +154,10 @@ class RowQueue:
         return removed
 
     def close(self) -> list[Row]:
-        """Let waiting threads go and return the rows that nobody will run."""
+        """Close the queue, wake waiting threads and return the rows, which will not run."""
         with self._changed:
             self.is_closed = True
-            left = list(self._flows.rows())
+            rows = list(self._flows.rows())
             self._flows.clear()
             self._by_length.clear()
             self._counts.clear()
@@ -165,10 +165,10 @@ class RowQueue:
             self.rows = self.tokens = 0
             self.seconds = 0.0
             self._changed.notify_all()
-            return left
+            return rows
 
     def partition_runnable(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """Split rows that would run once more: those that are worth it, and the others."""
+        """Split rows of a failed batch into those that are run again and those that expired."""
         dropped: list[Row] = []
         with self._changed:
             now = self._clock()
@@ -260,7 +260,7 @@ class RowQueue:
         elif row.deadline <= (least := now + self._minimum_time(row)):
             row.is_expired = True
             if row.deadline > least:
-                # Somebody with more time joined at that moment, and may have seen it as alive.
+                # A caller with more time joined at that moment, and may have seen it as live.
                 row.is_expired = False
                 return True
             self.expired += 1
@@ -270,9 +270,9 @@ class RowQueue:
         return False
 
     def _minimum_time(self, row: Row) -> float:
-        """Return the time the row takes at least: with less left, it would run for nothing."""
+        """Return the least time of a row: with less left, its run would be wasted."""
         alone = self._cost.seconds(rows=1, longest=row.length, tokens=row.length)
-        # A device that once was slow must get a chance to show that it no longer is.
+        # A device that was slow must get a chance to show that it no longer is.
         return alone * min(self.slowness, _MAX_SLOWNESS)
 
     def _remove(self, row: Row, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Items that wait, in the order they came, until a full queue has room for their rows."""
+"""Holds items in order of arrival until a full queue has room for their rows."""
 
 import asyncio
 from collections import Counter
@@ -8,25 +8,25 @@ from backends.batching.fair_queue import FlowKey
 
 
 class RoomQueue:
-    """Belongs to the loop. `rows` is what stands in line."""
+    """Lets items wait for room in order. Belongs to the loop; `rows` counts what waits."""
 
     def __init__(self) -> None:
-        # Fair: whoever holds it stands at the head and looks for room.
+        # asyncio's lock is fair: its holder is the head of the queue and checks for room.
         self._head = asyncio.Lock()
         self._freed = asyncio.Event()
         self._flows: Counter[FlowKey] = Counter()
         self.rows = 0
 
     def holds(self, flow: FlowKey) -> bool:
-        """Whether an item of this flow stands in line."""
+        """Whether an item of this flow waits."""
         return flow in self._flows
 
     async def wait(
         self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
     ) -> bool:
-        """Return when it is this item's turn and `fits()`: `True`; `False` when that took too long.
+        """Wait until this item is first and `fits()`; return `False` when `max_wait` is over.
 
-        Whoever gets `True` must enter before it waits for anything else.
+        After `True` the caller must submit before it awaits anything else.
         """
         self.rows += rows
         self._flows[flow] += 1
@@ -43,5 +43,5 @@ class RoomQueue:
         return True
 
     def notify(self) -> None:
-        """Let the head of the line look for room again."""
+        """Let the head of the queue check for room again."""
         self._freed.set()

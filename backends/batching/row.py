@@ -1,4 +1,4 @@
-"""A row, and the tickets of those who wait for it."""
+"""Defines a row, and the callers that wait for it."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from backends.errors import BackendError
 from backends.telemetry.spans import Span
 from backends.types import Encoding, FloatArray, OutputKind
 
-# Scope, graph, output and ids. Scope first: no tenant learns what another asked (D9).
-RowKey = tuple[str, str, str, bytes]
+# Scope, graph, output and ids. Scope first: no tenant learns what another asked.
+RowKey = tuple[str, str, OutputKind, bytes]
 Outcome = tuple["Row", "FloatArray | BackendError"]
 
 
 class RowWaiter:
-    """One asker's rows: done when the last has arrived or one has failed.
+    """Waits for the rows of one caller: done when the last has arrived or one has failed.
 
     Belongs to the loop's thread, but any thread may read `is_awaited`.
     """
@@ -30,11 +30,11 @@ class RowWaiter:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody still waits: a cancelled asker's future is done."""
+        """Whether its caller still waits: the future of a cancelled one is done."""
         return not self.future.done()
 
     def deliver(self, index: int, value: FloatArray, *, computed_tokens: int) -> None:
-        """Put a row's value in its place; `computed_tokens` is 0 for a row known or joined."""
+        """Put a row's value in its place; `computed_tokens` is 0 for a row cached or joined."""
         self.values[index] = value
         self.missing -= 1
         if computed_tokens:
@@ -44,15 +44,16 @@ class RowWaiter:
             self.future.set_result(None)
 
     def fail(self, error: BackendError) -> None:
-        """Fail the asker; its other rows are then nobody's, unless shared."""
+        """Fail the caller; its other rows then have no caller, unless shared."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 class RequestWork:
-    """A request whose rows run near each other: `reserved` is what of it is not queued yet.
+    """Tracks the reserved work of a request, whose rows run near each other.
 
-    That is in predicted seconds. Written by the loop; lanes may read it at any time.
+    `reserved` is what is not queued yet, in predicted seconds. Written by the loop; worker threads
+    may read it at any time.
     """
 
     __slots__ = ("is_late", "items", "reserved")
@@ -64,7 +65,7 @@ class RequestWork:
 
 
 class Row:
-    """One sequence on its way through a model."""
+    """Holds one sequence on its way through a model."""
 
     __slots__ = (
         "batch_class",
@@ -89,46 +90,45 @@ class Row:
         self,
         *,
         encoding: Encoding,
-        kind: OutputKind,
         key: RowKey,
         deadline: float,
         span: Span,
         settle: Callable[["Row", FloatArray | BackendError], None],
         lane: str = "interactive",
-        slower: "Row | None" = None,
         request: RequestWork | None = None,
     ) -> None:
         self.encoding = encoding
-        self.kind = kind
         self.key = key
+        self.kind = key[2]
         self.length = len(encoding.ids)
         self.flow = (lane, key[0])
-        self.batch_class = (kind, lane)
-        # Whoever has the least time decides when it should run, who has the most until when it may.
+        self.batch_class = (self.kind, lane)
+        # `due` is the earliest deadline of its callers, `deadline` the latest.
         self.due = self.deadline = deadline
         self.work = 0.0
         self.request = request
         self.span = span
         self.settle = settle
-        self.slower = slower
+        # The row in flight for the same key that would run later.
+        self.slower: Row | None = None
         self.is_dequeued = False
         self.is_expired = False
         self.waiters: list[tuple[RowWaiter, int]] = []
 
     @property
     def is_awaited(self) -> bool:
-        """Whether any asker is still there."""
+        """Whether any caller still waits."""
         return any(waiter.is_awaited for waiter, _ in self.waiters)
 
     @property
     def is_live(self) -> bool:
-        """Whether it will be answered as long as somebody waits."""
+        """Whether it will be answered as long as a caller waits."""
         return self.is_awaited and not self.is_expired
 
     def join(self, waiter: RowWaiter, index: int) -> bool:
-        """Let another asker wait for this row, for as long as its own time lasts.
+        """Let another caller wait for this row, until its own deadline.
 
-        `False` when a thread gave the row up at that very moment.
+        Returns `False` when a worker thread dropped the row at that moment.
         """
         self.waiters.append((waiter, index))
         self.deadline = max(self.deadline, waiter.deadline)
@@ -137,7 +137,7 @@ class Row:
         return not self.is_expired
 
     def overtake(self) -> None:
-        """Answer those who wait for the row that would run later; it is then nobody's."""
+        """Take over the callers of the equal row that would run later."""
         if self.slower is not None:
             self.waiters = self.slower.waiters + self.waiters
             self.deadline = max(self.deadline, self.slower.deadline)

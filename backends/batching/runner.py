@@ -26,7 +26,7 @@ from backends.types import FloatArray, IntArray
 
 
 class Runner:
-    """Belongs to the lanes of one batcher, which may all be inside `run` at once."""
+    """Runs batches of one batcher in its worker threads, which may all be inside `run`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Runner:
         self._proven: Row | None = None
 
     def expire(self, rows: list[Row]) -> list[Outcome]:
-        """Return what the askers of rows are told that will not run in time."""
+        """Return the outcomes of rows that will not run in time."""
         if not rows:
             return []
         late = DeadlineExceeded(
@@ -77,8 +77,8 @@ class Runner:
         try:
             return self._run(rows, wide=wide)
         except (UpstreamUnavailable, Overloaded) as error:
-            # No row is to blame, and fewer of them would fare no better. What a part of them has
-            # is given up: whoever asks another backend asks for all the rows of an item.
+            # No row is to blame, and a smaller batch would fail too. Partial results are dropped: a
+            # failover sends all rows of an item.
             self._meter.count_failed(len(rows))
             return [(row, error) for row in rows]
 
@@ -100,20 +100,20 @@ class Runner:
         half = len(rows) // 2
         outcomes: list[Outcome] = []
         for part in (rows[:half], rows[half:]):
-            # The run that failed took its time: some may have none left.
+            # The failed run took time: some rows may have expired.
             runnable, dropped = self._queue.partition_runnable(part)
             outcomes += self.expire(dropped) + (self._run(runnable) if runnable else [])
         return outcomes
 
     def _blame(self, row: Row) -> None:
-        """Make sure that it is the row that fails: if a proven one fails too, it is not."""
+        """Check that the row is to blame: if a row that worked before fails too, it is not."""
         self._meter.count_failed(1)
         if self._proven is None or self._proven is row:
             return
         try:
             self._compute([self._proven])
         except UpstreamFailed as error:
-            # Such a server may be mended while we run.
+            # Such a server may recover while this process runs.
             raise UpstreamUnavailable(f"{error}, also for what it could run before") from error
         except ModelFailed as error:
             raise ExecutorDied("the executor fails on a row it could run before") from error

@@ -1,4 +1,4 @@
-"""Rows below the algorithms: known ones are answered, equal ones in flight joined, others run."""
+"""Answers rows from the row cache, joins equal rows in flight, and submits the others."""
 
 import math
 from collections import OrderedDict
@@ -14,12 +14,12 @@ from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
 
 # What an entry costs beside its value: key, objects, a place in the dictionary.
 _ENTRY_BYTES = 400
-# Who has so many seconds less than those who wait for a row does not wait for its turn.
+# A caller with so many seconds less than a row's callers gets an equal row of its own.
 _JOIN_TOLERANCE = 0.25
 
 
 class RowCache:
-    """The rows used last, within a number of bytes. Keys are compared whole, never by hash."""
+    """Caches the rows used last, within a number of bytes. Keys are compared, not hashes."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -31,18 +31,18 @@ class RowCache:
         return len(self._values)
 
     def get(self, key: RowKey) -> FloatArray | None:
-        """Return a known row."""
+        """Return a cached row."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
         return value
 
     def holds(self, key: RowKey) -> bool:
-        """Return whether a row is known, without using it."""
+        """Return whether a row is cached, without marking it as used."""
         return key in self._values
 
     def put(self, key: RowKey, value: FloatArray) -> None:
-        """Keep a row; the rows used longest ago make room."""
+        """Add a row; evict those used longest ago."""
         if key in self._values or _size(key, value) > self._max_bytes:
             return
         self._values[key] = value
@@ -58,7 +58,7 @@ def _size(key: RowKey, value: FloatArray) -> int:
 
 
 class Caller:
-    """The item on whose behalf rows are asked, what was computed for it and what was known."""
+    """Identifies the item that rows are for, and counts the rows computed or cached for it."""
 
     __slots__ = (
         *("deadline", "cached", "lane", "rows_left", "reservation", "request", "rows", "scope"),
@@ -80,24 +80,24 @@ class Caller:
         self.deadline = deadline
         self.span = span
         self.reservation = reservation
-        # Whether texts may be cut, and how many tokens the longest had that was.
+        # Whether texts may be truncated, and the tokens of the longest that was.
         self.truncate = truncate
         self.truncated_from = 0
-        # The predicted seconds of rows that were queued for it by whoever made the promise.
+        # The predicted seconds of rows that it queued at the batcher of its reservation.
         self.work = 0.0
         # Rows that were withdrawn, or computed beside one that failed or was late.
         self.wasted = 0
         self.rows = 0
         self.cached = 0
         self.tokens = 0
-        # How many rows may still be asked; algorithms that are not ours have a budget.
+        # How many rows it may still use; algorithms of model owners have a budget.
         self.rows_left = math.inf
 
     def spend(self, rows: int) -> None:
-        """Take rows from the budget.
+        """Deduct rows from the budget.
 
         Raises:
-            ItemRefused: there is too little left of it.
+            ItemRefused: the budget is exceeded.
         """
         if rows > self.rows_left:
             raise ItemRefused(
@@ -108,7 +108,7 @@ class Caller:
 
 
 class SharedRows:
-    """The rows of one encoder, over a cache that all encoders of the process share."""
+    """Answers the rows of one encoder, over a cache that all encoders of a process share."""
 
     def __init__(self, *, digest: str, cache: RowCache, batcher: Batcher) -> None:
         self._digest = digest
@@ -142,7 +142,7 @@ class SharedRows:
             if waiter.missing:
                 await waiter.future
         except BaseException:
-            # It failed or was given up: no row of it may run for nothing.
+            # It failed or was cancelled: none of its rows may run in vain.
             caller.wasted += waiter.rows + self._withdraw(awaited)
             raise
         caller.rows += waiter.rows
@@ -164,7 +164,7 @@ class SharedRows:
     async def _wait_for_room(
         self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
     ) -> None:
-        """Wait until there is room for those rows that are neither known nor on their way."""
+        """Wait until there is room for those rows that are neither cached nor in flight."""
 
         def size() -> tuple[int, int]:
             return self._size(encodings, kind, caller)
@@ -176,7 +176,7 @@ class SharedRows:
     def _size(
         self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
     ) -> tuple[int, int]:
-        """Return how many rows and tokens are neither known nor on their way."""
+        """Return how many rows and tokens are neither cached nor in flight."""
         keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
         fresh = {
             key: len(each.ids)
@@ -201,29 +201,28 @@ class SharedRows:
             self._cached += 1
             waiter.deliver(index, value, computed_tokens=0)
             return
-        cached = self._in_flight.get(key)
-        if cached is not None and _may_join(cached, caller) and cached.join(waiter, index):
+        in_flight = self._in_flight.get(key)
+        if in_flight is not None and _may_join(in_flight, caller) and in_flight.join(waiter, index):
             self._joined += 1
-            awaited.append(cached)
+            awaited.append(in_flight)
             return
         row = Row(
             encoding=encoding,
-            kind=kind,
             key=key,
             deadline=caller.deadline,
             span=caller.span.child("row", {"tokens": len(encoding.ids)}),
             settle=self._settle,
             lane=caller.lane,
-            slower=cached if cached is not None and cached.is_live else None,
             request=caller.reservation.request if caller.reservation is not None else None,
         )
+        row.slower = in_flight if in_flight is not None and in_flight.is_live else None
         row.join(waiter, index)
         self._in_flight[key] = row
         fresh.append(row)
         awaited.append(row)
 
     def _withdraw(self, rows: list[Row]) -> int:
-        """Take rows that nobody waits for out of the queue; return how many those are."""
+        """Remove rows without callers from the queue; return how many those are."""
         withdrawn = self._submissions.withdraw(rows)
         for row in withdrawn:
             row.span.end("withdrawn")
@@ -260,7 +259,7 @@ class SharedRows:
             return
         self._computed += 1
         self._cache.put(row.key, value)
-        # One of those who waited is told that it was computed for it: the first still there.
+        # The row counts as computed for the first of its callers that still waits.
         tokens = row.length
         for waiter, index in row.waiters:
             counted = tokens if waiter.is_awaited else 0
@@ -269,6 +268,6 @@ class SharedRows:
 
 
 def _may_join(row: Row, caller: Caller) -> bool:
-    """Tell whether to wait for a row in flight: not if it is lost or would run too late."""
+    """Whether to wait for a row in flight: not if it is lost or would run too late."""
     is_urgent = caller.deadline < row.due - _JOIN_TOLERANCE or row.flow[0] == BULK != caller.lane
     return row.is_live and (row.is_dequeued or not is_urgent)

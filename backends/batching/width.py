@@ -1,13 +1,13 @@
-"""Whether a batch runs on all cores or on its lane's one: wide while alone, narrow under load."""
+"""Chooses all cores or one for a batch: wide while it is alone, narrow under load."""
 
 from backends.executors.cost import CostModel
 
-# So many batches in a row must have been alone before one runs wide; one in company ends it.
+# So many batches in a row must have been alone before one runs wide.
 _ALONE_BEFORE_WIDE = 3
 
 
 class ParallelismChoice:
-    """Decides for one model. Called by one lane at a time."""
+    """Decides for one model. One worker thread calls it at a time."""
 
     def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:
         self._narrow = narrow

@@ -1,4 +1,4 @@
-"""What the batcher needs of whatever runs a graph."""
+"""Declares the interface by which the batcher runs a graph."""
 
 from typing import Protocol
 
@@ -33,7 +33,7 @@ class ModelExecutor(Protocol):
 
     @property
     def cost(self) -> CostModel:
-        """What a batch takes in one of the lanes."""
+        """What a batch takes in one of the worker threads."""
         ...
 
     @property

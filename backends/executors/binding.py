@@ -1,4 +1,4 @@
-"""The tensors of one shape, bound to a session once and filled again for every run."""
+"""Binds tensors of one shape to a session once and refills them for every run."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,7 +15,7 @@ BoundKey = tuple[Shape, OutputKind]
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The real part of a batch, right-padded, as the batcher hands it over."""
+    """Holds the real part of a batch, right-padded, as the batcher passes it on."""
 
     ids: IntArray
     mask: IntArray
@@ -24,7 +24,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
-    """What a binding needs to know of its session: inputs by role, the output's name, the place."""
+    """Describes the tensors of a session: inputs by role, the output's name, the device."""
 
     session: Any
     inputs: dict[str, np.dtype[Any]]
@@ -37,7 +37,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundTensors:
-    """Inputs and output of one shape at fixed addresses; one run at a time."""
+    """Holds inputs and output of one shape at fixed addresses; one run at a time."""
 
     def __init__(self, shape: Shape, kind: OutputKind, tensors: Tensors, host: HostMemory) -> None:
         # Only after whoever opened the session has quieted the library.
@@ -109,7 +109,7 @@ class BoundTensors:
 
 
 class Bindings:
-    """The bindings of one run in flight, those used last within a number of bytes."""
+    """Caches the bindings of one run slot, those used last within a number of bytes."""
 
     def __init__(self, make: Callable[[BoundKey], BoundTensors], *, max_bytes: int) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""The few shapes that batches are rounded up to, so that memory and graphs are reused."""
+"""Rounds the shapes of batches up to a few, so that memory and graphs are reused."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Shape(NamedTuple):
-    """The size of a padded batch."""
+    """Holds the size of a padded batch."""
 
     rows: int
     length: int
@@ -18,7 +18,7 @@ class Shape(NamedTuple):
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """How shapes are rounded up: `steps` sizes in each doubling, lengths to a multiple too.
+    """Rounds shapes up: `steps` sizes in each doubling, lengths to a multiple too.
 
     With 4 steps nothing grows by more than a quarter, and there are 4 shapes where there would be
     hundreds. A length is never rounded beyond `max_length`, for which a model has no positions.

@@ -1,4 +1,4 @@
-"""What a batch costs: a model of its time, fitted to a few runs at warm-up."""
+"""Predicts the time of a batch by a cost model, fitted to a few runs at warm-up."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from backends.types import IntArray
 
-# Row lengths of the trial batches: alone and in company, of one length and of several.
+# Row lengths of the trial batches: single and several, of one length and of different ones.
 _TRIALS: tuple[tuple[int, ...], ...] = (
     (4,),
     (12,),
@@ -24,10 +24,10 @@ _REPEATS = 3
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a batch: a fixed part, one per token, one per padded token, one per length^2.
+    """Predicts a batch's seconds: fixed, per token, per padded token, per length^2.
 
     `tokens` are real ones: a graph that leaves padding out pays for those, another for the padded
-    ones. The defaults say what a token of padding is worth where nothing was measured.
+    ones. The defaults apply where nothing was measured.
     """
 
     base: float = 1e-3
@@ -53,7 +53,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that was run and the time it took."""
+    """Holds the size of a batch that was run and the time it took."""
 
     rows: int
     longest: int

@@ -42,7 +42,7 @@ _MEMORY = (
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How batches run: how many at a time, in which shapes, and which are captured or outsized.
+    """Configures runs: how many at a time, their shapes, which are captured or outsized.
 
     Batches of up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs
     (0: none). After one of more than `outsized_tokens` (0: never) the arena gives back what is
@@ -71,7 +71,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What an executor has done since it started; `bucket_tokens` counts all padding."""
+    """Counts an executor's runs since it started; `bucket_tokens` counts all padding."""
 
     runs: int = 0
     tokens: int = 0
@@ -83,7 +83,7 @@ class DeviceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CudaExecutor(ModelExecutor):
-    """Sessions on one device. Without CUDA graphs, all runs in flight share one session.
+    """Runs sessions on one device. Without CUDA graphs, all runs share one session.
 
     A captured graph is replayed by the session and thread that captured it, so with graphs each
     run in flight has its own of both. `capture` is held while capturing: no two executors of a
@@ -105,13 +105,13 @@ class CudaExecutor(ModelExecutor):
         sessions = limits.runs if options.graphs else 1
         opened = [open_session(source.path, options) for _ in range(sessions)]
         self._provider: str = opened[0].get_providers()[0]
-        self._worker_threads = [
+        self._slots = [
             _RunSlot(opened[number % sessions], source, options, limits)
             for number in range(limits.runs)
         ]
         self._free: LifoQueue[_RunSlot] = LifoQueue()
         with capture or nullcontext():
-            for slot in self._worker_threads:
+            for slot in self._slots:
                 slot.warm_up()
                 self._free.put(slot)
             self._cost = self._measure()
@@ -160,14 +160,14 @@ class CudaExecutor(ModelExecutor):
             self._free.put(slot)
 
     def statistics(self) -> DeviceStatistics:
-        """Return what all lanes have done together."""
-        found = [slot.statistics() for slot in self._worker_threads]
+        """Return what all slots have done together."""
+        found = [slot.statistics() for slot in self._slots]
         names = DeviceStatistics.__struct_fields__
         return DeviceStatistics(**{n: sum(getattr(each, n) for each in found) for n in names})
 
 
 class _RunSlot:
-    """One run in flight: its bindings, its options of a run, its thread where graphs need one."""
+    """Holds one run in flight: bindings, run options, and a thread where graphs need one."""
 
     def __init__(
         self, session: Any, source: GraphSource, options: DeviceOptions, limits: RunLimits
@@ -258,7 +258,7 @@ class _RunSlot:
 
 
 class RunOptionsCache:
-    """The options of a run by what they ask for, made once each."""
+    """Caches run options by what they configure."""
 
     def __init__(self, options: DeviceOptions) -> None:
         self._options = options
@@ -295,7 +295,7 @@ def run_entries(options: DeviceOptions, *, graph: int, shrink: bool) -> dict[str
     """Return the entries of a run's configuration."""
     entries = {}
     if options.graphs:
-        # -1 captures nothing; 0 is what ONNX Runtime takes when it is told nothing.
+        # -1 captures nothing; 0 is ONNX Runtime's default.
         entries["gpu_graph_id"] = str(graph or -1)
     if shrink:
         entries["memory.enable_memory_arena_shrinkage"] = options.arena_name

@@ -1,4 +1,4 @@
-"""A deterministic executor for tests and load tests: it computes nothing worth knowing."""
+"""Implements a deterministic executor for tests and load tests, without a model."""
 
 import threading
 from collections import deque
@@ -66,7 +66,7 @@ class DummyExecutor(ModelExecutor):
 
 
 class PacedExecutor(DummyExecutor):
-    """A dummy that calls `pace(rows, length)` before each batch: it may wait, or raise."""
+    """Calls `pace(rows, length)` before each batch, which may wait or raise."""
 
     def __init__(
         self,

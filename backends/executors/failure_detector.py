@@ -1,11 +1,11 @@
-"""When a server that says it is ready is no longer believed: by what became of its runs."""
+"""Detects by the outcomes of runs that a server that reports ready does not work."""
 
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# A run that takes so many times as long as predicted, and a second at least, makes one doubt.
+# A run is suspect after so many times its predicted time, and a second at least.
 _TIMES = 5.0
 _LEAST = 1.0
 
@@ -13,8 +13,8 @@ _LEAST = 1.0
 class FailureDetector:
     """Watches the runs of an executor, from any number of threads.
 
-    There is doubt after a run that failed, and while one takes far too long, until another is
-    answered.
+    It is true (the executor is suspect) after a failed run, and while a run takes far too long,
+    until another run succeeds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -45,12 +45,12 @@ class FailureDetector:
 
     @property
     def max_wait(self) -> float:
-        """The seconds to give a short run that stands behind those that are under way."""
+        """The seconds to allow a short run that waits behind those in flight."""
         with self._lock:
             return max((max_wait for _, max_wait in self._running.values()), default=_LEAST)
 
     def __bool__(self) -> bool:
-        """Whether there is doubt."""
+        """Whether the executor is suspected to have failed."""
         with self._lock:
             now = self._clock()
             return self._failed or any(

@@ -1,4 +1,4 @@
-"""A graph file, and what a session over it must have to be an encoder."""
+"""Describes a graph file, and checks that a session over it is an encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
 
 
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph file, the names of its outputs, and the longest row it has positions for.
+    """Describes a graph file: its outputs, and the longest row it has positions for.
 
     A `digest` of what the file depends on lets its packed weights be kept beside it. With an
     `upstream` another server runs it, and there is no file.

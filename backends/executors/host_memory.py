@@ -1,4 +1,4 @@
-"""Memory of this machine that a device copies from and to, pinned where there is a device."""
+"""Allocates host memory that a device copies from and to, pinned where there is a device."""
 
 import ctypes
 import math
@@ -16,7 +16,7 @@ _RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
 
 
 class HostMemory(Protocol):
-    """Makes arrays to reuse; what it made must be given back."""
+    """Makes arrays for reuse, which must be given back."""
 
     def array(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
         """Return an array of zeros."""
@@ -28,7 +28,7 @@ class HostMemory(Protocol):
 
 
 class PageableMemory(HostMemory):
-    """Plain memory: for the CPU, and where pages cannot be pinned."""
+    """Allocates plain memory: for the CPU, and where pages cannot be pinned."""
 
     @override
     def array(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
@@ -40,7 +40,7 @@ class PageableMemory(HostMemory):
 
 
 class PinnedMemory(HostMemory):
-    """Page-locked memory: a device copies it without a detour. Falls back to plain memory.
+    """Allocates page-locked memory, which devices copy directly; falls back to plain.
 
     Each array has pages of its own: a copy from memory that is pinned in part is refused. What is
     still pinned when this goes is unpinned before its pages are used for anything else.
@@ -51,7 +51,7 @@ class PinnedMemory(HostMemory):
         self._runtime = runtime
         self._pinned: dict[int, Array] = {}
         self.refused = 0
-        # Not at the interpreter's end: the library has let go of everything by then.
+        # Not at the interpreter's end: the library has released everything by then.
         weakref.finalize(self, _unpin_all, runtime, self._pinned).atexit = False
 
     @property

@@ -27,7 +27,7 @@ _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad alloc
 
 
 class OnnxExecutor(ModelExecutor):
-    """A narrow session whose runs use one thread each, `worker_threads` at a time, and a wide one.
+    """Runs a narrow session, `worker_threads` runs at a time, and a wide one.
 
     ONNX Runtime's `run` is thread-safe and releases the interpreter's lock, and with one intra-op
     thread it works in the caller's: N callers are N narrow sessions over one copy of the weights.

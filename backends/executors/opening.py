@@ -1,4 +1,4 @@
-"""From a process's settings to what opens its graphs."""
+"""Opens graphs as the settings of a process say."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from backends.settings import BackendSettings
 
 
 def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
-    """Return what opens graphs as the settings say; the graphs of a device one after another."""
+    """Return a function that opens graphs by the settings; one graph of a device at a time."""
     capture = threading.Lock()
     others = servers(settings)
     memory = SessionMemory(max_bytes=settings.session_memory_bytes)
@@ -78,7 +78,7 @@ def device_options(settings: BackendSettings) -> DeviceOptions:
 
 
 def run_limits(settings: BackendSettings) -> RunLimits:
-    """Return how batches run; one beyond `max_batch_tokens` is a long row, run alone."""
+    """Return the limits of runs; a batch beyond `max_batch_tokens` is a single long row."""
     return RunLimits(
         runs=settings.gpu_runs,
         buckets=Buckets(

@@ -1,4 +1,4 @@
-"""An executor of declared speed: real queues and batches around it, and no work inside."""
+"""Simulates an executor of declared speed: real queues and batches around it, no computation."""
 
 import time
 
@@ -10,7 +10,7 @@ from backends.executors.graph import GraphSource
 
 
 class DeclaredExecutor(PacedExecutor):
-    """A dummy that takes `base` seconds a batch and `token` for each padded token, waiting."""
+    """Sleeps `base` seconds a batch and `token` for each padded token."""
 
     def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:
         def pace(rows: int, length: int) -> None:
@@ -33,7 +33,7 @@ class DeclaredExecutor(PacedExecutor):
 def paced_executor(
     source: GraphSource, *, worker_threads: int, base: float, token: float
 ) -> DeclaredExecutor:
-    """Return what stands in for the graph of `source`, whose file is not read."""
+    """Return the simulation of the graph of `source`, whose file is not read."""
     return DeclaredExecutor(
         dimensions=source.dimensions, worker_threads=worker_threads, base=base, token=token
     )

@@ -1,4 +1,4 @@
-"""`python -m backends.executors.packing GRAPH TARGET`: packs weights, in a process of its own.
+"""Packs the weights of a graph: `python -m backends.executors.packing GRAPH TARGET`, a process.
 
 Packing leaves tens of MiB behind in the process that does it, for as long as that lives.
 """

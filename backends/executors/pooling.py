@@ -1,4 +1,4 @@
-"""Makes the vector of a text of those of its tokens, for graphs that leave this to their users."""
+"""Pools token vectors into one vector per text, for graphs that leave this to their users."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ Pooling = Literal["mean", "cls", "max"]
 
 
 class PoolingExecutor(ModelExecutor):
-    """Another executor whose tokens are pooled here: the mean, the first, or the largest values."""
+    """Pools the token vectors of another executor: their mean, first or maximum."""
 
     def __init__(self, inner: ModelExecutor, pooling: Pooling) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""A graph kept beside its model as ONNX Runtime packs its weights for this machine.
+"""Keeps a graph beside its model as ONNX Runtime packs its weights for this machine.
 
 Sessions over such files map the same pages: a further session costs no second copy of the weights,
 nor does a second process. Made at the first start, in `.prepacked` beside the graph; what this
@@ -22,11 +22,11 @@ _LOCK = "lock"
 _LOCK_TIMEOUT, _PAUSE = 60.0, 0.02
 # Smaller tensors stay in the graph; those that are packed are all larger.
 _LEAST_BYTES = "1024"
-# What the widest loads of a processor need; how a graph says where a packed weight begins.
+# The alignment for the widest loads of a processor; the attribute of a packed weight's offset.
 _ALIGNMENT = 64
 _PACKED = re.compile(rb"\+\d+\|(\d+);\d+;\d")
 
-# What a session must be told to write its graph: entries of its options.
+# Session options that make it write its graph.
 SAVING = {
     "session.optimized_model_external_initializers_file_name": _WEIGHTS,
     "session.optimized_model_external_initializers_min_size_in_bytes": _LEAST_BYTES,
@@ -48,7 +48,7 @@ def prepacked_graph(
         return _aligned(folder / _GRAPH)
     try:
         folder.parent.mkdir(exist_ok=True)
-        with _turn(folder.parent):
+        with _exclusive(folder.parent):
             if not (folder / _GRAPH).is_file():
                 _build(folder, save)
                 _delete_stale(folder, machine)
@@ -58,7 +58,7 @@ def prepacked_graph(
 
 
 @contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     """Hold the folder's lock: of processes that start together, one packs and the others wait.
 
     Not for ever: two that pack at once write the same files.
@@ -86,9 +86,9 @@ def _build(folder: Path, save: Callable[[Path], None]) -> None:
 
 
 def _delete_stale(folder: Path, machine: str) -> None:
-    """Delete what `folder` replaces; whoever still runs it keeps its pages until it ends."""
+    """Delete what `folder` replaces; processes that run it keep its pages until they end."""
     for other in folder.parent.iterdir():
-        # Another machine may share the folder: it looks after its own.
+        # Another machine may share the folder and cleans up its own files.
         if other != folder and other.name.startswith(f"{machine}-"):
             shutil.rmtree(other, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Opens a session on the provider that was asked for, with its memory bounded, or not at all."""
+"""Opens a session on the requested provider, with bounded memory, or not at all."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ _REMEDIES = {
 
 
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs a graph and what it may take.
+    """Holds the provider that runs a graph, and the memory it may use.
 
     `memory_bytes` bounds the arena (0: the whole device); `graphs` captures CUDA graphs;
     `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice); `tf32` lets float32
@@ -41,7 +41,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> Literal["cpu", "cuda"]:
-        """Where the tensors of a run lie."""
+        """The memory of a run's tensors."""
         return "cpu" if self.provider == "cpu" else "cuda"
 
     @property
@@ -51,7 +51,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def provider_options(options: DeviceOptions) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers to ask for, the wanted one first, with their options."""
+    """Return the providers to request, the preferred one first, with their options."""
     if options.provider == "cpu":
         return [(NAMES["cpu"], {})]
     cuda = {
@@ -125,7 +125,7 @@ def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any
     """Open a graph; its runs use `threads` threads of this machine each.
 
     Raises:
-        ModelProblem: it is no graph, or would run elsewhere than asked for.
+        ModelProblem: it is no graph, or would run on another provider.
     """
     onnxruntime = _runtime()
     if NAMES[options.provider] not in onnxruntime.get_available_providers():
@@ -149,7 +149,7 @@ def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any
 
 
 def check_provider(session: Any, path: Path, options: DeviceOptions) -> None:
-    """Make sure that a session runs on what was asked for: ONNX Runtime only logs that it does not.
+    """Check that a session runs on the requested provider: ONNX Runtime logs it only.
 
     Raises:
         ModelProblem: it does not.
@@ -175,11 +175,11 @@ def _session_options(onnxruntime: Any, options: DeviceOptions, *, threads: int) 
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")
     found.add_session_config_entry("session.inter_op.allow_spinning", "0")
     if options.provider == "cuda" and options.graphs:
-        # A node that fell to the CPU could not be captured; better to hear of it when loading.
+        # A node placed on the CPU cannot be captured; fail when loading.
         found.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return found
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says first."""
+    """Return the first line of an error's message."""
     return str(error).strip().split("\n", 1)[0]

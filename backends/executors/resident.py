@@ -1,4 +1,4 @@
-"""Sessions by traffic: within a limit of memory, those of models that nobody asks are closed.
+"""Limits the memory of open sessions: closes those of models that were not used longest.
 
 The first batch of a model whose session is closed waits until it is open again.
 """
@@ -41,13 +41,13 @@ class SessionMemory:
     def opened(self, executor: "ResidentExecutor", size_bytes: int) -> None:
         """Count an executor that is open and was used just now; make room for it."""
         with self._lock:
-            self._open[weakref.ref(executor, self._forget)] = size_bytes
+            self._open[weakref.ref(executor, self._remove)] = size_bytes
             for reference in list(self._open):
                 if self.size_bytes <= self._max_bytes:
                     return
                 other = reference()
                 if other is not None and other is not executor and other.close():
-                    self._forget(reference)
+                    self._remove(reference)
 
     def used(self, executor: "ResidentExecutor") -> None:
         """Note that an executor was used just now."""
@@ -56,13 +56,13 @@ class SessionMemory:
             if reference in self._open:
                 self._open.move_to_end(reference)
 
-    def _forget(self, reference: "weakref.ref[ResidentExecutor]") -> None:
+    def _remove(self, reference: "weakref.ref[ResidentExecutor]") -> None:
         with self._lock:
             self._open.pop(reference, None)
 
 
 class ResidentExecutor(ModelExecutor):
-    """Another executor that is opened when it is needed and may be closed when it is not."""
+    """Opens another executor on demand, which may be closed when it is not in use."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ResidentExecutor(ModelExecutor):
         reopened = False
         with self._lock:
             if self._inner is None:
-                self._inner, reopened = self._open_again(), True
+                self._inner, reopened = self._reopen(), True
             inner = self._inner
             self._users += 1
         if reopened:
@@ -162,7 +162,7 @@ class ResidentExecutor(ModelExecutor):
             with self._lock:
                 self._users -= 1
 
-    def _open_again(self) -> ModelExecutor:
+    def _reopen(self) -> ModelExecutor:
         try:
             return self._open_executor()
         except ModelProblem as error:

@@ -1,4 +1,4 @@
-"""What an algorithm holds while it answers an item: a way to ask models."""
+"""Asks models on behalf of an item that an algorithm answers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -9,11 +9,11 @@ import orjson
 from backends.batching.fair_queue import BULK
 from backends.batching.shared import Caller
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Text, TokenSpan
+from backends.types import FloatArray, Text, TokenOffsets
 
 
 class Pipeline(Protocol):
-    """A model that makes vectors of texts: embeddings or logits."""
+    """Turns texts into vectors: embeddings or logits."""
 
     async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
         """Return one vector per text, or raise `BackendError`."""
@@ -31,13 +31,15 @@ class Pipeline(Protocol):
         """Return one vector per window of a text, or raise `BackendError`."""
         ...
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
+    async def token_vectors(
+        self, text: str, caller: Caller
+    ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token and one vector each, or raise `BackendError`."""
         ...
 
 
 class AlgorithmContext:
-    """Asks models on behalf of one item; every question joins the batches of everyone else's."""
+    """Asks models on behalf of one item; rows join the batches of all callers."""
 
     def __init__(self, pipelines: Mapping[str, Pipeline], caller: Caller) -> None:
         self._pipelines = pipelines
@@ -47,8 +49,8 @@ class AlgorithmContext:
         """Allow no more than `most` rows from here on, unless less was left already."""
         self._caller.rows_left = min(self._caller.rows_left, most)
 
-    def aside(self, *, deadline: float) -> "AlgorithmContext":
-        """Return one of the same scope that counts nothing to the item and waits behind others."""
+    def in_background(self, *, deadline: float) -> "AlgorithmContext":
+        """Return a context of the same scope in the bulk lane; it charges nothing to the item."""
         caller = Caller(scope=self._caller.scope, deadline=deadline, lane=BULK)
         return AlgorithmContext(self._pipelines, caller)
 
@@ -63,12 +65,12 @@ class AlgorithmContext:
         return self._caller.truncated_from > 0
 
     def count_cached(self, rows: int) -> None:
-        """Count rows that an algorithm knows by itself, as if it had asked for them."""
+        """Count rows that an algorithm cached itself, as if it had asked for them."""
         self.spend(rows)
         self._caller.cached += rows
 
     def spend(self, rows: int) -> None:
-        """Take rows from what is left of the item's, or raise `ItemRefused`."""
+        """Deduct rows from the item's budget, or raise `ItemRefused`."""
         self._caller.spend(rows)
 
     def has_rows(self, model: str) -> bool:
@@ -104,7 +106,7 @@ class AlgorithmContext:
         pipeline = self._pipelines[model]
         return await pipeline.windows(text, self._caller, overlap=overlap, most=most)
 
-    async def tokens(self, model: str, text: str) -> tuple[list[TokenSpan], FloatArray]:
+    async def tokens(self, model: str, text: str) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token of `text` and the raw outputs of `model` for it."""
         return await self._pipelines[model].token_vectors(text, self._caller)
 

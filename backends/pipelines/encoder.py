@@ -1,4 +1,4 @@
-"""Texts through an encoder: tokens, then rows, then vectors."""
+"""Encodes texts: into tokens, then rows, then vectors."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from backends.errors import ItemRefused
 from backends.pipelines.windows import MAX_WINDOWS, Span, join_windows, window_spans
 from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Encoding, FloatArray, OutputKind, Text, TokenSpan
+from backends.types import Encoding, FloatArray, OutputKind, Text, TokenOffsets
 
 # No token of a word piece model stands for more text than this: a longer word is one unknown.
 _CHARACTERS_PER_TOKEN = 100
@@ -21,7 +21,7 @@ _EMPTY = "the text is empty; send some"
 
 
 class Encoder:
-    """One encoder with its tokenizer; every head over it asks the same rows."""
+    """Runs one encoder with its tokenizer; all heads over it share its rows."""
 
     def __init__(
         self, *, name: str, tokenizer: Tokenizer, rows: SharedRows, max_tokens: int, truncate: bool
@@ -98,7 +98,9 @@ class Encoder:
             self._note_cut(encodings[-1], len(ids) + layout.added, caller, is_cut=False)
         return await self._pooled(encodings, caller)
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
+    async def token_vectors(
+        self, text: str, caller: Caller
+    ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token of a text, and its vector.
 
         A text longer than the model is read in windows that overlap by a quarter; each token has

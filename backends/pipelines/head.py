@@ -1,4 +1,4 @@
-"""A small trained head over an encoder's vectors."""
+"""Applies a small trained head to an encoder's vectors."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Text, TokenSpan
+from backends.types import FloatArray, Text, TokenOffsets
 
 Layer = tuple[FloatArray, FloatArray]
 Activation = Literal["relu", "gelu"]
@@ -19,7 +19,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {"relu": re
 
 
 class HeadWeights:
-    """The layers `w0, b0, w1, b1, ...` of an `.npz` file: `x @ w + b`, activated in between."""
+    """Holds layers `w0, b0, w1, b1, ...` of an `.npz`: `x @ w + b`, activated in between."""
 
     def __init__(
         self, layers: Sequence[Layer], *, activation: Activation, normalize_input: bool
@@ -38,7 +38,7 @@ class HeadWeights:
 
 
 class Head:
-    """A head and the encoder below it."""
+    """Applies a head to the encoder below it."""
 
     def __init__(self, *, encoder: Encoder, weights: HeadWeights) -> None:
         self._encoder = encoder
@@ -64,7 +64,9 @@ class Head:
         windows = self._encoder.windows
         return self._weights.apply(await windows(text, caller, overlap=overlap, most=most))
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
+    async def token_vectors(
+        self, text: str, caller: Caller
+    ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token of a text, and its logits."""
         pieces, vectors = await self._encoder.token_vectors(text, caller)
         return pieces, self._weights.apply(vectors)

@@ -1,4 +1,4 @@
-"""Vectorised arithmetic from logits to answers."""
+"""Computes answers from logits, vectorised."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Where the windows of a long text lie, and what all of them say of its tokens. Pure."""
+"""Places windows over a long text and merges their answers for its tokens. Pure."""
 
 from collections.abc import Sequence
 

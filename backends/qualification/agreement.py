@@ -1,11 +1,11 @@
-"""Holds a server that runs a graph of ours to what the graph answers here."""
+"""Compares a server that runs one of our graphs with the graph run here."""
 
 import numpy as np
 
 from backends.errors import BackendError, ModelProblem
 from backends.executors.base import ModelExecutor
-from backends.qualification.admit import TOLERANCES, Candidate
 from backends.qualification.invariance import ORDINARY, OUTLIERS
+from backends.qualification.qualify import TOLERANCES, Candidate
 
 _MOST_TOKENS = 48
 

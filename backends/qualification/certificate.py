@@ -1,7 +1,7 @@
-"""Holds a judged variant to the answers it was judged with.
+"""Verifies that an accepted variant still gives the answers that it was accepted with.
 
-An int8 graph may overflow on a CPU without the instructions of the one it was judged on, in
-silence. So its certificate holds what it answered there, and another answer is noticed here.
+An int8 graph may silently overflow on a CPU without the instructions of the one that accepted it.
+Its certificate holds its answers there, which are compared with those of this machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ Encode = Callable[[Sequence[str]], list[IntArray]]
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the file that is held against a model when it is loaded."""
+    """Holds the expected answers that a model is checked against when it is loaded."""
 
     expected: list[list[float]]
 
 
 def answer(executor: ModelExecutor, encode: Encode) -> list[list[float]]:
-    """Return what a variant answers to a few texts, each alone."""
+    """Return the answers of a variant to a few texts, each alone."""
     return [_pooled(executor, row).round(_DECIMALS).tolist() for row in encode(ORDINARY)]
 
 

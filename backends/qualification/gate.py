@@ -9,7 +9,7 @@ from backends.types import FloatArray
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate may cost: shares of the golden set, logits in their own unit."""
+    """Bounds a candidate's loss: shares of the golden set, logits in their own unit."""
 
     flips: float = 0.01
     accuracy_loss: float = 0.003
@@ -17,7 +17,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a comparison; `reasons` is empty when the candidate is accepted.
+    """Holds the numbers of a comparison; `reasons` is empty when it is accepted.
 
     `logit_mean`, `logit_p99` and `logit_worst` are distances of single logits. The accuracies are
     there when the golden set has labels.

@@ -1,4 +1,4 @@
-"""Measures whether a row's answer depends on the rows beside it.
+"""Measures how much a row's answer depends on the rows beside it.
 
 A graph that takes a scale from its whole input (dynamic quantization) answers a row differently
 among other rows. Sharing batches would then let one tenant's text change another's answer, and a
@@ -33,7 +33,7 @@ _MATES = 3
 
 
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a row's output moves, as a share of its largest value; 0 is equal to the bit.
+    """Holds how much a row's output moves, as a share of its maximum; 0 is bitwise equal.
 
     `mates`: other rows beside it, at equal shape and place. `shapes`: alone instead of among
     others, without padding instead of padded.
@@ -68,14 +68,14 @@ def measure_invariance(
         for subject, others in ((ordinary[0], ordinary[1:]), (ordinary[1], ordinary[2:])):
             probe = _InvarianceProbe(executor, output, subject, (*others, *outliers))
             base = probe.among(others[:mates_at_most])
-            for company in (others[-mates_at_most:], outliers[:mates_at_most]):
-                mates = max(mates, _moved(base, probe.among(company)))
+            for neighbours in (others[-mates_at_most:], outliers[:mates_at_most]):
+                mates = max(mates, _moved(base, probe.among(neighbours)))
             shapes = max(shapes, _moved(base, probe.alone()))
     return Invariance(mates=mates, shapes=shapes)
 
 
 class _InvarianceProbe:
-    """One row, and the batches it is put in: all of one length, the row in one place."""
+    """Runs one row in batches of one length, always in the same place."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What was measured of a model on this machine, kept beside the model so that starts stay fast.
+"""Keeps measurements of a model on this machine beside the model, so that starts stay fast.
 
 The files are hidden: what is measured here belongs to no model's digest, and so to no revision.
 """

@@ -1,4 +1,4 @@
-"""What `models tune` found best for a model on this kind of machine."""
+"""Reads the settings that `models tune` found best for a model on this kind of machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TunedBatching(msgspec.Struct, frozen=True, kw_only=True):
-    """`rows` of a batch, and how many batches at a time, that run the most rows a second."""
+    """Holds the `rows` of a batch and the `threads` that run the most rows a second."""
 
     rows: Count
     threads: Count

@@ -1,4 +1,4 @@
-"""The models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
+"""Reads the models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +25,11 @@ _DIGITS = 12
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be loaded. `digest` covers its files and the models it builds on.
+    """Describes a model that can be loaded. `digest` covers its files and those it builds on.
 
-    `inferred` says of each field that its `model.yaml` leaves out what told it. A `shadow` changes
-    no answer, so it is no part of the digest. `beside` holds what revisions share, in Triton's
-    layout. With an `upstream` another server runs it.
+    `inferred` names the source of each field that its `model.yaml` leaves out. A `shadow` changes
+    no answer, so it is no part of the digest. `shared_folder` holds what revisions share, in
+    Triton's layout. With an `upstream` another server runs it.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     inferred: dict[str, str] = {}
     shadow: Shadow | None = None
-    beside: Path | None = None
+    shared_folder: Path | None = None
     upstream: RemoteModelServer | None = None
 
     def file(self, name: str) -> Path:
-        """Return where a file of the model lies: in its folder, or beside that."""
-        return find_file(self.folder, self.beside, name)
+        """Return the path of a file of the model: in its folder, or the shared one."""
+        return find_file(self.folder, self.shared_folder, name)
 
     @property
     def revision(self) -> str:
@@ -52,9 +52,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
-    """The revisions of a model: all of them, and the `shares` of those that are to answer.
+    """Holds all revisions of a model, and the `shares` of those that answer.
 
-    Without `shares` nothing that can be read says which.
+    Without `shares` no readable file selects any.
     """
 
     folder: Path
@@ -63,10 +63,10 @@ class Revisions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repository holds: models, each after those it builds on, and what is wrong.
+    """Holds the models of a repository, each after those it builds on, and its problems.
 
-    `blocked` names those of the problems that another model's is to blame for, `waiting` those
-    that end by themselves when another server is ready. `upstreams` holds the fingerprints of
+    `blocked` names the models whose problem is caused by that of another, `waiting` those that
+    wait for an upstream server. `upstreams` holds the fingerprints of
     models that other servers run, "" of those not ready.
     """
 
@@ -83,12 +83,12 @@ class _ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     entry: Entry
     own_digest: str
     shadow: Shadow | None = None
-    beside: Path | None = None
+    shared_folder: Path | None = None
     upstream: RemoteModelServer | None = None
 
 
 class _Findings:
-    """What is found while a repository is read."""
+    """Collects models and problems while a repository is read."""
 
     def __init__(self) -> None:
         self.found: dict[str, _ModelSource] = {}
@@ -212,11 +212,11 @@ def _read_model(
     else:
         serving = read_serving(folder) or (triton.serving(numbers) if triton else Serving())
     shares = serving.revisions or {max(numbers, key=int): 1}
-    aside = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
+    named_apart = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
     findings.revisions[folder.name] = Revisions(folder=folder, numbers=numbers, shares=shares)
-    _check_revisions(folder, numbers, shares, aside, serving.shadow)
+    _check_revisions(folder, numbers, shares, named_apart, serving.shadow)
     found: dict[str, _ModelSource] = {}
-    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *aside]):
+    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *named_apart]):
         try:
             found[f"{folder.name}@{number}"] = _read_revision(folder / number, triton)
         except ModelProblem as error:
@@ -234,11 +234,11 @@ def _check_revisions(
     folder: Path,
     numbers: Sequence[str],
     shares: Mapping[str, int],
-    aside: Sequence[str],
+    named_apart: Sequence[str],
     shadow: Shadow | None,
 ) -> None:
     where = folder / (FILE if (folder / FILE).is_file() else TRITON)
-    for number in (*shares, *aside):
+    for number in (*shares, *named_apart):
         if number not in numbers:
             raise ModelProblem(f"{where}: there is no revision `{number}`")
     if shadow is not None and shadow.revision in shares:
@@ -256,23 +256,27 @@ def _split(folder: Path, shares: Mapping[str, int]) -> _ModelSource:
 
 
 def _read_revision(folder: Path, triton: TritonConfig | None) -> _ModelSource:
-    beside = folder.parent if triton else None
+    shared_folder = folder.parent if triton else None
     declared = triton.declared if triton else {}
-    entry = read_manifest(folder, lambda name: find_file(folder, beside, name), declared)
+    entry = read_manifest(folder, lambda name: find_file(folder, shared_folder, name), declared)
     for field in ("graph", "tokenizer", "weights"):
         name = getattr(entry.manifest, field, None)
-        if name and not find_file(folder, beside, name).is_file():
+        if name and not find_file(folder, shared_folder, name).is_file():
             raise ModelProblem(f"{folder / name}: the file `{field}` names is missing")
     digest = _digest_files(folder)
-    if beside is not None:
-        digest += _digest_files(beside, without=str.isdecimal)
-    return _ModelSource(folder=folder, entry=entry, own_digest=digest, beside=beside)
+    if shared_folder is not None:
+        digest += _digest_files(shared_folder, without=str.isdecimal)
+    return _ModelSource(folder=folder, entry=entry, own_digest=digest, shared_folder=shared_folder)
 
 
-def find_file(folder: Path, beside: Path | None, name: str) -> Path:
-    """Return where a file lies, in `folder` unless only `beside` has it."""
-    if beside is not None and not (folder / name).exists() and (beside / name).exists():
-        return beside / name
+def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
+    """Return the path of a file: in `folder` unless only `shared_folder` has it."""
+    if (
+        shared_folder is not None
+        and not (folder / name).exists()
+        and (shared_folder / name).exists()
+    ):
+        return shared_folder / name
     return folder / name
 
 
@@ -301,14 +305,14 @@ def _resolve(name: str, findings: _Findings, path: tuple[str, ...]) -> Model | N
         digest=digest,
         inferred=own.entry.inferred,
         shadow=own.shadow,
-        beside=own.beside,
+        shared_folder=own.shared_folder,
         upstream=own.upstream,
     )
     return models[name]
 
 
 def _note_missing(name: str, needed: str, findings: _Findings) -> None:
-    """Say that `name` cannot be served because of what it builds on."""
+    """Record that `name` cannot be served because of what it builds on."""
     is_broken = needed in findings.problems
     state = "is broken" if is_broken else "is not in the repository"
     findings.problems.setdefault(name, f"it builds on `{needed}`, which {state}")
@@ -329,7 +333,7 @@ def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fa
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         first, *_ = parts = name.split("/")
-        if not path.is_file() or any(map(_is_aside, parts)) or without(first):
+        if not path.is_file() or any(map(_is_hidden, parts)) or without(first):
             continue
         try:
             with path.open("rb") as file:
@@ -340,6 +344,6 @@ def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fa
     return digest.hexdigest()
 
 
-def _is_aside(part: str) -> bool:
+def _is_hidden(part: str) -> bool:
     """Whether a file or folder is no part of a model: hidden, or Python's byte code."""
     return part.startswith(".") or part == "__pycache__"

@@ -1,4 +1,4 @@
-"""What is told of a model to who looks after it: what it is, and which file said so."""
+"""Describes a model to operators: its fields, and the file that each comes from."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ _CONTINUES = 0x80
 
 
 class GraphValue(msgspec.Struct, frozen=True, kw_only=True):
-    """An input or output; a size is `None` where it changes from batch to batch."""
+    """Describes an input or output; a size is `None` where it varies between batches."""
 
     name: str
     shape: list[int | None]
@@ -39,7 +39,7 @@ class GraphValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a graph takes and gives."""
+    """Describes the inputs and outputs of a graph."""
 
     inputs: list[GraphValue]
     outputs: list[GraphValue]
@@ -83,7 +83,7 @@ def _read(content: mmap.mmap) -> GraphFile:
 
 
 class _Span:
-    """A message, or a scalar, inside the file."""
+    """Delimits a message, or a scalar, inside the file."""
 
     def __init__(self, content: mmap.mmap, start: int, end: int, number: int = 0) -> None:
         if end > len(content):

@@ -1,4 +1,4 @@
-"""Keeps which revisions of a model were served last, so that a start with a broken one finds them.
+"""Records the revisions that were served last, so that a start with a broken one finds them.
 
 The file is hidden and lies in the model's folder: what was served belongs to no model's digest.
 Where the folder cannot be written, a start has only the numbers to go by.
@@ -19,7 +19,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_last_good(folder: Path) -> Mapping[str, int]:
-    """Return the shares of the revisions that were served last; none where nothing says it."""
+    """Return the shares of the revisions that were served last; empty where there is no record."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=_Record).revisions
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What a `model.yaml` may say."""
+"""Defines the fields of a `model.yaml`."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Pooling = Literal["mean", "cls", "max"]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The names of a graph's outputs; a graph without one of them cannot feed its heads."""
+    """Names a graph's outputs; a graph without one of them cannot feed its heads."""
 
     pooled: str | None = None
     tokens: str | None = None
@@ -38,7 +38,7 @@ class EncoderManifest(
     tag_field="kind",
     tag="encoder",
 ):
-    """An encoder graph. `truncate` cuts texts that are too long instead of refusing them.
+    """Describes an encoder graph. `truncate` cuts texts that are too long.
 
     `pooling` makes the pooled vector of the tokens' where the graph has no such output. In place
     of a `graph`, an `upstream` names the server that runs it.
@@ -66,7 +66,7 @@ class ClassifierManifest(
     tag_field="kind",
     tag="classifier",
 ):
-    """A graph that ends in logits, `labels` in their order: of a text, a pair or every token.
+    """Describes a graph that ends in logits: of a text, a pair or every token.
 
     `function` makes scores of them. `truncate` cuts texts that are too long. In place of a `graph`,
     an `upstream` names the server that runs it.
@@ -99,7 +99,7 @@ class HeadManifest(
     tag_field="kind",
     tag="head",
 ):
-    """A trained head over an encoder."""
+    """Describes a trained head over an encoder."""
 
     description: str = ""
     encoder: Reference
@@ -121,7 +121,7 @@ class AlgorithmManifest(
     tag_field="kind",
     tag="algorithm",
 ):
-    """Code over other models: the one `encoder`, or those it `uses`, in the order it knows.
+    """Describes code over other models: one `encoder`, or those it `uses`, in order.
 
     `options` are the algorithm's own. `code` names the code of an algorithm `custom`.
     """
@@ -144,7 +144,7 @@ class SplitManifest(
     tag_field="kind",
     tag="split",
 ):
-    """Other models, each with its share of the items; what a `serving.yaml` becomes."""
+    """Describes models and their shares of the items; a `serving.yaml` becomes this."""
 
     description: str = ""
     arms: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
@@ -158,7 +158,7 @@ _INFERRED = (None, "encoder", "classifier")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A manifest; of each field that its `model.yaml` leaves out, what told it."""
+    """Holds a manifest and, for each field that is not in `model.yaml`, its source."""
 
     manifest: Manifest
     inferred: dict[str, str] = {}
@@ -170,8 +170,8 @@ def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None
     `declared` is what a configuration of another server says; what is written wins over it.
 
     Raises:
-        ModelProblem: it is missing or no YAML, says what it may not, or leaves out what nothing
-            else tells; the message names the file and the field.
+        ModelProblem: it is missing or no YAML, has wrong fields, or lacks one that cannot be
+            inferred; the message names the file and the field.
     """
     path = files(FILE)
     declared = declared or {}
@@ -195,7 +195,7 @@ def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None
 
 
 def _read_yaml(path: Path) -> Any:
-    """Return what the file says, `None` where there is none."""
+    """Return the file's content, `None` where there is none."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -207,7 +207,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def _check(manifest: Manifest, path: Path) -> None:
-    """Refuse what only looks right."""
+    """Refuse values that are valid one by one but not together."""
     if isinstance(manifest, GraphManifest) and bool(manifest.graph) == bool(manifest.upstream):
         wrong: str | None = "name a `graph` or an `upstream`, and not both"
     elif isinstance(manifest, EncoderManifest):

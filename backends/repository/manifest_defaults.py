@@ -1,8 +1,8 @@
 """Fills in what a `model.yaml` leaves out, from the files beside it.
 
-What Hugging Face's files tell is taken from them as `transformers` and `sentence-transformers`
-take it: the task from `architectures`, the labels from `id2label`, the function from
-`problem_type`, the pooling from `1_Pooling/config.json`. What no file tells is asked for by name.
+Fields are read from Hugging Face's files as `transformers` and `sentence-transformers` read them:
+the task from `architectures`, the labels from `id2label`, the function from `problem_type`, the
+pooling from `1_Pooling/config.json`. A field in no file is an error that names it.
 """
 
 import json
@@ -38,7 +38,7 @@ _POOLINGS = MappingProxyType(
 
 
 class InferredManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole manifest, and for each field that was not written the file that told it."""
+    """Holds a whole manifest and, for each inferred field, its source file."""
 
     document: dict[str, Any]
     sources: dict[str, str]
@@ -95,7 +95,7 @@ class _Inference:
         return self._document.get("kind") == "encoder" and needed <= self._document.keys()
 
     def _infer_length(self) -> None:
-        """Take the shortest of what the model, its tokenizer and its publisher say."""
+        """Use the shortest limit of the model, its tokenizer and its publisher."""
         limits: dict[str, int] = {}
         positions = self._config.get("max_position_embeddings")
         if isinstance(positions, int):
@@ -224,7 +224,7 @@ class _Inference:
             self._set("function", "softmax", "the task")
 
     def _tell_pairs(self, graph: GraphFile) -> None:
-        """Say how two texts become one row; it is the tokenizer that decides it."""
+        """Infer how two texts become one row: the tokenizer decides it."""
         names = [value.name for value in graph.inputs]
         types = "with" if "token_type_ids" in names else "without"
         self._sources["pairs"] = f"{self._document['tokenizer']}, {types} token types"

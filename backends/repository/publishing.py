@@ -1,4 +1,4 @@
-"""Gives a revision that is complete its place in a repository: the number after the newest."""
+"""Publishes a complete revision in a repository: as the number after the newest."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which revisions of a model are served: its `serving.yaml`, or else the newest."""
+"""Selects the revisions of a model that are served: by its `serving.yaml`, or the newest."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ Weight = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The revision that `share` per cent of the items are mirrored to.
+    """Describes the revision that `share` per cent of the items are mirrored to.
 
     Answers are the same where no number of them is further apart than `tolerance`.
     """
@@ -25,7 +25,7 @@ class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The revisions that answer, each with its share of the items; others that are kept warm.
+    """Holds the revisions that answer, with their shares, and others that are kept warm.
 
     Revisions that share, those in `preload` and the `shadow` are also models of their own,
     `name@revision`.
@@ -37,10 +37,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_serving(folder: Path) -> Serving | None:
-    """Return what a model's folder says; `None` where it says nothing.
+    """Read the `serving.yaml` of a model's folder; `None` where there is none.
 
     Raises:
-        ModelProblem: the file cannot be read, or says what it may not.
+        ModelProblem: the file cannot be read, or has wrong fields.
     """
     path = folder / FILE
     try:

@@ -1,4 +1,4 @@
-"""Hidden folders in which models are prepared, and which are removed after a killed process.
+"""Creates hidden folders to prepare models in, and removes those of killed processes.
 
 A folder is marked by a file that its process keeps locked: only what bears the mark and is locked
 by nobody is removed. A folder of the same name that somebody else made has no mark.

@@ -20,7 +20,7 @@ _SERVED = {"onnxruntime", "onnxruntime_onnx"}
 
 
 class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `config.pbtxt` says: fields of a manifest, and the versions that are served."""
+    """Holds a `config.pbtxt`: fields of a manifest, and the versions that are served."""
 
     declared: dict[str, Any]
     policy: str
@@ -42,7 +42,7 @@ class TritonConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_triton(folder: Path) -> TritonConfig | None:
-    """Return what the `config.pbtxt` of a model's folder says; `None` where there is none.
+    """Read the `config.pbtxt` of a model's folder; `None` where there is none.
 
     Raises:
         ModelProblem: it cannot be read, or describes what is not served.

@@ -1,4 +1,4 @@
-"""The work that a call is expected to bring, and what was promised to its items."""
+"""Admits the predicted work of a call and reserves queue time for its items."""
 
 from backends.batching.admission import Reservation
 from backends.batching.batcher import Batcher
@@ -26,7 +26,7 @@ class CallWork:
         return self._batcher.batches
 
     def admit(self) -> None:
-        """Promise the items of one request what they bring; refuse what nobody would be let in of.
+        """Reserve the work of one request; refuse a call of which no item would be admitted.
 
         Raises:
             Overloaded: the request would be late as a whole, or there is no room for any item.
@@ -49,16 +49,16 @@ class CallWork:
                 works, time_left=min(item.remaining for item in call.items), flow=flows[0]
             )
             return
-        # Refused before its texts are tokenized if not even the least would be in time.
+        # Refuse before tokenizing if not even the smallest item would be in time.
         batcher.admission.check(
             min(works),
             time_left=max(item.remaining for item in call.items),
-            # Whose rows would run first.
+            # The flow whose rows would run first.
             flow=min(flows, key=batcher.submissions.held),
         )
 
     def reservation(self, index: int, item: CallItem, *, time_left: float) -> Reservation | None:
-        """Return what was promised to an item, or is now.
+        """Return the reservation of an item, made now if it has none.
 
         Raises:
             Overloaded: it would be late.
@@ -76,9 +76,9 @@ class CallWork:
         return self._reservations[index]
 
     def end(self, index: int, *, brought: float, is_done: bool, late_rows: int | None) -> None:
-        """Give back what an item did not use, and learn from what it brought.
+        """Release what an item did not use, and learn from the work it brought.
 
-        `late_rows` had run for it, or still waited, when its time was over; `None`: it was not.
+        `late_rows` is how many ran or waited when its deadline passed; `None`: it was in time.
         """
         reservation = self._reservations[index]
         if reservation is None:
@@ -92,7 +92,7 @@ class CallWork:
         )
 
     def close(self) -> None:
-        """Give back what was promised to items that were never begun."""
+        """Release the reservations of items that never began."""
         for reservation in self._reservations:
             if reservation is not None:
                 reservation.release()

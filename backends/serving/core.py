@@ -1,4 +1,4 @@
-"""What a backend serves with: its endpoints, what runs below them, and how it is doing."""
+"""Holds the models that a backend serves, admits calls to them, and reports its state."""
 
 import asyncio
 import math
@@ -32,9 +32,9 @@ Variant = tuple[str, str, str]
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoder's pipeline, its batcher and its rows; `digest` is that of what it runs.
+    """Holds an encoder's pipeline, batcher and rows; `digest` is that of what it runs.
 
-    With an `upstream` another server runs it; `is_well` tells whether that one still does.
+    With an `upstream` another server runs it; `is_well` checks that it still does.
     """
 
     name: str
@@ -52,10 +52,10 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repository's models became: endpoints, what runs below them, and what is broken.
+    """Holds the loaded models of a repository, what runs below them, and what is broken.
 
-    Of the problems, `blocked` are those that another model's is to blame for. `needs` names for
-    each model all that it may ask. `kept` holds models that are broken now and answer as before.
+    The problems in `blocked` are caused by that of another model. `needs` names for each model
+    all that it may ask. `kept` holds models that are broken now and answer as before.
     """
 
     served_models: Mapping[str, ServedModel]
@@ -67,7 +67,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     kept: Mapping[str, "ModelSetEntry"] = {}
 
     def sources(self) -> dict[str, "ModelSetEntry"]:
-        """Return every endpoint by name, with what it is served with."""
+        """Return every model by name, with the set that it is served with."""
         own = {
             name: ModelSetEntry(served_model=served_model, model_set=self)
             for name, served_model in self.served_models.items()
@@ -75,7 +75,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.kept, **own}
 
     def find(self, name: str) -> "ModelSetEntry | None":
-        """Return the endpoint of a name, with what it is served with."""
+        """Return the model of a name, with the set that it is served with."""
         served_model = self.served_models.get(name)
         if served_model is not None:
             return ModelSetEntry(served_model=served_model, model_set=self)
@@ -98,12 +98,12 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         return list({id(e.batcher): e for model_set in used for e in model_set.encoders}.values())
 
     def infos(self) -> list[ModelInfo]:
-        """Return what is said of each model."""
+        """Return the info of each model."""
         return [source.served_model.info for source in self.sources().values()]
 
 
 class AdmittedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers a call: its endpoint, the models that this may ask, and the work expected."""
+    """Holds a call's model, the models that this may ask, and the expected work."""
 
     served_model: ServedModel
     pipelines: Mapping[str, Pipeline]
@@ -111,27 +111,26 @@ class AdmittedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint that was replaced, and what it was served with."""
+    """Holds a model and the set that it is served with."""
 
     served_model: ServedModel
     model_set: ModelSet
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who this backend is."""
+    """Identifies this backend."""
 
     backend_id: str
     region: str
 
 
 class ServingCore:
-    """Admits calls and says what the backend has, how busy it is and what is wrong with it.
+    """Admits calls, and reports models, load and problems.
 
-    It is ready while every encoder it loaded runs and it serves something; models that were
-    broken when it started are named as missing and keep nobody from the others.
+    It is ready while every loaded encoder runs and at least one model is served; models that were
+    broken at the start are reported as missing and do not affect others.
 
-    What is served can be replaced; calls that name a revision of before are answered by it until
-    it is forgotten.
+    The model set can be replaced; calls that name an old revision get it until `forget`.
     """
 
     def __init__(
@@ -151,10 +150,10 @@ class ServingCore:
         self._idle.set()
         self.calls_in_flight = 0
         self.draining = False
-        """It takes no more calls."""
+        """It accepts no more calls."""
         self.leaving = False
-        """It is to be given no more, and answers those that come all the same."""
-        # Servers that run models of ours and are not ready now.
+        """It reports that it is not ready, and still answers calls."""
+        # Upstream servers that are not ready now.
         self.unready: frozenset[RemoteModelServer] = frozenset()
         self._clock = clock
         self._device = device
@@ -169,7 +168,7 @@ class ServingCore:
         return self._model_set.pipelines
 
     def replace(self, model_set: ModelSet) -> Mapping[Variant, ModelSetEntry]:
-        """Serve something else from now on; return what is served no longer, to be forgotten."""
+        """Serve another set from now on; return the retired models, to be forgotten later."""
         before, self._model_set = self._model_set, model_set
         kept = {_variant(info) for info in model_set.infos()}
         for variant in kept:
@@ -183,9 +182,9 @@ class ServingCore:
         return retired
 
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Answer calls that name these no longer, unless they came back meanwhile."""
-        for variant, gone in retired.items():
-            if self._retired.get(variant) is gone:
+        """Stop answering calls that name these, unless they are served again."""
+        for variant, entry in retired.items():
+            if self._retired.get(variant) is entry:
                 del self._retired[variant]
 
     def running(self) -> list[RunningEncoder]:
@@ -214,13 +213,13 @@ class ServingCore:
         return AdmittedCall(served_model=served_model, pipelines=model_set.pipelines, work=work)
 
     def _find(self, call: Call) -> tuple[ServedModel, ModelSet]:
-        asked = (call.model, call.revision, call.profile)
+        variant = (call.model, call.revision, call.profile)
         served_model, model_set = self._model_set.served_models.get(call.model), self._model_set
         if served_model is None and (kept := self._model_set.kept.get(call.model)) is not None:
             served_model, model_set = kept.served_model, kept.model_set
-        if served_model is not None and _variant(served_model.info) == asked:
+        if served_model is not None and _variant(served_model.info) == variant:
             return served_model, model_set
-        if (retired := self._retired.get(asked)) is not None:
+        if (retired := self._retired.get(variant)) is not None:
             return retired.served_model, retired.model_set
         if served_model is None:
             raise ModelNotFound(f"model `{call.model}` is not served here")
@@ -232,7 +231,7 @@ class ServingCore:
         try:
             served_model, model_set = self._find(call)
         except CallRefused:
-            # It was replaced meanwhile: whoever comes again finds the new one.
+            # It was replaced meanwhile: a retry gets the new one.
             return _SOON
         return _running(model_set, served_model.encoder).batcher.admission.backlog()
 
@@ -257,7 +256,7 @@ class ServingCore:
         self._items[call.model, call.task, outcome] += 1
 
     def failures(self) -> list[str]:
-        """Return what was loaded and has died since."""
+        """Return the loaded encoders that have died since."""
         return [
             f"{encoder.name}: {encoder.failure}"
             for encoder in self._model_set.all_encoders()
@@ -293,7 +292,7 @@ class ServingCore:
         )
 
     def _infos(self) -> list[ModelInfo]:
-        """Return what is said of each model, with the revisions of before that still answer."""
+        """Return the info of each model, with earlier revisions that still answer."""
         earlier: dict[str, list[str]] = {}
         for name, revision, _ in self._retired:
             earlier.setdefault(name, []).append(revision)

@@ -1,4 +1,4 @@
-"""One item of a call: decoded, answered inside its time, told as an outcome."""
+"""Answers one item of a call: decodes it, runs its algorithm in its time, returns an outcome."""
 
 import asyncio
 import logging
@@ -25,14 +25,14 @@ from backends.serving.core import AdmittedCall, ServingCore
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
-# No item takes this long; a timer cannot be set for ever.
+# No item takes this long; a timer needs a finite time.
 _LONGEST = 3600.0
-# With so few seconds left, a caller who leaves does so because its time is over.
-_GIVEN_UP_LATE = 0.05
+# A caller that leaves so few seconds before its deadline leaves because of it.
+_LATE_CANCELLATION = 0.05
 
 
 class Decoders:
-    """The decoders of parameters and items, made once."""
+    """Holds the decoders of parameters and items, made once."""
 
     def __init__(self) -> None:
         self.call = msgspec.msgpack.Decoder(Call)
@@ -84,8 +84,8 @@ class ItemAnswerer:
         )
         outcome: Done | Failed | None = None
         try:
-            left = caller.deadline - self._clock()
-            caller.reservation = self._work.reservation(index, item, time_left=left)
+            remaining = caller.deadline - self._clock()
+            caller.reservation = self._work.reservation(index, item, time_left=remaining)
             result = await self._run(item, caller)
             outcome = Done(
                 index=index,
@@ -109,11 +109,11 @@ class ItemAnswerer:
         return outcome
 
     def _end(self, index: int, caller: Caller, outcome: Done | Failed | None) -> None:
-        """Count how an item ended, and learn from it; without an outcome it was given up."""
+        """Count how an item ended, and learn from it; without an outcome it was cancelled."""
         self._core.count_item(self._call, _kind(outcome))
         if outcome is None:
-            # Whoever waits gives up at the very moment that the time is over here.
-            is_late = caller.deadline - self._clock() < _GIVEN_UP_LATE
+            # The caller gives up at the moment that the deadline passes here.
+            is_late = caller.deadline - self._clock() < _LATE_CANCELLATION
         else:
             is_late = isinstance(outcome, Failed) and outcome.code == DeadlineExceeded.code
         self._work.end(
@@ -130,9 +130,9 @@ class ItemAnswerer:
         return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
     async def _run(self, item: CallItem, caller: Caller) -> bytes:
-        left = caller.deadline - self._clock()
-        # Said this way round so that a time that is no number is over, too.
-        if not left > 0:
+        remaining = caller.deadline - self._clock()
+        # Negated, so that NaN counts as over, too.
+        if not remaining > 0:
             raise DeadlineExceeded(
                 "the time of the item was over before it began",
                 retry_after=self._core.backlog(self._call),
@@ -143,7 +143,7 @@ class ItemAnswerer:
             raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
         ask = AlgorithmContext(self._pipelines, caller)
         try:
-            async with asyncio.timeout(min(left, _LONGEST)):
+            async with asyncio.timeout(min(remaining, _LONGEST)):
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
             raise DeadlineExceeded(
@@ -152,7 +152,7 @@ class ItemAnswerer:
 
 
 def _kind(outcome: Done | Failed | None) -> str:
-    """Return how an item ended, as it is counted."""
+    """Return the label under which an item's end is counted."""
     if outcome is None:
         return "cancelled"
     if isinstance(outcome, Done):

@@ -1,4 +1,4 @@
-"""From a repository's catalogue to an engine that serves it."""
+"""Loads the models of a repository's catalogue into a serving core."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +21,8 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, HeadWeights, read_head
-from backends.qualification.admit import Admit, Candidate
 from backends.qualification.agreement import check_agreement
+from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, Model, base_name
 from backends.repository.manifest import (
@@ -39,25 +39,25 @@ from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
 _ROWS_PER_BATCH = 16
-# What runs as many batches at a time as it is given threads.
+# Providers that run as many batches at a time as they have threads.
 _HOST = ("cpu", "paced")
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
-    """What every model of a process shares."""
+class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what loading needs and every model of a process shares."""
 
     settings: BackendSettings
     tracing: Tracing
     clock: Callable[[], float]
     tokenizer_pool: ThreadPoolExecutor
     open_executor: OpenExecutor
-    admit: Admit
+    qualify: Qualify
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What models share and a reload keeps: the device, known rows, what is mirrored."""
+    """Holds what models share and a reload keeps: device, row cache, mirror."""
 
     device: Device
     cache: RowCache
@@ -65,15 +65,15 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine and the batchers whose threads it needs started."""
+    """Holds a serving core and the batchers whose threads are to be started."""
 
     core: ServingCore
     batchers: list[Batcher]
     problems: Mapping[str, str]
 
 
-def load_core(catalogue: Catalogue, tools: Tools) -> LoadedCore:
-    """Load every model of a catalogue; one that cannot be loaded is a problem, no error."""
+def load_core(catalogue: Catalogue, tools: LoadingTools) -> LoadedCore:
+    """Load every model of a catalogue; one that cannot be loaded becomes a problem."""
     shared = make_shared(tools)
     model_set = load_models(catalogue, tools, shared)
     settings = tools.settings
@@ -87,8 +87,8 @@ def load_core(catalogue: Catalogue, tools: Tools) -> LoadedCore:
     return LoadedCore(core=core, batchers=batchers, problems=model_set.problems)
 
 
-def make_shared(tools: Tools) -> SharedResources:
-    """Return what the models of a process share, before any is loaded."""
+def make_shared(tools: LoadingTools) -> SharedResources:
+    """Make what the models of a process share."""
     device = Device(slots=_slots(tools.settings), clock=tools.clock)
     return SharedResources(
         device=device,
@@ -99,7 +99,7 @@ def make_shared(tools: Tools) -> SharedResources:
 
 def load_models(
     catalogue: Catalogue,
-    tools: Tools,
+    tools: LoadingTools,
     shared: SharedResources,
     running: Sequence[RunningEncoder] = (),
 ) -> ModelSet:
@@ -107,7 +107,7 @@ def load_models(
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
-    # Last, so that what builds on a model asks the model alone.
+    # Last, so that models above ask the model without its shadow.
     for model in catalogue.models.values():
         loader.mirror(model)
     return ModelSet(
@@ -124,7 +124,7 @@ class _Loader:
     def __init__(
         self,
         catalogue: Catalogue,
-        tools: Tools,
+        tools: LoadingTools,
         shared: SharedResources,
         running: Sequence[RunningEncoder],
     ) -> None:
@@ -145,7 +145,7 @@ class _Loader:
         self.needs: dict[str, frozenset[str]] = {}
 
     def load(self, model: Model) -> None:
-        """Load one model; those it builds on came before it."""
+        """Load one model, after those it builds on."""
         below = builds_on(model.manifest)
         if any(name in self.problems and base_name(name) != model.name for name in below):
             self.blocked.add(model.name)
@@ -166,7 +166,7 @@ class _Loader:
         self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
 
     def mirror(self, model: Model) -> None:
-        """Let the shadow of a model see its items; one that is broken is named, and sees none."""
+        """Mirror a model's items to its shadow; a broken shadow is a problem and gets none."""
         served_model = self.served_models.get(model.name)
         if model.shadow is None or served_model is None:
             return
@@ -203,7 +203,7 @@ class _Loader:
             self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
-        shares_batches = executor.most_rows != 1 and tools.admit(
+        shares_batches = executor.most_rows != 1 and tools.qualify(
             _candidate(model, manifest, executor, tokenizer)
         )
         found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
@@ -244,7 +244,7 @@ class _Loader:
         )
 
     def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:
-        """Hold another server to the graph that it should run, which is opened for this alone."""
+        """Compare an upstream with the graph that it should run, which is opened for this alone."""
         here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
         check_agreement(candidate, executor, here)
 
@@ -293,13 +293,13 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
 def _rows_per_batch(
     settings: BackendSettings, found: TunedBatching | None, executor: ModelExecutor
 ) -> int:
-    """Return what the settings say, or else what was found best here; never more than it takes."""
+    """Return the setting, or else the tuned value; never more than the executor takes."""
     rows = settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
     return min(rows, executor.most_rows or rows)
 
 
 def _worker_threads(settings: BackendSettings, found: TunedBatching | None) -> int | None:
-    """Return what the settings say, or else what was found best here; `None` for all there are."""
+    """Return the setting, or else the tuned value; `None` for all the executor has."""
     if settings.provider in _HOST and settings.threads:
         return settings.threads
     return found.threads if found is not None else None

@@ -1,7 +1,7 @@
 """Loads a repository so that a broken revision never takes a healthy one away.
 
-In its place answers, in this order, what was served last as far as its files are still there, what
-is served until now (of a process that runs), or the newest of the older revisions that loads.
+Its place takes, in this order: the revision that was served last, where its files still exist; the
+one that this process serves; the newest older revision that loads.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Load = Callable[[Catalogue, Sequence[RunningEncoder]], ModelSet]
 
 
 class RecoveredModels(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be served, and the catalogue that it was made of."""
+    """Holds the models to serve, and the catalogue that they were made of."""
 
     catalogue: Catalogue
     model_set: ModelSet
@@ -32,7 +32,7 @@ def load_repository(
     before: ModelSet | None,
     usable: Callable[[Catalogue], Sequence[RunningEncoder]],
 ) -> RecoveredModels:
-    """Return what a repository's models became; of `before` what is broken is served on.
+    """Return what a repository's models became; models of `before` that are broken now stay served.
 
     `usable` returns the encoders that may run on: without one of them, what needs it is not kept.
     """
@@ -59,14 +59,14 @@ class _Search:
 
     def __init__(self, before: ModelSet | None) -> None:
         self._before = before
-        self._left: dict[str, Iterator[Shares]] = {}
+        self._candidates_by_name: dict[str, Iterator[Shares]] = {}
         self.pinned: dict[str, Shares] = {}
         self.reasons: dict[str, str] = {}
 
     def pin(self, catalogue: Catalogue, model_set: ModelSet) -> bool:
-        """Choose for broken models what to try next; tell whether there is something.
+        """Pin the next revision to try of each broken model; return whether there is one.
 
-        What is broken because of another model is tried only when nothing mends that.
+        Models broken because of another are tried only when no revision of that one loads.
         """
         broken = [
             name
@@ -85,8 +85,10 @@ class _Search:
         for name in names:
             self.reasons.setdefault(name, _reason(name, catalogue, model_set))
             revisions = catalogue.revisions[name]
-            left = self._left.setdefault(name, self._candidates(name, revisions))
-            shares = next(left, None)
+            candidates = self._candidates_by_name.setdefault(
+                name, self._candidates(name, revisions)
+            )
+            shares = next(candidates, None)
             if shares is not None:
                 self.pinned[name] = shares
                 advanced = True
@@ -97,7 +99,7 @@ class _Search:
         if last and last != revisions.shares and last.keys() <= set(revisions.numbers):
             yield dict(last)
         if self._before is not None and self._before.find(name) is not None:
-            return  # what runs is newer, or else it would have been served last
+            return  # the running one is newer, or it would have been served last
         newest = max(map(int, revisions.shares), default=None)
         for number in sorted(revisions.numbers, key=int, reverse=True):
             if (newest is None or int(number) < newest) and last != {number: 1}:
@@ -105,7 +107,7 @@ class _Search:
 
 
 def _reason(name: str, catalogue: Catalogue, model_set: ModelSet) -> str:
-    """Return why a model is broken: of one with shares, what is wrong with its revision."""
+    """Return why a model is broken; for one with shares, the problem of its revision."""
     for number in catalogue.revisions[name].shares:
         if (reason := model_set.problems.get(f"{name}@{number}")) is not None:
             return reason
@@ -126,10 +128,10 @@ def _kept(
     *,
     broken: Collection[str],
 ) -> dict[str, ModelSetEntry]:
-    """Return what was served and is broken now; not what is gone from the repository.
+    """Return models that were served and are broken now; none that left the repository.
 
-    A revision that `serving.yaml` kept warm is served on while its model is broken: nothing that
-    can be read says that it goes, and callers may name it.
+    A revision that `serving.yaml` kept warm stays served while its model is broken: nothing
+    readable removes it, and callers may name it.
     """
     if before is None:
         return {}
@@ -148,7 +150,7 @@ def _kept(
 def _explained(
     catalogue: Catalogue, model_set: ModelSet, kept: Mapping[str, ModelSetEntry], search: _Search
 ) -> dict[str, str]:
-    """Return what is wrong with each model, and what answers in its place."""
+    """Return the problem of each model, and which revision answers in its place."""
     problems = dict(model_set.problems)
     for name, reason in search.reasons.items():
         if name in model_set.served_models:

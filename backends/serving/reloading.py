@@ -1,4 +1,4 @@
-"""Keeps the models of a repository served, and takes up its changes while calls are answered."""
+"""Serves the models of a repository, and reloads its changes while calls are answered."""
 
 import asyncio
 import logging
@@ -19,26 +19,26 @@ from backends.serving.core import (
     ServingCore,
     Variant,
 )
-from backends.serving.loading import Tools, load_models, make_shared
+from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.serving.recovery import Pinned, RecoveredModels, load_repository
 
 _log = logging.getLogger(__name__)
-# How often servers that run models of ours are asked whether they are ready.
+# Seconds between two readiness checks of the upstream servers.
 _WATCH = 0.5
-_TRY_AGAIN = 30.0
+_RETRY_INTERVAL = 30.0
 
 
 class Repository:
-    """An async context manager: the engine over a models directory, and the threads below it.
+    """Serves a models directory: a context manager over the core and its threads.
 
-    A reload opens what is new before anything of before is let go: new calls are answered by the
-    new revisions from the moment all of them are warm, calls that name an old one by the old, for
-    `retire_after` seconds more. A model whose new revision is broken is served as before. `more`
+    A reload loads new revisions before it retires old ones: calls get the new revisions once all of
+    them are warm; calls that name an old revision get it for `retire_after` seconds more. A model
+    whose new revision is broken is served as before. `more`
     is a second directory, whose models are served beside those of `root`.
     """
 
     def __init__(
-        self, *, root: Path, tools: Tools, retire_after: float, more: Path | None = None
+        self, *, root: Path, tools: LoadingTools, retire_after: float, more: Path | None = None
     ) -> None:
         """Read the directory and load its models.
 
@@ -56,7 +56,7 @@ class Repository:
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
         # Seconds after which a server that is ready is tried again whose model could not be loaded.
-        self.try_again_after = _TRY_AGAIN
+        self.retry_interval = _RETRY_INTERVAL
         self.core = ServingCore(
             identity=Identity(backend_id=settings.backend_id, region=settings.region),
             model_set=model_set,
@@ -90,8 +90,7 @@ class Repository:
     async def reload(self) -> None:
         """Serve what the directory holds now; returns when that answers calls.
 
-        Who asks while another's reload works shares the next one with all who ask meanwhile: each
-        is answered by a look at the directory that began after it asked.
+        Requests during a reload share the next one: each gets a reload that began after it.
 
         Raises:
             StartProblem: the directory is gone; what was served is served on.
@@ -111,7 +110,7 @@ class Repository:
         except StartProblem as error:
             asked.set_exception(error)
         except BaseException:
-            # Whatever ends this, nobody may go on waiting for it.
+            # Whatever ends this, its waiters must be woken.
             asked.cancel()
             raise
         else:
@@ -127,7 +126,7 @@ class Repository:
         retired = self.core.replace(model_set)
         for name, reason in model_set.problems.items():
             _log.error("a model is broken", extra={"model": name, "reason": reason})
-        _log.info("the models were read again", extra={"replaced": len(retired)})
+        _log.info("models reloaded", extra={"replaced": len(retired)})
         task = asyncio.create_task(self._retire(retired))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -136,12 +135,12 @@ class Repository:
         while True:
             await asyncio.sleep(_WATCH)
             try:
-                await self.look()
-            except Exception:  # noqa: BLE001 - one look that fails must not be the last
-                _log.exception("servers that run models cannot be watched")
+                await self.check_upstreams()
+            except Exception:  # noqa: BLE001 - one failed check must not be the last
+                _log.exception("a check of the upstream servers failed")
 
-    async def look(self) -> None:
-        """Ask the servers that run models of ours; take up what is new there.
+    async def check_upstreams(self) -> None:
+        """Check the upstream servers, and reload where one has changed.
 
         Raises:
             StartProblem: something is, and the directory is gone.
@@ -153,14 +152,14 @@ class Repository:
             ill = await self._ill({each for each in known if found[each]})
             self.core.unready = frozenset(ill.union(e for e in known if not found[e]))
             used = {encoder.upstream for encoder in self.model_set.all_encoders()}
-            # One that is ready and could not be loaded then may be loaded later.
-            late = self._tools.clock() - self._tried >= self.try_again_after
+            # A ready one whose model could not be loaded is tried again later.
+            late = self._tools.clock() - self._tried >= self.retry_interval
             broken = any(found[each] and each not in used for each in known) and late
             if self._changed(found) or broken:
                 await self._reload()
 
     async def _ill(self, ready: set[RemoteModelServer]) -> set[RemoteModelServer]:
-        """Return those of the servers that say they are ready and do not answer."""
+        """Return those of the servers that report ready and do not answer."""
         asked = [encoder for encoder in self.model_set.all_encoders() if encoder.upstream in ready]
         well = await asyncio.gather(*(asyncio.to_thread(each.is_well) for each in asked))
         pairs = zip(asked, well, strict=True)
@@ -170,7 +169,7 @@ class Repository:
         return fingerprint(upstream, self._servers.token_for(upstream))
 
     def _changed(self, found: Mapping[RemoteModelServer, str]) -> set[RemoteModelServer]:
-        """Return the servers that are ready with something else than when they were last read."""
+        """Return the ready servers whose fingerprint has changed."""
         known = self._upstreams
         return {each for each in found if found[each] and found[each] != known.get(each)}
 
@@ -182,14 +181,14 @@ class Repository:
             return load_models(catalogue, self._tools, self._shared, known)
 
         def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
-            # What another server runs since then is opened anew, even if it should be the same.
+            # What a changed upstream runs is opened anew, even if it should be equal.
             changed = self._changed(catalogue.upstreams) if running else set()
             return [each for each in running if each.upstream not in changed]
 
         return load_repository(read, load, before=before, usable=usable)
 
     async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
-        """Give gateways the time to hear of the change, then let go of what nobody needs."""
+        """Wait until gateways know of the change, then stop what no call needs."""
         await asyncio.sleep(self._retire_after)
         self.core.forget(retired)
         needed = {id(encoder.batcher) for encoder in self.core.running()}

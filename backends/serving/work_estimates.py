@@ -1,4 +1,4 @@
-"""What items are expected to bring: guessed by their bytes, corrected by what others brought."""
+"""Estimates the work of items by their bytes, corrected by the work that others brought."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,26 +7,26 @@ import msgspec
 
 from backends.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
 
-# Bytes of text to a token, more than most have: a low guess refuses nothing that would be in time.
+# Bytes per token, more than most texts have: a low estimate refuses nothing that would be in time.
 _TOKEN_BYTES = 6
-# Items of these bring more rows the longer they are; others are cut, or refused.
+# Items of these tasks bring more rows the longer they are; others are truncated, or refused.
 _UNBOUNDED = frozenset({Task.INFER, Task.CHOOSE, Task.ENTITIES})
 _WINDOWS = "long-document"
 _STEP = 0.1
-# Nothing brings so much more, or less, than was guessed; a single item must not say so of all.
+# Bounds of the ratio, so that a single item cannot distort it.
 _LEAST, _MOST = 0.05, 1000.0
-# So many parameters are remembered, and no longer ones.
+# How many parameters are remembered, and how long they may be.
 _MOST_KINDS, _LONGEST_PARAMETERS = 1024, 4096
 
 Kind = tuple[str, Task, bytes]
 
 
 class WorkEstimates:
-    """Learns by how much items bring more work than is guessed by their bytes.
+    """Learns by how much items bring more work than is predicted by their bytes.
 
-    By model, task and parameters, and for parameters that are new by model and task. What items
-    bring beside their text (labels, windows, comparisons, dense scripts) is seen in that, and so
-    are rows that are known already.
+    Ratios are kept by model, task and parameters; new parameters begin with the ratio of model and
+    task. They cover what bytes do not show: labels, windows, comparisons, dense scripts, cached
+    rows.
     """
 
     def __init__(self) -> None:
@@ -42,15 +42,15 @@ class WorkEstimates:
         return 1.0
 
     def learn(self, call: Call, *, guessed: float, brought: float, is_done: bool) -> None:
-        """Note what an item brought: all of it, or where it was not done so much at least."""
+        """Learn from the work of an item; of one that was not done it is a lower bound."""
         if guessed <= 0.0:
             return
-        seen = min(_MOST, max(_LEAST, brought / guessed))
+        measured = min(_MOST, max(_LEAST, brought / guessed))
         for kind in _kinds(call):
-            known = self._ratios.get(kind)
-            if not is_done and seen <= (1.0 if known is None else known):
+            ratio = self._ratios.get(kind)
+            if not is_done and measured <= (1.0 if ratio is None else ratio):
                 continue
-            self._ratios[kind] = seen if known is None else known + _STEP * (seen - known)
+            self._ratios[kind] = measured if ratio is None else ratio + _STEP * (measured - ratio)
             self._ratios.move_to_end(kind)
         while len(self._ratios) > _MOST_KINDS:
             self._ratios.popitem(last=False)
@@ -74,7 +74,7 @@ def guess_work(
 
 
 def count_labels(call: Call) -> int:
-    """Return how many labels the items of a call are judged by; 1 where there are none."""
+    """Return how many labels the items of a call are scored for; 1 where there are none."""
     if call.task is not Task.ZERO_SHOT:
         return 1
     try:

@@ -1,4 +1,4 @@
-"""JSON lines on standard output: a constant message and fields, never input."""
+"""Writes logs as JSON lines to standard output: a constant message and fields, never input."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ _ErrorInfo = (
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what was passed as `extra` becomes fields.
+    """Formats a record as one JSON object a line; what was passed as `extra` becomes fields.
 
     Exceptions are named, with the place they came from, no more.
     """
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def formatException(self, ei: _ErrorInfo) -> str:
-        """Return what was raised and where; not what it says, which may quote a caller's text."""
+        """Return an exception's type and place; not its message, which may quote a text."""
         return _named(ei[1]) if ei[1] is not None else ""
 
 
@@ -56,7 +56,7 @@ def _named(error: BaseException) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; one that cannot be written, as on a full disk, is lost without a word.
+    """Writes lines; one that cannot be written, as on a full disk, is silently lost.
 
     Else the library would print a trace of it, in the same place, for every line.
     """
@@ -74,5 +74,5 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # Its start and stop are told by our own lines.
+    # Our own lines log its start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

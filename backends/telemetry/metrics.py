@@ -1,4 +1,4 @@
-"""A backend's numbers as Prometheus reads them, made only when asked."""
+"""Renders a backend's statistics for Prometheus, at each scrape only."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,7 +17,7 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("rows", "Rows run through the encoder.", lambda e: e.queue.rows),
     ("tokens", "Real tokens run.", lambda e: e.queue.tokens),
     ("padded_tokens", "Tokens run, padding included.", lambda e: e.queue.padded_tokens),
-    ("busy_seconds", "Seconds lanes were busy, added up.", lambda e: e.queue.busy),
+    ("busy_seconds", "Seconds that worker threads were busy, added up.", lambda e: e.queue.busy),
     ("failed_rows", "Rows the model could not compute.", lambda e: e.queue.failed_rows),
     ("skipped_rows", "Rows whose callers had gone.", lambda e: e.queue.skipped_rows),
     ("expired_rows", "Rows refused at the end of the queue.", lambda e: e.queue.expired_rows),

@@ -1,4 +1,4 @@
-"""Traces from the call down to the model run; nothing at all where they are off.
+"""Traces calls down to model runs; costs nothing where tracing is off.
 
 POST /v1/call        one per item: child of the span of its caller (`traceparent`)
 └── row              one per computed row, from the queue to its result
@@ -25,7 +25,7 @@ _CLOSE_WITHIN: Final = 2.0
 
 
 class Span(Protocol):
-    """A piece of work in a trace; any thread may end it. Attributes never hold input."""
+    """Records work in a trace; any thread may end it. Attributes never hold input."""
 
     def child(self, name: str, attributes: Attributes) -> "Span":
         """Start a span below this one."""
@@ -58,7 +58,7 @@ class Tracing(Protocol):
 
 
 class NoSpan(Span):
-    """A span nobody samples."""
+    """Ignores everything: the span of a trace that is not sampled."""
 
     @override
     def child(self, name: str, attributes: Attributes) -> Span:
@@ -73,7 +73,7 @@ NO_SPAN = NoSpan()
 
 
 class NoTracing(Tracing):
-    """Tracing that is off."""
+    """Starts no spans: tracing is off."""
 
     @property
     @override
@@ -94,7 +94,7 @@ class NoTracing(Tracing):
 
 
 class SampledSpan(Span):
-    """A span OpenTelemetry records."""
+    """Records a span with OpenTelemetry."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
@@ -114,7 +114,7 @@ class SampledSpan(Span):
 
 
 class OtelTracing(Tracing):
-    """Tracing through an OpenTelemetry provider."""
+    """Traces through an OpenTelemetry provider."""
 
     def __init__(self, provider: TracerProvider, *, close_within: float = _CLOSE_WITHIN) -> None:
         self._provider = provider

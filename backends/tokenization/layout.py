@@ -1,4 +1,4 @@
-"""What a tokenizer puts around texts, learned once: rows are then assembled from ids.
+"""Learns the special tokens a tokenizer adds, so that rows are assembled from ids.
 
 A text that is one side of many rows (the premise of a zero-shot question, the windows of a long
 document) is tokenized once. `tests/unit/backends/tokenization/test_layout.py` holds every row so
@@ -19,7 +19,7 @@ _PROBES, _MOST_PROBES = ("a", "0", "."), 100
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A run of a row: fixed ids, or those of text number `text`; their type."""
+    """Describes a part of a row: fixed ids, or those of text number `text`; their type."""
 
     ids: IntArray
     types: IntArray
@@ -27,7 +27,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Layout:
-    """The order of special tokens and texts in a row of one text and in a row of two."""
+    """Holds the order of special tokens and texts in a row of one text and of two."""
 
     def __init__(self, single: Sequence[_Part], pair: Sequence[_Part]) -> None:
         self._single = single

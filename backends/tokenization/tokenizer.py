@@ -1,4 +1,4 @@
-"""Texts to token ids: what is asked in one tick is one batch, off the loop unless it is tiny."""
+"""Tokenizes texts: one batch per event-loop iteration, in threads unless it is tiny."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import tokenizers
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, Overloaded
 from backends.tokenization.layout import learn_layout
-from backends.types import Encoding, IntArray, Segment, Text, TokenSpan
+from backends.types import Encoding, IntArray, Segment, Text, TokenOffsets
 
 # One batch is one job for one thread; more texts than this are shared between threads.
 _BATCH_TEXTS = 64
@@ -22,14 +22,14 @@ _BATCH_TEXTS = 64
 _SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
 # So much text may wait for the threads: what they read in some seconds.
 _MOST_CHARACTERS = 16 * 1024 * 1024
-_AGAIN = 1.0
-# What may be asked of a text: its row; or its tokens alone, without and with their places.
+_RETRY_AFTER = 1.0
+# The kinds of results: rows; or tokens alone, without and with their places.
 _Kind = Literal["rows", "ids", "segments"]
 _KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 
 
-class _Question:
-    """One asker's texts and where the answer goes."""
+class _EncodingRequest:
+    """Holds one caller's texts and the future of their encodings."""
 
     __slots__ = ("characters", "future", "kind", "texts")
 
@@ -41,7 +41,7 @@ class _Question:
 
 
 class Tokenizer:
-    """A tokenizer file, one copy of it per thread (a shared one is not safe to configure).
+    """Encodes with one copy of a tokenizer file per thread (a shared copy is unsafe).
 
     Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
     refuses what is too long, unless `truncate_to` says how many tokens to keep.
@@ -62,7 +62,7 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
-        self._asked: list[_Question] = []
+        self._pending: list[_EncodingRequest] = []
         self._waiting_characters = 0
         self.failure: str | None = None
 
@@ -77,7 +77,7 @@ class Tokenizer:
         return await self._ask(texts, "rows")  # type: ignore[no-any-return]
 
     def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Return the encodings of `texts`, in the calling thread, while nobody is served yet."""
+        """Return the encodings of `texts`, in the calling thread, before calls are served."""
         return self._encode(texts)
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
@@ -94,44 +94,44 @@ class Tokenizer:
 
     async def _ask(self, texts: Sequence[Text], kind: _Kind) -> Any:
         loop = asyncio.get_running_loop()
-        question = _Question(texts, kind=kind, future=loop.create_future())
+        request = _EncodingRequest(texts, kind=kind, future=loop.create_future())
         if self._waiting_characters > _MOST_CHARACTERS:
-            raise Overloaded("too much text waits; try again later", retry_after=_AGAIN)
-        if not self._asked:
+            raise Overloaded("too much text waits; try again later", retry_after=_RETRY_AFTER)
+        if not self._pending:
             loop.call_soon(self._flush)
-        self._asked.append(question)
-        return await question.future
+        self._pending.append(request)
+        return await request.future
 
     def _flush(self) -> None:
-        asked, self._asked = self._asked, []
+        pending, self._pending = self._pending, []
         for kind in _KINDS:
-            batch: list[_Question] = []
+            batch: list[_EncodingRequest] = []
             texts = 0
-            for question in asked:
-                if question.kind == kind and not question.future.done():
-                    batch.append(question)
-                    texts += len(question.texts)
+            for request in pending:
+                if request.kind == kind and not request.future.done():
+                    batch.append(request)
+                    texts += len(request.texts)
                 if texts >= _BATCH_TEXTS:
                     self._send(batch)
                     batch, texts = [], 0
             self._send(batch)
 
-    def _send(self, batch: list[_Question]) -> None:
+    def _send(self, batch: list[_EncodingRequest]) -> None:
         if not batch:
             return
         if _is_small(batch):
             _settle(batch, self._answer(batch))
             return
         loop = asyncio.get_running_loop()
-        characters = sum(question.characters for question in batch)
+        characters = sum(request.characters for request in batch)
 
         def finished(job: "Future[list[Any]]") -> None:
-            # After the loop's end nobody waits.
+            # After the loop's end no caller waits.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._finish, batch, job, characters)
 
         try:
-            job = self._pool.submit(self._answer_wanted, batch)
+            job = self._pool.submit(self._answer_pending, batch)
         except RuntimeError as error:
             # The pool was closed, or the system starts no thread.
             self._fail(batch, error)
@@ -139,40 +139,42 @@ class Tokenizer:
         self._waiting_characters += characters
         job.add_done_callback(finished)
 
-    def _finish(self, batch: list[_Question], job: "Future[list[Any]]", characters: int) -> None:
+    def _finish(
+        self, batch: list[_EncodingRequest], job: "Future[list[Any]]", characters: int
+    ) -> None:
         self._waiting_characters -= characters
         if job.cancelled() or (error := job.exception()) is not None:
             self._fail(batch, None if job.cancelled() else error)
         else:
             _settle(batch, job.result())
 
-    def _fail(self, batch: list[_Question], error: BaseException | None) -> None:
+    def _fail(self, batch: list[_EncodingRequest], error: BaseException | None) -> None:
         name = type(error).__name__ if error is not None else "CancelledError"
         self.failure = f"a tokenizer thread died with `{name}`"
         died = ExecutorDied("the tokenizer's threads are gone; restart the backend")
         _settle(batch, [died] * len(batch))
 
-    def _answer_wanted(self, batch: list[_Question]) -> list[Any]:
+    def _answer_pending(self, batch: list[_EncodingRequest]) -> list[Any]:
         """Answer as `_answer` does, in a thread; who left meanwhile costs nothing any more."""
-        wanted = [question for question in batch if not question.future.done()]
-        found = self._answer(wanted) if wanted else []
-        answers = dict(zip(map(id, wanted), found, strict=True))
-        return [answers.get(id(question)) for question in batch]
+        open_requests = [request for request in batch if not request.future.done()]
+        found = self._answer(open_requests) if open_requests else []
+        answers = dict(zip(map(id, open_requests), found, strict=True))
+        return [answers.get(id(request)) for request in batch]
 
-    def _answer(self, batch: list[_Question]) -> list[Any]:
-        """Return one list per question, or the error that stands for it."""
-        texts = [text for question in batch for text in question.texts]
+    def _answer(self, batch: list[_EncodingRequest]) -> list[Any]:
+        """Return one list per request, or its error."""
+        texts = [text for request in batch for text in request.texts]
         try:
             answers = self._encode_as(batch[0].kind, texts)
         # A panic of the native code is no Exception; one text must not fail those beside it.
         except BaseException as error:  # noqa: BLE001
             if len(batch) > 1:
-                return [self._answer([question])[0] for question in batch]
+                return [self._answer([request])[0] for request in batch]
             return [ModelFailed(f"the tokenizer failed with `{type(error).__name__}`")]
         lists, start = [], 0
-        for question in batch:
-            lists.append(answers[start : start + len(question.texts)])
-            start += len(question.texts)
+        for request in batch:
+            lists.append(answers[start : start + len(request.texts)])
+            start += len(request.texts)
         return lists
 
     def _encode_as(self, kind: _Kind, texts: Sequence[Text]) -> Sequence[Any]:
@@ -183,7 +185,10 @@ class Tokenizer:
             encodings = copy.encode_batch_fast(texts, add_special_tokens=False)
             return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
         return [
-            Segment(ids=np.array(encoding.ids, dtype=np.int32), pieces=self._pieces(encoding, text))
+            Segment(
+                ids=np.array(encoding.ids, dtype=np.int32),
+                pieces=self._token_offsets(encoding, text),
+            )
             for encoding, text in zip(
                 copy.encode_batch(texts, add_special_tokens=False), texts, strict=True
             )
@@ -208,8 +213,8 @@ class Tokenizer:
         whole = len(self._whole_copy().encode(*text).ids)
         return whole if whole > len(encoding.ids) else 0
 
-    def _pieces(self, encoding: tokenizers.Encoding, text: Text) -> list[TokenSpan]:
-        return _pieces(encoding, text, unknown=self._unknown, prefix=self._prefix)
+    def _token_offsets(self, encoding: tokenizers.Encoding, text: Text) -> list[TokenOffsets]:
+        return _token_offsets(encoding, text, unknown=self._unknown, prefix=self._prefix)
 
     def _copy(self) -> tokenizers.Tokenizer:
         copy: tokenizers.Tokenizer | None = getattr(self._copies, "tokenizer", None)
@@ -245,20 +250,20 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
     return number
 
 
-def _is_small(batch: list[_Question]) -> bool:
-    if sum(len(question.texts) for question in batch) > _SMALL_TEXTS:
+def _is_small(batch: list[_EncodingRequest]) -> bool:
+    if sum(len(request.texts) for request in batch) > _SMALL_TEXTS:
         return False
-    return sum(question.characters for question in batch) <= _SMALL_CHARACTERS
+    return sum(request.characters for request in batch) <= _SMALL_CHARACTERS
 
 
-def _settle(batch: list[_Question], answers: list[Any]) -> None:
-    for question, answer in zip(batch, answers, strict=True):
-        if question.future.done():
+def _settle(batch: list[_EncodingRequest], answers: list[Any]) -> None:
+    for request, answer in zip(batch, answers, strict=True):
+        if request.future.done():
             continue
         if isinstance(answer, BackendError):
-            question.future.set_exception(answer)
+            request.future.set_exception(answer)
         else:
-            question.future.set_result(answer)
+            request.future.set_result(answer)
 
 
 def _encoding(encoding: tokenizers.Encoding, text: Text, *, truncated_from: int) -> Encoding:
@@ -270,10 +275,10 @@ def _encoding(encoding: tokenizers.Encoding, text: Text, *, truncated_from: int)
     return Encoding(ids=ids, type_ids=type_ids, key=key, truncated_from=truncated_from)
 
 
-def _pieces(
+def _token_offsets(
     encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, prefix: str
-) -> list[TokenSpan]:
-    """Say where each token lies, and whether it continues a word.
+) -> list[TokenOffsets]:
+    """Return the place of each token, and whether it continues a word.
 
     As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
     takes a word for the rest of the one before it where an accent is left out.
@@ -290,6 +295,6 @@ def _pieces(
         else:
             continues = start > 0 and " " not in source[start - 1 : start + 1]
         pieces.append(
-            TokenSpan(start=start, end=end, special=bool(special), continues_word=continues)
+            TokenOffsets(start=start, end=end, special=bool(special), continues_word=continues)
         )
     return pieces

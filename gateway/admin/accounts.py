@@ -1,4 +1,4 @@
-"""The routes of tenants and keys."""
+"""Serves the operators' routes of tenants and keys."""
 
 import asyncio
 from collections.abc import Callable
@@ -90,9 +90,9 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountChanges:
-    """Makes a change in the ledger, then waits a little until workers know of it.
+    """Makes changes in the ledger, and waits up to `_WORKERS_TIMEOUT` until workers have them.
 
-    Workers that are not told in time read the ledger on their own soon after.
+    Workers that miss the notification read the ledger on their own soon after.
     """
 
     def __init__(self, *, ledger: Ledger, control: Control) -> None:
@@ -100,11 +100,11 @@ class AccountChanges:
         self._control = control
 
     async def make(self, change: Callable[[], T]) -> T:
-        """Run `change`, which blocks, and tell the workers."""
+        """Run `change`, which blocks, and notify the workers."""
         made = await asyncio.to_thread(change)
         try:
             version = await self._control.touch(Topic.ACCOUNTS)
-            await self._control.settled(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
+            await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
         except DependencyUnavailable:
             return made
         return made

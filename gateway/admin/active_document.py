@@ -1,4 +1,4 @@
-"""The active document as the admin process knows it: parsed once a generation."""
+"""Reads the active configuration document for the admin process, once a generation."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from gateway.settings import Settings
 
 
 class ActiveDocumentReader:
-    """Gives the active document; without Redis the last known one, or the folder's."""
+    """Returns the active document; without Redis the last one read, or the folder's."""
 
     def __init__(self, *, control: Control, settings: Settings) -> None:
         self._control = control
@@ -19,7 +19,7 @@ class ActiveDocumentReader:
         self._document: Document | None = None
 
     async def document(self) -> Document:
-        """Return it.
+        """Return the active document.
 
         Raises:
             ConfigurationError: Redis was never reached, and the folder is not valid.

@@ -1,4 +1,4 @@
-"""The bodies of answers that are put together by hand, as types for the OpenAPI document."""
+"""Describes response bodies that handlers build without types, for the OpenAPI document."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from gateway.routing.statistics import EndpointStatistics
 _RENAMED = {"since": "from", "until": "to"}
 
 
-class BrokenModels(Problem, frozen=True, kw_only=True, omit_defaults=True):
+class BrokenModelsProblem(Problem, frozen=True, kw_only=True, omit_defaults=True):
     """The problem of a reload that found broken models, with what became of all models."""
 
     live: bool
@@ -42,7 +42,7 @@ class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename=_RENAMED):
 
 
 class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of each costs: decimal numbers."""
+    """The price of one unit of each kind, as decimal numbers."""
 
     hit: str
     computed: str
@@ -60,7 +60,7 @@ class InvoicedModel(msgspec.Struct, frozen=True, kw_only=True):
     unit_prices: UnitPrices
     units: Units
     exact: str
-    """What the units cost: a decimal number."""
+    """The price of the units: a decimal number."""
     amount: str
     """That, rounded half-even to the currency."""
 
@@ -73,7 +73,7 @@ class InvoicedTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant owes for a month in UTC."""
+    """The invoice of a tenant for a month in UTC."""
 
     tenant: str
     month: str
@@ -81,8 +81,8 @@ class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
     totals: list[InvoicedTotal]
 
 
-class RedisFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cache's Redis says of itself; of a cluster, one of its nodes."""
+class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of the cache's Redis; of a cluster, those of one node."""
 
     used_memory: int
     maxmemory: int
@@ -93,17 +93,17 @@ class RedisFigures(msgspec.Struct, frozen=True, kw_only=True):
     keys: int
 
 
-class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
+class CacheTiers(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes and counts of the result cache."""
 
-    redis: RedisFigures | None
+    redis: RedisStatistics | None
     """`null` while it cannot be reached."""
     workers: dict[str, CacheStatistics | None]
     """By worker."""
 
 
-class BackendFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend of the document, or one that a name in it leads to."""
+class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend of the document, or one found by a DNS name in it."""
 
     id: str
     url: str
@@ -112,17 +112,17 @@ class BackendFigures(msgspec.Struct, frozen=True, kw_only=True):
     overflow: bool
     drained: bool
     workers: dict[str, EndpointStatistics]
-    """What each worker knows of it."""
+    """Its statistics by worker."""
 
 
-class RegionFigures(msgspec.Struct, frozen=True, kw_only=True):
+class RegionState(msgspec.Struct, frozen=True, kw_only=True):
     """The backends of a region."""
 
     name: str
-    backends: list[BackendFigures]
+    backends: list[BackendState]
 
 
 class Regions(msgspec.Struct, frozen=True, kw_only=True):
     """The regions, the preferred one first."""
 
-    regions: list[RegionFigures]
+    regions: list[RegionState]

@@ -1,4 +1,4 @@
-"""The Litestar application of the operators' listener: routes, access, errors as problems."""
+"""Builds the Litestar application of the operators' listener."""
 
 import hmac
 import secrets
@@ -44,7 +44,7 @@ _IS_ADMIN = "is_admin"
 
 
 class AdminAccess(ASGIMiddleware):
-    """Names every request, and lets only those with the admin key through; but health and docs."""
+    """Gives every request an id, and requires the admin key except for health and docs."""
 
     scopes = (ScopeType.HTTP,)
 
@@ -115,7 +115,7 @@ def build_admin(
 
 
 def _methods(scope: Scope) -> list[str]:
-    """Return the methods of the route; Litestar says those of the handler registered last."""
+    """Return the methods of the route; Litestar knows those of its last handler only."""
     template = scope["path_template"]
     routes = (route for route in scope["litestar_app"].routes if isinstance(route, HTTPRoute))
     return sorted(

@@ -1,4 +1,4 @@
-"""The routes of usage, invoices and the audit."""
+"""Serves the operators' routes of usage, invoices and the audit log."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active_document import ActiveDocumentReader
-from gateway.api.grouping import read_groups
+from gateway.api.grouping import parse_group_by
 from gateway.errors import InvalidRequest
 from gateway.ledger import rendering
 from gateway.ledger.ledger import Ledger
@@ -29,7 +29,7 @@ class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BillingController(Controller):
-    """What was used, by whom, and what it costs."""
+    """Returns usage, invoices and the audit log."""
 
     path = "/admin"
 
@@ -50,7 +50,7 @@ class BillingController(Controller):
         start = _moment("from", since) or month
         end = _moment("to", until) or now + timedelta(seconds=1)
         document = await active.document()
-        groups = [GroupBy(name) for name in read_groups(group_by, _GROUPS, default=_DEFAULT)]
+        groups = [GroupBy(name) for name in parse_group_by(group_by, _GROUPS, default=_DEFAULT)]
         if tenant is not None:
             await asyncio.to_thread(ledger.accounts.tenant, tenant)
         rows = await asyncio.to_thread(

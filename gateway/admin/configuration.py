@@ -1,4 +1,4 @@
-"""The routes of the configuration document."""
+"""Serves the operators' routes of the configuration document."""
 
 import asyncio
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActiveConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is active: as published (`files`), as it is used (`document`), and who has taken it."""
+    """The active configuration: as published (`files`), as used (`document`), by which workers."""
 
     generation: int
     digest: str
@@ -44,7 +44,7 @@ class ActiveConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rollback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which generation to go back to; by default the one before the active."""
+    """A rollback to a generation; by default to the one before the active."""
 
     generation: int | None = None
     """The number of a document in the history."""
@@ -70,7 +70,7 @@ class ConfigController(Controller):
             document=await asyncio.to_thread(
                 load_sources, published.sources, placement=settings.placement
             ),
-            workers=await control.settled(Topic.CONFIG, published.generation, within=0),
+            workers=await control.wait_for_workers(Topic.CONFIG, published.generation, within=0),
             history=[Generation(**_line(entry)) for entry in history],
         )
         return Response(shown, headers={"etag": etag(published)})

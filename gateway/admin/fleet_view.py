@@ -1,4 +1,4 @@
-"""What the workers report of backends, put together."""
+"""Merges the workers' reports of backends into one view."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from gateway.runtime.control import Control
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend as a worker saw it last: revisions by model, and what is wrong with models."""
+    """Holds a backend's state as one worker saw it last: revisions and problems by model."""
 
     backend: str
     region: str = ""
@@ -24,7 +24,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def reported_backends(control: Control) -> dict[str, BackendView]:
-    """Return each backend as some live worker sees it, by `merge_reports`.
+    """Return the backends of all live workers' reports, merged by `merge_reports`.
 
     Raises:
         DependencyUnavailable: the state Redis cannot be reached.
@@ -35,16 +35,16 @@ async def reported_backends(control: Control) -> dict[str, BackendView]:
 def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
     """Return the backends of workers' reports (JSON), by id.
 
-    Who hears from a backend has the say, and of those, who tells what it serves: workers of the
-    version before do not.
+    The report of a worker that reaches the backend wins; of those, one that lists its models, since
+    workers of the previous version do not.
     """
-    found: dict[str, BackendView] = {}
+    merged: dict[str, BackendView] = {}
     for worker in sorted(reports):
         for view in msgspec.json.decode(reports[worker], type=_Report).fleet:
-            known = found.get(view.backend)
-            if known is None or _weight(view) > _weight(known):
-                found[view.backend] = view
-    return found
+            previous = merged.get(view.backend)
+            if previous is None or _weight(view) > _weight(previous):
+                merged[view.backend] = view
+    return merged
 
 
 def _weight(view: BackendView) -> tuple[bool, bool]:

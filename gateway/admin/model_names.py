@@ -1,4 +1,4 @@
-"""Which models keys, limits, documents and purges may name."""
+"""Validates the model names in keys, limits, documents and purges."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from gateway.types import Rule
 
 
 class ModelNameValidator:
-    """The models that backends serve, and those that the active document names.
+    """Accepts the models that backends serve, and those that the active document names.
 
-    A model to be served later is known once the document has it under `models`, as `planned`.
+    A model to be served later is accepted once the document has it under `models`, as `planned`.
     """
 
     def __init__(self, *, control: Control, active: ActiveDocumentReader) -> None:
@@ -23,7 +23,7 @@ class ModelNameValidator:
         self._active = active
 
     async def names(self) -> frozenset[str] | None:
-        """Return them; `None` while nobody can tell: no backend has been heard of."""
+        """Return the valid names; `None` while unknown, since no worker has reported a backend."""
         try:
             return await valid_model_names(self._control, await self._active.document())
         except (ConfigurationError, DependencyUnavailable):
@@ -35,13 +35,13 @@ class ModelNameValidator:
         Raises:
             InvalidRequest: the message names the first, and what to do.
         """
-        known = await self.names()
+        allowed = await self.names()
         for name in models:
-            if known is not None and name not in known:
-                raise InvalidRequest(f"`{field}`: {explain_unknown_model(name, known)}")
+            if allowed is not None and name not in allowed:
+                raise InvalidRequest(f"`{field}`: {explain_unknown_model(name, allowed)}")
 
     async def check_rules(self, rules: Iterable[Rule]) -> None:
-        """Refuse limits of models that there are not.
+        """Refuse limits of unknown models.
 
         Raises:
             InvalidRequest: the message names the first, and what to do.
@@ -50,21 +50,21 @@ class ModelNameValidator:
 
 
 async def valid_model_names(control: Control, document: Document | None) -> frozenset[str] | None:
-    """Return the names of models that are known; `None` where no backend has been heard of.
+    """Return the valid model names; `None` where no worker has reported a backend.
 
     Raises:
         DependencyUnavailable: the state Redis cannot be reached.
     """
-    seen = await reported_backends(control)
-    served = {name for view in seen.values() for name in (*view.models, *view.problems)}
+    backends = await reported_backends(control)
+    served = {name for view in backends.values() for name in (*view.models, *view.problems)}
     if not served:
         return None
     return frozenset(served.union(() if document is None else models_named(document)))
 
 
-def explain_unknown_model(name: str, known: Iterable[str]) -> str:
-    """Return what to say of a model that nobody knows."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+def explain_unknown_model(name: str, allowed: Iterable[str]) -> str:
+    """Return the message that refuses an unknown model, with the closest valid name."""
+    close = difflib.get_close_matches(name, list(allowed), n=1)
     hint = f"; did you mean `{close[0]}`?" if close else "; `GET /admin/regions` lists them."
     return (
         f"no backend serves a model `{name[:80]}`{hint} One that is to be served later is put "

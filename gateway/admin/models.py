@@ -1,4 +1,4 @@
-"""The route that has backends read their model repositories again."""
+"""Serves the operators' route that reloads the backends' model repositories."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from gateway.http.problem_details import MEDIA_TYPE, problem
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 
-# Backends open what is new before they serve it.
+# Backends load a new revision before they serve it.
 _RELOAD_TIMEOUT = 60.0
 _MAX_NAMED = 5
 
@@ -27,15 +27,15 @@ class ModelChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendModels(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a backend's models; `problems` says what is broken, and what answers then."""
+    """The models of a backend after a reload; `problems` names broken ones and what answers."""
 
     region: str
     models: dict[str, ModelChange]
     problems: dict[str, str]
 
 
-class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """`live` when every backend serves its repository as it is, and every worker knows it."""
+class ReloadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a reload; `live` when every backend and every worker has the new models."""
 
     live: bool
     workers: dict[str, str]
@@ -43,7 +43,7 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelsController(Controller):
-    """Takes up changes of the model repositories."""
+    """Reloads model repositories."""
 
     path = "/admin/models"
 
@@ -53,21 +53,21 @@ class ModelsController(Controller):
         request: Request[Any, Any, Any],
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
-    ) -> Response[Reloaded | dict[str, Any]]:
+    ) -> Response[ReloadResult | dict[str, Any]]:
         """Have backends read their repositories; 200 when every worker knows the new revisions.
 
         From then on no request is answered by a revision that was replaced; 202: not yet by all.
         422: a model is broken; what was served of it before is served on. Others were taken up.
         """
         before = await reported_backends(control)
-        # First: what is not in the audit does not happen.
+        # First: no change without an entry in the audit log.
         await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         version = await control.touch(Topic.MODELS)
-        workers = await control.settled(Topic.MODELS, version, within=_RELOAD_TIMEOUT)
+        workers = await control.wait_for_workers(Topic.MODELS, version, within=_RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(control))
         broken = any(backend.problems for backend in backends.values())
         live = not broken and all(outcome == "ok" for outcome in workers.values())
-        reloaded = Reloaded(live=live, workers=workers, backends=backends)
+        reloaded = ReloadResult(live=live, workers=workers, backends=backends)
         if not broken:
             return Response(reloaded, status_code=200 if live else 202)
         error = ModelsBroken(_explain(backends))
@@ -98,7 +98,7 @@ def changes(
 
 
 def _explain(backends: Mapping[str, BackendModels]) -> str:
-    """Return one line that names what is broken, where it is the same everywhere only once."""
+    """Return one line that names the broken models, each problem once with all its backends."""
     where: dict[tuple[str, str], list[str]] = {}
     for backend, models in backends.items():
         for model, reason in models.problems.items():

@@ -1,4 +1,4 @@
-"""The operations of the operators' OpenAPI document."""
+"""Lists the operations of the operators' OpenAPI document."""
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -6,13 +6,19 @@ from importlib.metadata import version
 from litestar.di import Provide
 from litestar.types import ControllerRouterHandler
 
-from gateway.admin.answers import BrokenModels, CacheFigures, InvoiceDocument, Regions, UsagePage
+from gateway.admin.answers import (
+    BrokenModelsProblem,
+    CacheTiers,
+    InvoiceDocument,
+    Regions,
+    UsagePage,
+)
 from gateway.admin.configuration import ActiveConfig, Rollback
-from gateway.admin.models import Reloaded
+from gateway.admin.models import ReloadResult
 from gateway.admin.operations import OperatorsReadiness
 from gateway.admin.publishing import CheckedDocument, PublishedChange
 from gateway.api.customer_operations import MOMENT
-from gateway.api.openapi import Described, build_document, described_by_litestar
+from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
 from gateway.api.openapi_parts import PROBLEM_JSON, Content, Json, Operation
 from gateway.config.document import Document
 from gateway.errors import (
@@ -223,7 +229,7 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="Sizes and counts of the result cache",
         tag="operations",
         errors=(DependencyUnavailable,),
-        answers={200: (Content(type=CacheFigures),)},
+        answers={200: (Content(type=CacheTiers),)},
     ),
     ("post", "/admin/cache/purge"): Operation(
         id="purge_cache",
@@ -239,9 +245,11 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
         tag="operations",
         errors=(ModelsBroken, DependencyUnavailable),
         answers={
-            200: (Content(type=Reloaded, summary=_DONE),),
-            202: (Content(type=Reloaded, summary=_PENDING),),
-            422: (Content(type=BrokenModels, media=PROBLEM_JSON, summary="A model is broken"),),
+            200: (Content(type=ReloadResult, summary=_DONE),),
+            202: (Content(type=ReloadResult, summary=_PENDING),),
+            422: (
+                Content(type=BrokenModelsProblem, media=PROBLEM_JSON, summary="A model is broken"),
+            ),
         },
     ),
     ("get", "/admin/regions"): Operation(
@@ -313,7 +321,7 @@ def operators_document(
     handlers: Sequence[ControllerRouterHandler], dependencies: Mapping[str, Provide]
 ) -> bytes:
     """Return the OpenAPI document of `handlers` as JSON."""
-    about = Described(
+    about = DocumentInfo(
         title="Sluicegate for operators",
         version=version("sluicegate"),
         description="Configuration, tenants and keys, usage and invoices, caches and regions.",

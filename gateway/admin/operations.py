@@ -1,4 +1,4 @@
-"""The routes of what runs: caches, regions, metrics and health."""
+"""Serves the operators' routes of caches, regions, metrics and health."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from gateway.telemetry.metric_files import files_held
 from gateway.telemetry.restarts_collector import RestartsCollector
 
 _WORKERS_TIMEOUT = 5.0
-_REDIS_FIGURES = (
+_REDIS_STATISTICS = (
     "used_memory",
     "maxmemory",
     "keyspace_hits",
@@ -41,7 +41,7 @@ Json = dict[str, Any]  # Any: what workers report of themselves is passed on as 
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to forget: every cached answer of a `tenant`, or of a `model`."""
+    """A purge of every cached answer of a `tenant`, or of a `model`."""
 
     tenant: str | None = None
     """The id of a tenant, whose answers are forgotten."""
@@ -49,16 +49,16 @@ class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The name of a model, whose answers are forgotten."""
 
 
-class Purged(msgspec.Struct, frozen=True, kw_only=True):
-    """`live` when no worker answers from what was purged any more."""
+class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a purge; `live` when no worker uses the purged answers any more."""
 
     purged: str
     live: bool
     workers: dict[str, str]
 
 
-class Drained(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether `backend` is given work; `live` when every worker has heard of it."""
+class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a drain or restore of `backend`; `live` when every worker has it."""
 
     backend: str
     drained: bool
@@ -67,7 +67,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Gateway regions that live, and their shares of limits by bucket.
+    """Live gateway regions, and their shares of limits by bucket.
 
     The bucket without a name stands for all that are not listed.
     """
@@ -77,9 +77,9 @@ class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Ready when nothing is `missing`; `degraded` names what is away and not needed for changes.
+    """Ready when nothing is `missing`; `degraded` names what is down and not needed for changes.
 
-    Who has the key is told what `backends` lack, and why.
+    Requests with the admin key also get the problems of `backends`.
     """
 
     ready: bool
@@ -89,7 +89,7 @@ class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationsController(Controller):
-    """Shows what runs, and purges caches."""
+    """Shows caches and regions, purges caches, and drains and restores backends."""
 
     path = "/admin"
 
@@ -99,7 +99,7 @@ class OperationsController(Controller):
     ) -> Json:
         """Return sizes and counts of the Redis tier, and of each worker's."""
         workers = await _reports(control, "cache")
-        return {"redis": await _redis_figures(cache_redis), "workers": workers}
+        return {"redis": await _redis_statistics(cache_redis), "workers": workers}
 
     @post("/cache/purge", status_code=200)
     async def purge(
@@ -108,7 +108,7 @@ class OperationsController(Controller):
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
         model_names: NamedDependency[ModelNameValidator],
-    ) -> Response[Purged]:
+    ) -> Response[PurgeResult]:
         """Forget cached answers; 200 when every worker has, 202 when not yet."""
         if (data.tenant is None) == (data.model is None):
             raise InvalidRequest("name either a `tenant` or a `model`")
@@ -117,12 +117,12 @@ class OperationsController(Controller):
         elif data.model is not None:
             await model_names.check([data.model], field="model")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
-        # First: what is not in the audit does not happen.
+        # First: no change without an entry in the audit log.
         await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
         version = await control.raise_epoch(name)
-        workers = await control.settled(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
+        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
         live = all(outcome == "ok" for outcome in workers.values())
-        purged = Purged(purged=name, live=live, workers=workers)
+        purged = PurgeResult(purged=name, live=live, workers=workers)
         return Response(purged, status_code=200 if live else 202)
 
     @get("/regions")
@@ -175,7 +175,7 @@ class OperationsController(Controller):
         active: NamedDependency[ActiveDocumentReader],
         ledger: NamedDependency[Ledger],
         recovery: NamedDependency[SkipValidation[Recovery]],
-    ) -> Response[Drained]:
+    ) -> Response[DrainResult]:
         """Give a backend no more work; what it has is finished. 200 when every worker knows.
 
         The id of an entry with a DNS name is that of all its backends.
@@ -184,7 +184,7 @@ class OperationsController(Controller):
         await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.drain", backend)
         version = await control.drain(backend)
-        with contextlib.suppress(GatewayError):  # who follows it tries again
+        with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
             await recovery.reconcile()
         return await _drained(control, backend, version, drained=True)
 
@@ -197,13 +197,13 @@ class OperationsController(Controller):
         active: NamedDependency[ActiveDocumentReader],
         ledger: NamedDependency[Ledger],
         recovery: NamedDependency[SkipValidation[Recovery]],
-    ) -> Response[Drained]:
+    ) -> Response[DrainResult]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
         await _check_backend(active, control, region, backend)
         await recovery.reconcile()
         await asyncio.to_thread(ledger.audit, "admin", "backend.restore", backend)
         version = await control.restore(backend)
-        with contextlib.suppress(GatewayError):  # who follows it tries again
+        with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
             await recovery.reconcile()
         return await _drained(control, backend, version, drained=False)
 
@@ -249,7 +249,7 @@ async def ready(
 
 
 async def _backend_problems(control: Control) -> dict[str, list[str]]:
-    """Return why backends are not as they should be, by their ids."""
+    """Return the problems of backends that are not ready, by their ids."""
     try:
         seen = await reported_backends(control)
     except GatewayError:
@@ -264,7 +264,7 @@ async def _backend_problems(control: Control) -> dict[str, list[str]]:
 async def _check_backend(
     active: ActiveDocumentReader, control: Control, region: str, backend: str
 ) -> None:
-    """Raise `NotFound` unless the backend is in the region, by the document or by a name in it."""
+    """Raise `NotFound` unless the backend is in the region, by the document or a DNS name in it."""
     document = await active.document()
     entries = [
         placed
@@ -277,7 +277,7 @@ async def _check_backend(
         return
     if any(placed.dns and placed.id == backend.partition("@")[0] for placed in entries):
         seen = await _reports(control, "fleet")
-        # One that is drained may have left, and must be restored for who gets its address.
+        # A drained backend may be gone, and must be restored for the next one at its address.
         if _views(seen, backend) or backend in await control.drained():
             return
     raise NotFound(f"there is no backend `{backend}` in region `{region}`")
@@ -285,10 +285,10 @@ async def _check_backend(
 
 async def _drained(
     control: Control, backend: str, version: int, *, drained: bool
-) -> Response[Drained]:
-    workers = await control.settled(Topic.DRAINS, version, within=_WORKERS_TIMEOUT)
+) -> Response[DrainResult]:
+    workers = await control.wait_for_workers(Topic.DRAINS, version, within=_WORKERS_TIMEOUT)
     live = all(outcome == "ok" for outcome in workers.values())
-    done = Drained(backend=backend, drained=drained, live=live, workers=workers)
+    done = DrainResult(backend=backend, drained=drained, live=live, workers=workers)
     return Response(done, status_code=200 if live else 202)
 
 
@@ -303,7 +303,7 @@ def _collect(settings: Settings) -> bytes:
 
 
 async def _reports(control: Control, part: str) -> Json:
-    """Return what each worker said last of one of its parts."""
+    """Return one part of each worker's last report."""
     reports = await control.reports()
     return {worker: msgspec.json.decode(text).get(part) for worker, text in reports.items()}
 
@@ -322,7 +322,7 @@ def _backends_of(backend: BackendEntry, seen: Json) -> list[tuple[str, str]]:
 
 
 def _views(seen: Json, backend: str) -> Json:
-    """Return what each worker knows of `backend`."""
+    """Return each worker's view of `backend`."""
     return {
         worker: view
         for worker, fleet in seen.items()
@@ -331,13 +331,13 @@ def _views(seen: Json, backend: str) -> Json:
     }
 
 
-async def _redis_figures(redis: Pipe) -> Json | None:
-    """Return what Redis says of itself; of a cluster, one of its nodes."""
+async def _redis_statistics(redis: Pipe) -> Json | None:
+    """Return statistics of Redis; of a cluster, those of one node."""
     try:
-        said, keys = await redis.execute([("INFO",), ("DBSIZE",)])
+        info, keys = await redis.execute([("INFO",), ("DBSIZE",)])
     except OSError:
         return None
-    if not isinstance(said, bytes) or not isinstance(keys, int):
+    if not isinstance(info, bytes) or not isinstance(keys, int):
         return None
-    lines = dict(line.partition(":")[::2] for line in said.decode().splitlines())
-    return {name: int(lines[name]) for name in _REDIS_FIGURES if name in lines} | {"keys": keys}
+    lines = dict(line.partition(":")[::2] for line in info.decode().splitlines())
+    return {name: int(lines[name]) for name in _REDIS_STATISTICS if name in lines} | {"keys": keys}

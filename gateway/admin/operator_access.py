@@ -1,7 +1,7 @@
-"""Where a running instance is operated: its address and its key belong together.
+"""Publishes and reads the address and key digest of a running operators' listener.
 
-The operators' listener keeps `operators.json` in its data directory, locked while it runs. Who is
-given that directory finds the address there, and sends the key to no other.
+The listener keeps `operators.json` in its data directory, locked while it runs. Commands that are
+given the directory read the address there, and send the key to no other.
 """
 
 import contextlib
@@ -18,30 +18,30 @@ import msgspec
 FILE = "operators.json"
 KEY_FILE = "admin-key"
 _log = logging.getLogger(__name__)
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, not bound
-# Who reads the file holds its lock for a moment.
+_WILDCARD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, not bound
+# A reader of the file holds its lock for a moment.
 _LOCK_TIMEOUT, _LOCK_RETRY = 1.0, 0.02
 
 
 class OperatorAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """The address of the operators' listener, and a digest of the key that it takes."""
+    """Holds the address of the operators' listener, and a digest of its key."""
 
     url: str
     key_digest: str
 
     def takes(self, key: str) -> bool:
-        """Tell whether `key` is the listener's."""
+        """Return whether `key` is the listener's."""
         return _digest(key) == self.key_digest
 
 
 def access_to(host: str, port: int, key: str) -> OperatorAccess:
     """Return how the listener on `host` and `port` is reached from this machine."""
-    host = _ANYWHERE.get(host, f"[{host}]" if ":" in host else host)
+    host = _WILDCARD_HOSTS.get(host, f"[{host}]" if ":" in host else host)
     return OperatorAccess(url=f"http://{host}:{port}", key_digest=_digest(key))
 
 
 @contextlib.contextmanager
-def hold_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
+def publish_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
     """Keep `access` in the data directory, locked; it ends with the block, or the process."""
     with contextlib.ExitStack() as stack:
         try:
@@ -52,7 +52,7 @@ def hold_access(data_dir: Path, access: OperatorAccess) -> Iterator[None]:
             os.pwrite(descriptor, msgspec.json.encode(access), 0)
         except OSError as error:
             _log.warning(
-                "commands do not find this listener by its data directory",
+                "the data directory cannot hold the address of this listener for commands",
                 extra={"reason": str(error)},
             )
         yield

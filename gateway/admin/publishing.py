@@ -1,4 +1,4 @@
-"""Changes of the configuration: checked completely, published, and waited for."""
+"""Validates and publishes configuration documents, and waits until workers apply them."""
 
 import asyncio
 import contextlib
@@ -37,10 +37,10 @@ _TRIES = 3
 
 
 class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that is published; `live` when every worker has taken it.
+    """A published document; `live` when every worker has applied it.
 
-    `workers` has `ok`, `pending` or what was wrong, by worker. `notice` says why a change that was
-    expected may not be there.
+    `workers` has `ok`, `pending` or the error, by worker. `notice` says why an expected change may
+    be missing.
     """
 
     generation: int
@@ -59,10 +59,10 @@ class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publisher:
-    """Publishes documents; all that is refused is refused before anything changed.
+    """Publishes documents; a refused document changes nothing.
 
-    `clock` is the wall clock. `patience` is how long a change waits for the workers. `recovery`
-    is asked first: what the state Redis has lost is published again before anything else is.
+    `clock` is the wall clock. A change waits up to `workers_timeout` seconds for the workers.
+    `recovery` runs first: it publishes again what the state Redis has lost.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Publisher:
         settings: Settings,
         clock: Callable[[], float],
         recovery: Recovery = NOTHING_RECORDED,
-        patience: float = 5.0,
+        workers_timeout: float = 5.0,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._control = control
@@ -81,15 +81,15 @@ class Publisher:
         self._settings = settings
         self._clock = clock
         self._recovery = recovery
-        self._workers_timeout = patience
+        self._workers_timeout = workers_timeout
         self._chance = chance
         self._price_lock = asyncio.Lock()
         self._pending_prices: Published | None = None
-        """The document whose prices the ledger could not be told of yet."""
+        """The published document whose prices are not in the ledger yet."""
         self._unconfirmed: Published | None = None
-        """The document of which it is not known whether it was published."""
+        """The document whose publication Redis has not confirmed."""
         self._replaced_prices: tuple[PriceEntry, ...] = ()
-        """Prices of documents that were replaced since the ledger was last told."""
+        """Prices of documents replaced since the ledger was last updated."""
 
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
@@ -110,18 +110,18 @@ class Publisher:
                 return
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Keep, until `stop`, prices that the ledger could not take when they were published."""
+        """Store, until `stop`, prices that the ledger could not store when they were published."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _RETRY)
-                return  # the next start keeps them
+                return  # the next start stores them
             async with self._price_lock:
                 await self._confirm_publication()
                 if self._pending_prices is not None:
                     await self._store_prices(self._pending_prices)
 
     async def _confirm_publication(self) -> None:
-        """Keep the prices of a document if it turns out to be published."""
+        """Store the prices of the unconfirmed document if it turns out to be active."""
         if self._unconfirmed is not None:
             with contextlib.suppress(DependencyUnavailable):
                 active = await self._control.active()
@@ -140,20 +140,20 @@ class Publisher:
             tries -= 1
             try:
                 return await self._reload(author)
-            except Conflict:  # the folder is what is wanted, whatever was published meanwhile
+            except Conflict:  # the folder wins over whatever was published meanwhile
                 if not tries:
                     raise
 
     async def put(self, text: str, *, if_match: str, author: str) -> PublishedChange:
-        """Publish `text` in place of everything, provided that `if_match` names what is active.
+        """Replace the active document with `text`, if `if_match` names its version.
 
         Raises:
-            ConfigurationError: it is not valid, or would change what the past costs; nothing
+            ConfigurationError: it is invalid, or would change the price of past usage; nothing
                 changed.
             PreconditionFailed: another version is active.
         """
         sources = (DocumentSource(name=_POSTED, text=text),)
-        await self._check(sources)
+        await self._validate(sources)
         active = await self._active()
         _match(if_match, active)
         await self._check_models(sources, active)
@@ -161,9 +161,9 @@ class Publisher:
         return await self._publish(active, sources, author=author, reason="put")
 
     async def check(self, text: str, *, if_match: str) -> CheckedDocument:
-        """Do what `put` does, up to the point where something would change."""
+        """Validate as `put` does, without changing anything."""
         sources = (DocumentSource(name=_POSTED, text=text),)
-        checked = await self._check(sources)
+        checked = await self._validate(sources)
         active = await self._control.active()
         _match(if_match, active)
         await self._check_models(sources, active)
@@ -178,8 +178,8 @@ class Publisher:
         """
         active = await self._active()
         history = await self._control.history()
-        target = _earlier(history, active, generation)
-        await self._check(target.sources)
+        target = _rollback_target(history, active, generation)
+        await self._validate(target.sources)
         await self._check_change(target.sources, active)
         reason = f"rollback to generation {target.origin}"
         return await self._publish(
@@ -190,7 +190,7 @@ class Publisher:
         folder = self._settings.config
         await asyncio.to_thread(check_mounts, folder)
         sources = await asyncio.to_thread(read_folder, folder)
-        folder_digest = await self._check(sources)
+        folder_digest = await self._validate(sources)
         active = await self._active()
         if active is not None and active.sources == sources:
             same = await self._wait_for_workers(active, changed=False)
@@ -203,7 +203,7 @@ class Publisher:
 
     async def _start(self) -> None:
         sources = await asyncio.to_thread(read_folder, self._settings.config)
-        folder_digest = await self._check(sources)
+        folder_digest = await self._validate(sources)
         active = await self._active()
         if active is None or active.folder_digest != folder_digest:
             if active is None:  # a new gateway may begin with nothing but defaults
@@ -214,38 +214,38 @@ class Publisher:
                 active, sources, author="start", reason="start", folder_digest=folder_digest
             )
         elif await _document_of(active) is not None:
-            # Also those that a process which ended in between, or an older one, did not keep, and
-            # those that a ledger lacks that was restored.
+            # Also where a process stopped before storing them, an older version did not store
+            # them, or the ledger was restored from a backup.
             await asyncio.to_thread(self._publish_prices, active)
 
     async def _active(self) -> Published | None:
-        """Return what is published, also where the state Redis had lost it."""
+        """Return the active document, after recovering it if the state Redis had lost it."""
         await self._recovery.reconcile()
         return await self._control.active()
 
-    async def _check(self, sources: Sources) -> str:
-        """Return the digest of `sources`, which are valid with this gateway's placement too."""
+    async def _validate(self, sources: Sources) -> str:
+        """Validate `sources`, with this gateway's placement too, and return their digest."""
         await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
         await asyncio.to_thread(check_memory, sources, self._settings.memory_limit_bytes)
         return await asyncio.to_thread(lambda: digest(load_sources(sources)))
 
     async def _check_models(self, sources: Sources, active: Published | None) -> None:
-        """Check the models that `sources` name; a start and a rollback go by what was accepted.
+        """Validate the model names in `sources`; a start and a rollback skip this.
 
         Raises:
             ConfigurationError: one is neither served, nor named in what is active, nor planned.
         """
-        known = await valid_model_names(self._control, await _document_of(active))
-        if known is not None:
-            explain = partial(explain_unknown_model, known=known)
-            await asyncio.to_thread(check_models, sources, known, explain)
+        names = await valid_model_names(self._control, await _document_of(active))
+        if names is not None:
+            explain = partial(explain_unknown_model, allowed=names)
+            await asyncio.to_thread(check_models, sources, names, explain)
 
     async def _check_change(self, sources: Sources, active: Published | None) -> None:
-        """Check what `sources` would change: something is left, and the past costs the same.
+        """Check that `sources` are not empty and keep the price of past usage.
 
         Raises:
             ConfigurationError: it would change what must not.
-            DependencyUnavailable: the ledger is away, and the prices are not those in force.
+            DependencyUnavailable: the ledger is down, and the prices would change.
         """
         parsed = [await asyncio.to_thread(tree.parse, source) for source in sources]
         if not any(one.values for one in parsed):
@@ -276,7 +276,7 @@ class Publisher:
         published_digest = await asyncio.to_thread(lambda: digest(load_sources(sources)))
         replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
-        known = "" if active is None else active.folder_digest
+        former_digest = "" if active is None else active.folder_digest
         published = Published(
             generation=generation,
             origin=origin or generation,
@@ -285,20 +285,20 @@ class Publisher:
             author=author,
             reason=reason,
             time=self._clock(),
-            folder_digest=folder_digest or known,
+            folder_digest=folder_digest or former_digest,
         )
-        # First: what is not in the audit does not happen.
+        # First: no change without an entry in the audit log.
         await asyncio.to_thread(self._audit, published, "config.publish")
         async with self._price_lock:
             if replaced is not None:
                 self._replaced_prices += replaced.prices
-            await self._change(published)
+            await self._activate(published)
             await self._store_prices(published)
-        with contextlib.suppress(GatewayError):  # who follows it tries again
+        with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
             await self._recovery.reconcile()
         return await self._wait_for_workers(published, changed=True)
 
-    async def _change(self, published: Published) -> None:
+    async def _activate(self, published: Published) -> None:
         """Make `published` active."""
         outcome = "failed"
         try:
@@ -306,14 +306,14 @@ class Publisher:
                 return
             raise Conflict("another document was published meanwhile; look at it and try again")
         except GatewayError as error:
-            if isinstance(error, DependencyUnavailable):  # it may have been, and the answer lost
+            if isinstance(error, DependencyUnavailable):  # it may be active, and the reply lost
                 outcome, self._unconfirmed = "unanswered", published
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, f"config.publish.{outcome}")
             raise
 
     async def _store_prices(self, published: Published) -> None:
-        """Keep the prices of what was published in the ledger, now or later."""
+        """Store the prices of `published` in the ledger, now or in `follow`."""
         try:
             await asyncio.to_thread(self._publish_prices, published, former=self._replaced_prices)
         except DependencyUnavailable as error:
@@ -335,7 +335,7 @@ class Publisher:
         self._ledger.audit(published.author, action, subject, detail)
 
     async def _wait_for_workers(self, published: Published, *, changed: bool) -> PublishedChange:
-        workers = await self._control.settled(
+        workers = await self._control.wait_for_workers(
             Topic.CONFIG, published.generation, within=self._workers_timeout
         )
         return PublishedChange(
@@ -348,9 +348,9 @@ class Publisher:
 
 
 async def _document_of(active: Published | None) -> Document | None:
-    """Return what is active; `None` where nothing is, or another version wrote what this refuses.
+    """Return the parsed document; `None` where there is none, or this version refuses it.
 
-    Such a document is replaced like any other: who could not read it could not mend it either.
+    A document that this version refuses can still be replaced.
     """
     if active is None:
         return None
@@ -362,7 +362,7 @@ async def _document_of(active: Published | None) -> Document | None:
 
 
 def _unchanged(folder: Path) -> str:
-    """Return why the files of `folder` may not be those that were edited, if that may be."""
+    """Return the notice for an unchanged folder with files that are mounted singly, else ""."""
     mounted = [path.name for path in mounted_files(folder)]
     if not mounted:
         return ""
@@ -385,7 +385,7 @@ def _match(if_match: str, active: Published | None) -> None:
     raise PreconditionFailed(f"`If-Match` names another version; {current} is active")
 
 
-def _earlier(
+def _rollback_target(
     history: Sequence[Published], active: Published | None, generation: int | None
 ) -> Published:
     """Return the entry of `history` (the newest first) to go back to."""

@@ -1,4 +1,4 @@
-"""The process of the operators' listener: makes its objects, serves until told to stop."""
+"""Runs the process of the operators' listener: makes its objects and serves until stopped."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from gateway.admin.app import build_admin, new_id
-from gateway.admin.operator_access import access_to, hold_access
+from gateway.admin.operator_access import access_to, publish_access
 from gateway.admin.publishing import Publisher
 from gateway.api.inference_router import HeadAsGet
 from gateway.errors import ConfigurationError
@@ -27,7 +27,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     """Serve operators until `stop`.
 
     Raises:
-        ConfigurationError: there is no admin key, or the address cannot be had.
+        ConfigurationError: there is no admin key, or the address cannot be bound.
     """
     if not settings.admin_key:
         raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
@@ -42,7 +42,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
     access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
-        stack.enter_context(hold_access(settings.data_dir, access))
+        stack.enter_context(publish_access(settings.data_dir, access))
         keepalive = settings.tcp_keepalive
         state = connect(settings.state_url, timeout=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(state.aclose)

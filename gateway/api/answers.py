@@ -1,4 +1,7 @@
-"""From outcomes to the bytes and headers of an answer. Results are sent as they were stored."""
+"""Encodes the outcomes of items as the body and headers of a response.
+
+Results are sent as they were stored.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +15,7 @@ JSON = b"content-type: application/json\r\n"
 HIT = JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: "
 """The header lines of a memory hit, up to its age."""
 PRIVATE = b"\r\ncache-control: private, no-store\r\n"
-"""What follows the id of every answer."""
+"""The header lines that follow the id of every response."""
 _encode = msgspec.json.encode
 _UNPROCESSABLE = 422
 _CANCELLED = "cancelled"
@@ -26,7 +29,7 @@ _decode_score = msgspec.json.Decoder(_Score).decode
 
 
 def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
-    """Return how the items ended, and the rows and tokens computed for them."""
+    """Return counts of the items by source, and the rows and tokens computed for them."""
     if len(outcomes) == 1 and outcomes[0].source is Source.HIT:
         return _ONE_CUT_HIT if outcomes[0].truncated_from else _ONE_HIT
     counts = dict.fromkeys(Source, 0)
@@ -58,9 +61,9 @@ def failed_usage(items: int) -> Usage:
 
 
 def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | None:
-    """Return the error that the request as a whole ends with, `None` when it is answered.
+    """Return the error that fails the whole request, `None` when it is answered.
 
-    With `continue_on_error` a request fails only when no backend could be asked for any item.
+    With `continue_on_error` a request fails only when no backend could be called for any item.
     """
     failures = [(i, o.failure) for i, o in enumerate(answer.outcomes) if o.failure is not None]
     if not failures:
@@ -110,7 +113,7 @@ def cache_lines(answer: Answer, directives: CacheDirectives) -> bytes:
 
 
 def row_lines(answer: Answer) -> bytes:
-    """Return how many rows of the computed items the models ran, and how many were known."""
+    """Return the header line of rows that models ran and rows from the row cache."""
     computed = known = 0
     for outcome in answer.outcomes:
         computed += outcome.rows
@@ -121,7 +124,7 @@ def row_lines(answer: Answer) -> bytes:
 
 
 def _stale(outcomes: Sequence[ItemOutcome]) -> Stale:
-    """Return what is to be said of answers from before: an error before a refresh."""
+    """Return the kind of last answers among `outcomes`; errors outrank refreshes."""
     kinds = {outcome.stale for outcome in outcomes}
     if Stale.ON_ERROR in kinds:
         return Stale.ON_ERROR
@@ -129,7 +132,7 @@ def _stale(outcomes: Sequence[ItemOutcome]) -> Stale:
 
 
 def _forwarded(answer: Answer, directives: CacheDirectives, *, is_partial: bool) -> bytes:
-    """Return why items were computed, and what became of their answers."""
+    """Return the `fwd` of `Cache-Status`: why items were not hits, and whether they were stored."""
     if not answer.is_cacheable:
         status = b"fwd=bypass"
     elif directives.no_cache:
@@ -153,14 +156,14 @@ def _result(body: Body | None, outcome: ItemOutcome) -> bytes:
 
 
 def _marked(body: Body | None, result: bytes) -> bytes:
-    """Return a result that says that the text was cut; one that is no object cannot say it."""
+    """Return a result with `truncated`; one that is no JSON object stays as it is."""
     if not result.endswith(b"}") or (isinstance(body, InferBody) and _OWN_MARK in result):
         return result
     head = result[:-1].rstrip()
     return head + (b"" if head == b"{" else b",") + _MARK + b"}"
 
 
-# What an algorithm of a model's owner says by this name is its own.
+# A custom algorithm may use this name for its own field.
 _OWN_MARK = b'"truncated"'
 _MARK = b'"truncated":true'
 

@@ -1,16 +1,16 @@
-"""Bounds what the large bodies of requests take together, while they arrive and are answered."""
+"""Bounds the memory of large request bodies while they arrive and are answered."""
 
 from gateway.api.request_state import RequestState
 from gateway.errors import Overloaded
 
 LARGE = 256 * 1024
 """Bytes above which a body is large."""
-# Of the largest size that the document allows.
+# The budget in bodies of the largest size that the document allows.
 _MAX_LARGE_BODIES = 16
 
 
 class BodyMemoryBudget:
-    """What large bodies may take together. One per worker."""
+    """Counts the bytes of large bodies against a budget. One per worker."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
@@ -19,7 +19,7 @@ class BodyMemoryBudget:
         """Count that `size` bytes of a request's body have arrived.
 
         Raises:
-            Overloaded: there is no room for them.
+            Overloaded: the budget is exhausted.
         """
         if size <= LARGE:
             return
@@ -32,6 +32,6 @@ class BodyMemoryBudget:
             )
 
     def release(self, exchange: RequestState) -> None:
-        """Count no more what the body of a request took, which has ended."""
+        """Return the bytes of a finished request to the budget."""
         self.used_bytes -= exchange.body_bytes
         exchange.body_bytes = 0

@@ -1,4 +1,4 @@
-"""What the bodies of requests say: decoded, checked, and known again when the same comes anew."""
+"""Decodes and validates request bodies, and caches the results of small ones."""
 
 import asyncio
 from collections.abc import Sized
@@ -8,7 +8,7 @@ import msgspec
 from backends.protocol import Task
 from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
-from gateway.api.json_bounds import check_json
+from gateway.api.json_bounds import check_json_size
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.api.schemas import TASK_BODIES, Body, InferBody, RerankBody, TaskBody
 from gateway.errors import InvalidRequest, PayloadTooLarge
@@ -23,7 +23,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class BodyReader:
-    """Reads bodies; what it remembers of them holds under one runtime."""
+    """Decodes bodies; its cache is cleared when the runtime changes."""
 
     def __init__(self) -> None:
         self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
@@ -33,10 +33,10 @@ class BodyReader:
         self._cache: dict[tuple[Principal | None, Task, str, bytes], ParsedBody] = {}
 
     def read(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
-        """Return what a body says; the same bytes of the same caller are read once.
+        """Return the parsed body; equal bytes of one caller are parsed once.
 
         Raises:
-            InvalidRequest: it is no JSON, or not what the route takes.
+            InvalidRequest: it is not JSON, or does not fit the route.
             PayloadTooLarge: it has more items, or values, than the document allows.
         """
         if exchange.runtime is not self._runtime:
@@ -53,10 +53,9 @@ class BodyReader:
         return parsed
 
     async def read_large(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
-        """Return what a large body says, read in a thread: one at a time.
+        """Return a large parsed body; it is parsed in a thread, one body at a time.
 
-        Each step of it holds the interpreter's lock, so that others wait for a step and not for
-        all of them.
+        Each step holds the GIL, so the event loop waits for one step and not for all of them.
 
         Raises:
             InvalidRequest: as `read`.
@@ -67,7 +66,7 @@ class BodyReader:
 
     def _decode(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
         bounds = exchange.runtime.document.request
-        check_json(raw, max_values=bounds.max_values)
+        check_json_size(raw, max_values=bounds.max_values)
         body: Body
         try:
             if exchange.task is Task.INFER:
@@ -102,11 +101,11 @@ class BodyReader:
 
 
 def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
-    """Return what a caller is told of a body that the decoder, or the wire's encoder, refused."""
+    """Return the error of a body that the decoder, or the encoder of items, refused."""
     if raw.startswith(_GZIP):
         return InvalidRequest("The body is compressed; send it without a `Content-Encoding`.")
     is_misfit = isinstance(error, msgspec.ValidationError)
-    # Of these the decoder names a byte at most.
+    # For these errors the decoder names a byte offset at most.
     is_unnamed = not is_misfit or "out of range" in str(error)
     if is_unnamed and (clause := explain_decode_error(raw)) is not None:
         return InvalidRequest(f"The body cannot be read: {clause}.")
@@ -116,7 +115,7 @@ def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
 
 
 def _items(body: TaskBody) -> Sized:
-    """Return what is counted as items: a single input is a list of one."""
+    """Return the items of a body; a single input counts as a list of one."""
     given = body.documents if isinstance(body, RerankBody) else body.input
     return given if isinstance(given, list) else (given,)
 

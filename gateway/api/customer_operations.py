@@ -1,4 +1,4 @@
-"""The operations of the customers' OpenAPI document: inference, models, usage, health."""
+"""Lists the operations of the customers' OpenAPI document."""
 
 from backends.protocol import Task
 from gateway.api.health import Readiness

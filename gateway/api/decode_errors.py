@@ -1,4 +1,4 @@
-"""Says which field of a body cannot be read and why, where the decoder says neither."""
+"""Finds the field of a body that cannot be decoded, where the decoder does not name it."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _OUT_OF_RANGE = "is a number beyond what 64 bits hold"
 
 
 class _Literal(str):
-    """What is written where a value should be: `NaN`, `Infinity`, or far too many digits."""
+    """Holds a literal that is no JSON value: `NaN`, `Infinity`, or far too many digits."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class _Literal(str):
 def explain_decode_error(raw: bytes) -> str | None:
     """Return a clause such as "`input[2]` has half of a surrogate pair", `None` where unknown.
 
-    Large bodies are not looked through: it would hold the event loop.
+    Large bodies are not searched, which would block the event loop.
     """
     if len(raw) > _MAX_BYTES:
         return None
@@ -69,7 +69,7 @@ def _is_broken(text: str) -> bool:
 
 
 def _values(body: object) -> Iterator[tuple[str, object]]:
-    """Return all values in their order, each with where it is."""
+    """Yield all values in document order, each with its path."""
     waiting: list[tuple[str, object]] = [("", body)]
     while waiting:
         path, value = waiting.pop()

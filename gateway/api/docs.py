@@ -1,4 +1,4 @@
-"""The OpenAPI document and a page that shows it, which loads nothing from other hosts."""
+"""Serves the OpenAPI document and a page that shows it without loading from other hosts."""
 
 from importlib.resources import files
 

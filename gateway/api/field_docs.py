@@ -1,7 +1,8 @@
-"""Reads what the source says of a struct's fields: the strings that stand below them.
+"""Extracts the docstrings below a struct's fields from its source.
 
-Python keeps no docstrings of attributes. The text is searched rather than parsed, which would cost
-each start of a process a quarter of a second; it is formatted, so that indentation tells enough.
+Python keeps no docstrings of attributes. The source is searched by a regular expression, since
+parsing it would cost each start of a process a quarter of a second; it is formatted, so indentation
+is enough.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it is ready: what is missing is named."""
+"""Serves liveness and readiness probes; readiness names what is missing."""
 
 from typing import Literal, Protocol
 
@@ -27,10 +27,10 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadinessSource(Protocol):
-    """Knows what the process needs."""
+    """Reports the readiness of the process."""
 
     def readiness(self) -> Readiness:
-        """Return what is missing now."""
+        """Return the readiness now."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The raw ASGI side of an inference route: header look-up, a bounded body, one answer."""
+"""Reads requests and sends responses of inference routes over raw ASGI."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,14 +12,14 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ClientDisconnected(Exception):
-    """The caller left before its body had arrived."""
+    """Signals that the client disconnected before its body had arrived."""
 
 
 def headers_by_name(headers: Headers) -> dict[bytes, bytes]:
     """Return the first value of each header; names must be in lower case.
 
-    All lines of `Cache-Control` are one list, as RFC 9110 says of fields that are lists. Of several
-    keys nobody can tell which is meant: that is none.
+    Lines of `Cache-Control` are joined to one list (RFC 9110, 5.3). Several `Authorization` headers
+    are ambiguous, and count as none.
     """
     values = dict(reversed(headers))
     if len(values) < len(headers):
@@ -47,15 +47,15 @@ def check_length(declared: bytes, *, limit: int) -> None:
 
 
 async def read_body(
-    receive: Receive, *, limit: int, arrived: Callable[[int], object] = lambda _: None
+    receive: Receive, *, limit: int, on_progress: Callable[[int], object] = lambda _: None
 ) -> bytes:
     """Return the request's body of at most `limit` bytes.
 
-    `arrived` is told how many bytes there are, each time that there are more, and may raise.
+    `on_progress` is called with the bytes so far after each chunk, and may raise.
 
     Raises:
         PayloadTooLarge: it is longer.
-        ClientDisconnected: the caller left.
+        ClientDisconnected: the client disconnected.
     """
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
@@ -67,7 +67,7 @@ async def read_body(
         size += len(message["body"])
         if size > limit:
             raise _too_large(limit)
-        arrived(size)
+        on_progress(size)
         if not message.get("more_body"):
             return b"".join(chunks)
         message = await receive()
@@ -75,7 +75,7 @@ async def read_body(
 
 
 class HttpReply(NamedTuple):
-    """A complete answer; `lines` are its headers but for its length, each ended by CRLF."""
+    """Holds a complete response; `lines` are its headers but the length, each ended by CRLF."""
 
     status: int
     lines: bytes
@@ -83,7 +83,7 @@ class HttpReply(NamedTuple):
 
 
 def buffered_http(scope: HTTPScope) -> BufferedHttpExtension | None:
-    """Return the server's extension for whole bodies and answers, where it has one."""
+    """Return the server's extension for buffered bodies and responses, if it has one."""
     extension = (scope.get("extensions") or {}).get(BUFFERED_HTTP)
     return extension if isinstance(extension, BufferedHttpExtension) else None
 
@@ -100,7 +100,7 @@ def bounded(body: bytes, *, limit: int) -> bytes:
 
 
 async def respond(send: Send, reply: HttpReply) -> None:
-    """Send one complete answer."""
+    """Send one complete response."""
     headers: Headers = []
     for line in reply.lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b": ")

@@ -73,8 +73,8 @@ class InferenceHandler:
             limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                arrived = partial(self._body_budget.reserve, state)
-                arriving = read_body(receive, limit=limit, arrived=arrived)
+                on_progress = partial(self._body_budget.reserve, state)
+                arriving = read_body(receive, limit=limit, on_progress=on_progress)
                 raw = await self._body_timeouts.read(arriving, deadline=state.deadline)
             else:
                 bounded(raw, limit=limit)

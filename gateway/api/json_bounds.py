@@ -1,8 +1,8 @@
-"""Bounds the JSON of a body before it is decoded: what is small as text may be large as values.
+"""Bounds the number of JSON values in a body before it is decoded.
 
 An empty list is three bytes of text and more than a hundred of memory, and a number such as
-`5e-324` takes the decoder 5 µs, three hundred times as long as `5`. Everything here is a few passes
-at the speed of memory.
+`5e-324` takes the decoder 5 µs, three hundred times as long as `5`. The checks are a few passes at
+memory speed.
 """
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
@@ -15,10 +15,10 @@ _SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS = b"0" * 20
 
 
-def check_json(raw: bytes, *, max_values: int) -> None:
-    """Make sure that a body holds at most `max_values` values, and few numbers that take long.
+def check_json_size(raw: bytes, *, max_values: int) -> None:
+    """Check that a body holds at most `max_values` values, and few numbers that decode slowly.
 
-    What is no JSON may pass: the decoder stops there.
+    Invalid JSON may pass; the decoder refuses it.
 
     Raises:
         PayloadTooLarge: it holds more values.
@@ -27,7 +27,7 @@ def check_json(raw: bytes, *, max_values: int) -> None:
     is_fast = len(raw) <= _MAX_UNCHECKED_BYTES or _slow_numbers(raw) <= _MAX_SLOW_NUMBERS
     if is_fast and (len(raw) <= max_values or _most_values(raw) <= max_values):
         return
-    # What looked like too much may be text.
+    # What was counted may be inside strings.
     syntax = _without_strings(raw, max_values)
     if syntax is None or _has_more_values(syntax, max_values):
         raise PayloadTooLarge(
@@ -57,13 +57,13 @@ def _has_more_values(syntax: bytes, maximum: int) -> bool:
 
 
 def _slow_numbers(raw: bytes) -> int:
-    """Return how many numbers take long, one of many digits several times."""
+    """Return how many numbers decode slowly; one of many digits counts several times."""
     shapes = raw.translate(_SHAPES, b".+")
     return shapes.count(_MANY_DIGITS) + shapes.count(b"e000") + shapes.count(b"e-000")
 
 
 def _without_strings(raw: bytes, max_values: int) -> bytes | None:
-    """Return a body without what its strings hold, `None` where these alone are too many."""
+    """Return a body without the contents of its strings, `None` where these are too many."""
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     # Each value may be a string and have a name that is one, of two quotation marks each.

@@ -1,4 +1,4 @@
-"""What callers ask besides inference: which models there are, and what they used."""
+"""Serves the customers' routes of models and usage."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
-from gateway.api.grouping import read_groups
-from gateway.api.request_headers import time_allowed
-from gateway.api.revalidation import tagged
+from gateway.api.grouping import parse_group_by
+from gateway.api.request_headers import parse_timeout
+from gateway.api.revalidation import with_etag
 from gateway.config.document import Document, ModelEntry
 from gateway.errors import DependencyUnavailable, InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
@@ -102,7 +102,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCatalog(Protocol):
-    """Which models are served, as the backends say."""
+    """Lists the models that backends serve."""
 
     def model(self, name: str) -> ServedModel | None:
         """Return the model of that name."""
@@ -114,7 +114,7 @@ class ModelCatalog(Protocol):
 
 
 class UsageSource(Protocol):
-    """Where usage is counted."""
+    """Reads usage from the ledger."""
 
     async def report(
         self, caller: Principal, since: datetime, until: datetime, group_by: Sequence[str]
@@ -124,16 +124,16 @@ class UsageSource(Protocol):
         Of a key that is limited to models it is the usage of those.
 
         Raises:
-            DependencyUnavailable: it cannot be asked.
+            DependencyUnavailable: the ledger cannot be reached.
         """
         ...
 
 
 class Documents(Protocol):
-    """Gives the current configuration document."""
+    """Returns the current configuration document."""
 
     def document(self) -> Document:
-        """Return it."""
+        """Return the document."""
         ...
 
 
@@ -144,7 +144,7 @@ UsageOfTenants = NamedDependency[SkipValidation[UsageSource]]
 
 
 class MetadataController(Controller):
-    """Models and usage."""
+    """Returns models and usage."""
 
     path = "/v1"
 
@@ -159,7 +159,7 @@ class MetadataController(Controller):
             for model in models.models()
             if _visible(model, document, _principal(request))
         ]
-        return tagged(request, ModelList(data=cards))
+        return with_etag(request, ModelList(data=cards))
 
     @get("/models/{model:str}")
     async def get_model(
@@ -175,7 +175,7 @@ class MetadataController(Controller):
             raise ModelNotFound(
                 f"No model `{model}` is served; GET /v1/models lists those that are."
             )
-        return tagged(request, _card(found))
+        return with_etag(request, _card(found))
 
     @get("/usage")
     async def get_usage(
@@ -200,11 +200,11 @@ class MetadataController(Controller):
         end = _moment("to", until) or now + timedelta(seconds=1)
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
-        groups = read_groups(group_by, _GROUPS, default="model")
-        asked = request.headers.get("x-request-timeout")
-        header = None if asked is None else asked.encode()
+        groups = parse_group_by(group_by, _GROUPS, default="model")
+        value = request.headers.get("x-request-timeout")
+        header = None if value is None else value.encode()
         try:
-            async with asyncio.timeout(time_allowed(header, documents.document().deadline)):
+            async with asyncio.timeout(parse_timeout(header, documents.document().deadline)):
                 lines = await usage.report(_principal(request), start, end, groups)
         except TimeoutError as error:
             raise DependencyUnavailable(

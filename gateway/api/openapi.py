@@ -1,7 +1,7 @@
 """Builds OpenAPI documents: routes and parameters from Litestar, schemas from the types.
 
-What neither knows (errors, headers, examples, routes that are no Litestar handlers) is in a table
-of `Operation`s. A route that the table does not have is in the document all the same.
+What neither has (errors, headers, examples, routes that are not Litestar handlers) comes from a
+table of `Operation`s. A route that is missing in the table is still in the document.
 """
 
 import inspect
@@ -39,19 +39,19 @@ Name = tuple[str, str]
 """A method in lower case and a path."""
 
 
-class Described(NamedTuple):
-    """What a document says beside its operations."""
+class DocumentInfo(NamedTuple):
+    """Holds the parts of a document beside its operations."""
 
     title: str
     description: str
     version: str
     key: str
-    """What the key is that callers send."""
+    """The description of the bearer token."""
     tags: Mapping[str, str]
 
 
 def build_document(
-    described: Described,
+    info: DocumentInfo,
     application: Litestar,
     operations: Mapping[Name, Operation],
 ) -> bytes:
@@ -60,8 +60,8 @@ def build_document(
     `application` has the handlers, and Litestar's own description of them.
     """
     routes = [
-        _Route(name, operations.get(name) or _unlisted(name), handler, own)
-        for name, handler, own in _routes(application, operations)
+        _Route(name, operations.get(name) or _unlisted(name), handler, described)
+        for name, handler, described in _routes(application, operations)
     ]
     schemas = Schemas([Problem, *_types(routes)], BOUNDS)
     schemas.components["Problem"]["properties"]["code"]["enum"] = sorted(codes())
@@ -73,13 +73,13 @@ def build_document(
     document = {
         "openapi": "3.1.0",
         "info": {
-            "title": described.title,
-            "version": described.version,
-            "description": described.description,
+            "title": info.title,
+            "version": info.version,
+            "description": info.description,
             "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": text} for name, text in described.tags.items()],
+        "tags": [{"name": name, "description": text} for name, text in info.tags.items()],
         "security": [{SECURITY: []}],
         "paths": {path: dict(sorted(paths[path].items())) for path in sorted(paths)},
         "components": {
@@ -87,7 +87,7 @@ def build_document(
             "responses": dict(sorted(responses.items())),
             "headers": header_components(),
             "securitySchemes": {
-                SECURITY: {"type": "http", "scheme": "bearer", "description": described.key}
+                SECURITY: {"type": "http", "scheme": "bearer", "description": info.key}
             },
         },
     }
@@ -97,7 +97,7 @@ def build_document(
 def described_by_litestar(
     handlers: Sequence[ControllerRouterHandler], dependencies: Mapping[str, Provide]
 ) -> Litestar:
-    """Return an application with `handlers` that is only there to be described."""
+    """Return an application with `handlers` that only describes them."""
     return Application(
         route_handlers=handlers,
         dependencies=dict(dependencies),
@@ -110,7 +110,7 @@ class _Route(NamedTuple):
     name: Name
     operation: Operation
     handler: HTTPRouteHandler | None
-    own: Json
+    described: Json
     """Litestar's description; empty for what is no handler of it."""
 
     @property
@@ -140,16 +140,16 @@ class _Route(NamedTuple):
 def _routes(
     application: Litestar, operations: Mapping[Name, Operation]
 ) -> Iterator[tuple[Name, HTTPRouteHandler | None, Json]]:
-    own = application.openapi_schema.to_schema()["paths"]
+    described = application.openapi_schema.to_schema()["paths"]
     found = set()
     for route in application.routes:
-        if not isinstance(route, HTTPRoute) or route.path_format not in own:
+        if not isinstance(route, HTTPRoute) or route.path_format not in described:
             continue
         for handler in route.route_handlers:
             for method in sorted(handler.http_methods - {"OPTIONS", "HEAD"}):
                 name = method.lower(), route.path_format
                 found.add(name)
-                yield name, handler, own[route.path_format][method.lower()]
+                yield name, handler, described[route.path_format][method.lower()]
     for name in operations:
         if name not in found:
             yield name, None, {}
@@ -207,22 +207,22 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
 
 def _own_parameters(route: _Route) -> Iterator[Json]:
     """Yield the parameters that the handler names; one that may be left out is never `null`."""
-    for own in route.own.get("parameters", ()):
-        schema = own["schema"]
+    for described in route.described.get("parameters", ()):
+        schema = described["schema"]
         kinds = [kind for kind in schema.get("oneOf", ()) if kind != {"type": "null"}]
         if kinds:
             schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
         parameter = {
-            "name": own["name"],
-            "in": own["in"],
-            "required": own.get("required", False),
+            "name": described["name"],
+            "in": described["in"],
+            "required": described.get("required", False),
             "schema": {
                 name: part
                 for name, part in schema.items()
                 if name != "description" and (name, part) != ("default", "")
             },
         }
-        more = dict(route.operation.about.get(own["name"], {}))
+        more = dict(route.operation.about.get(described["name"], {}))
         parameter["schema"] |= more.pop("schema", {})
         yield parameter | more
 

@@ -1,7 +1,4 @@
-"""What operations of an OpenAPI document are made of: headers, problems, and how one is described.
-
-An `Operation` says of a route what its handler's types do not.
-"""
+"""Defines the parts of an OpenAPI document that types lack: operations, headers and problems."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -29,15 +26,15 @@ _OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
 _EXAMPLE_ID = "req_1f0c5a9e7d3b2c4800000000a7"
 _UNITS = ("requests", "items", "rows", "tokens")
 
-# A head that is too large, a transfer coding or a version of HTTP that is not spoken.
+# A head that is too large, an unsupported transfer coding or version of HTTP.
 _OF_HTTP = (431, 501, 505)
 
-NOWHERE: tuple[type[GatewayError], ...] = (MethodNotAllowed,)
-"""What no operation that is described can end with."""
+UNDOCUMENTED: tuple[type[GatewayError], ...] = (MethodNotAllowed,)
+"""The errors that no operation of a document can return."""
 
 
 class Kind(StrEnum):
-    """What every answer of a route carries."""
+    """Selects the headers that every response of a route has."""
 
     INFERENCE = "inference"
     LIMITED = "limited"
@@ -45,7 +42,7 @@ class Kind(StrEnum):
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
-    """A body: its type, or the schema of what has none, and an example that can be sent."""
+    """Describes a body: its type or schema, and an example that can be sent."""
 
     type: Any = None
     schema: Json | None = None
@@ -55,7 +52,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A route and method as the document has it; what is left out comes from the handler."""
+    """Describes a route and method; missing parts come from the handler."""
 
     id: str
     summary: str
@@ -64,13 +61,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     is_public: bool = False
     """Whether it is answered without a key."""
     errors: tuple[type[GatewayError], ...] = ()
-    """What it may end with beside `ON_EVERY_ROUTE`."""
+    """The errors it may return beside `ON_EVERY_ROUTE`."""
     body: tuple[Content, ...] = ()
     is_body_required: bool = True
     answers: Mapping[int, tuple[Content, ...]] = {}
-    """Bodies of the answers by their status; more than one where the caller chooses."""
+    """Bodies of the responses by status; several where the caller chooses the media type."""
     headers: tuple[str, ...] = ()
-    """What a successful answer carries beside what its kind has."""
+    """Headers of a successful response beside those of its kind."""
     parameters: tuple[Json, ...] = ()
     """Those that the handler does not name."""
     about: Mapping[str, Json] = {}
@@ -127,7 +124,7 @@ ON_EVERY_ROUTE: tuple[type[GatewayError], ...] = (
     *(InvalidRequest, RequestTimeout, InternalError, Overloaded),
     *(error for error in all_errors() if error.status in _OF_HTTP),
 )
-"""What the server itself answers: no HTTP, too slow, a fault of ours, too many connections."""
+"""The errors of the HTTP server itself: malformed, too slow, internal, too many connections."""
 
 
 def codes() -> set[str]:

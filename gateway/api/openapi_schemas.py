@@ -1,4 +1,4 @@
-"""JSON schemas of the API's types, in the form that generators of clients read.
+"""Makes JSON schemas of the API's types, in the form that client generators read.
 
 Made from the types themselves; what a type cannot say (a list of units, a unit's bounds) is added
 by name in `BOUNDS`.
@@ -19,7 +19,7 @@ Json = dict[str, Any]  # a JSON schema is free-form JSON
 _REF = "#/components/schemas/{name}"
 
 MAX_LABELS = 256
-"""So many labels or choices an item may have."""
+"""The bound on the labels or choices of an item."""
 _LABELS: Json = {"minItems": 1, "maxItems": MAX_LABELS}
 
 BOUNDS: dict[str, dict[str, Json]] = {
@@ -39,13 +39,13 @@ BOUNDS: dict[str, dict[str, Json]] = {
     "ItemError": {"code": {"pattern": "^[a-z_]+$"}},
     "Problem": {"status": {"minimum": 400, "maximum": 599}},
 }
-"""What is checked of fields beyond their types."""
+"""Bounds of fields that their types do not express."""
 # A request has at least one item.
 _ITEMS = ("input", "inputs", "documents")
 
 
 class Schemas:
-    """The schemas of some types, and of all that these hold, by name."""
+    """Collects the schemas of types, and of all types that they contain, by name."""
 
     def __init__(self, annotations: Iterable[Any], bounds: Mapping[str, dict[str, Json]]) -> None:
         self._structs = {struct.__name__: struct for struct in _structs(annotations)}

@@ -1,4 +1,4 @@
-"""What a caller asks for in headers: a deadline, how the cache may be used, timings."""
+"""Parses the request headers that set timeout, cache use and criticality."""
 
 import math
 from collections.abc import Mapping
@@ -13,31 +13,33 @@ _NO_DIRECTIVES = CacheDirectives()
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a request's headers ask for; `allowed` is the seconds it may take."""
+    """Holds the options in a request's headers; `allowed` is the seconds it may take."""
 
     allowed: float = 0.0
     directives: CacheDirectives = CacheDirectives()
     criticality: Criticality = Criticality.DEFAULT
 
 
-NOTHING_ASKED = RequestOptions()
+NO_OPTIONS = RequestOptions()
 
 
-def read_headers(headers: Mapping[bytes, bytes], deadline: DeadlineEntry) -> RequestOptions:
-    """Return what `headers`, by their names in lower case, ask for.
+def parse_request_options(
+    headers: Mapping[bytes, bytes], deadline: DeadlineEntry
+) -> RequestOptions:
+    """Return the options in `headers`, whose names are in lower case.
 
     Raises:
-        InvalidRequest: one of them cannot be understood.
+        InvalidRequest: one of them is malformed.
     """
     return RequestOptions(
-        allowed=time_allowed(headers.get(b"x-request-timeout"), deadline),
-        directives=cache_directives(headers.get(b"cache-control", b"")),
-        criticality=criticality(headers.get(b"sluicegate-criticality")),
+        allowed=parse_timeout(headers.get(b"x-request-timeout"), deadline),
+        directives=parse_cache_control(headers.get(b"cache-control", b"")),
+        criticality=parse_criticality(headers.get(b"sluicegate-criticality")),
     )
 
 
-def time_allowed(value: bytes | None, deadline: DeadlineEntry) -> float:
-    """Return the seconds a request may take: what `X-Request-Timeout` asks, up to the maximum.
+def parse_timeout(value: bytes | None, deadline: DeadlineEntry) -> float:
+    """Return the seconds a request may take: `X-Request-Timeout`, up to the maximum.
 
     Raises:
         InvalidRequest: the header is there and no positive number of seconds.
@@ -53,8 +55,8 @@ def time_allowed(value: bytes | None, deadline: DeadlineEntry) -> float:
     return min(seconds, deadline.maximum)
 
 
-def criticality(value: bytes | None) -> Criticality:
-    """Return how important a request says it is.
+def parse_criticality(value: bytes | None) -> Criticality:
+    """Return the criticality of a request.
 
     Raises:
         InvalidRequest: the header is there and none of the three.
@@ -69,8 +71,8 @@ def criticality(value: bytes | None) -> Criticality:
         ) from None
 
 
-def cache_directives(value: bytes) -> CacheDirectives:
-    """Return what `Cache-Control` asks; unknown directives are ignored, as RFC 9111 demands.
+def parse_cache_control(value: bytes) -> CacheDirectives:
+    """Return the directives of `Cache-Control`; unknown ones are ignored (RFC 9111, 5.2.3).
 
     Raises:
         InvalidRequest: `max-age` or `max-stale` is no number of seconds.

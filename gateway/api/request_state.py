@@ -6,13 +6,13 @@ from collections.abc import Callable
 import msgspec
 
 from backends.protocol import Task
-from gateway.api.request_headers import NOTHING_ASKED
+from gateway.api.request_headers import NO_OPTIONS
 from gateway.api.schemas import Body
 from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError
 from gateway.events.hit_run import ID_DIGITS, HitRun
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.types import (
     InferenceRequest,
@@ -40,6 +40,7 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     tail: bytes
     """The constant end of the answer: `content-length` and the body."""
     run: HitRun
+    charge: RepeatedCharge
 
 
 class ParsedBody(msgspec.Struct, kw_only=True):
@@ -88,7 +89,7 @@ class RequestState:
     """
 
     principal: Principal | None = None
-    options = NOTHING_ASKED
+    options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
@@ -97,7 +98,7 @@ class RequestState:
     """Bytes that a large body takes of the room for all of them."""
     traceparent = ""
     parsed: ParsedBody | None = None
-    decision: Decision | None = None
+    limit_lines = b""
     prepared: PreparedRequest | None = None
     """Set once the request is within its limits and its key's rights."""
     outcomes: list[ItemOutcome | None] | None = None

@@ -1,4 +1,7 @@
-"""The bodies of answers, as types for the OpenAPI document. Results travel as stored bytes."""
+"""Describes response bodies of inference routes for the OpenAPI document.
+
+Results themselves travel as stored bytes.
+"""
 
 from typing import Any, ClassVar
 
@@ -82,7 +85,7 @@ class EntitiesResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an item has no answer (with `"on_error": "continue"`)."""
+    """The reason why an item has no answer (with `"on_error": "continue"`)."""
 
     code: str
     """Stable; what programs should look at."""
@@ -158,7 +161,7 @@ class EmbedAnswer(InferenceAnswer, frozen=True, kw_only=True):
 
 
 class InferAnswer(InferenceAnswer, frozen=True, kw_only=True):
-    """What the model's algorithm answers: any JSON value, or a `FailedResult`."""
+    """Results of the model's algorithm: any JSON value, or a `FailedResult`."""
 
     each_result: ClassVar = (Any,)
 

@@ -1,4 +1,4 @@
-"""Lets a caller that has an answer to a GET ask whether it is still the same (RFC 9110, 13.1.2)."""
+"""Adds an `ETag` to responses and answers `If-None-Match` (RFC 9110, 13.1.2)."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from litestar.status_codes import HTTP_304_NOT_MODIFIED
 from xxhash import xxh3_64_hexdigest
 
 
-def tagged(request: Request[Any, Any, Any], answer: msgspec.Struct) -> Response[Any]:
+def with_etag(request: Request[Any, Any, Any], answer: msgspec.Struct) -> Response[Any]:
     """Return `answer` with its `ETag`, or 304 where `If-None-Match` names it."""
     tag = f'"{xxh3_64_hexdigest(msgspec.json.encode(answer))}"'
     headers = {"etag": tag, "cache-control": "private, no-cache"}
-    known = {name.strip().removeprefix("W/") for name in _known(request).split(",")}
-    if known & {tag, "*"}:
+    tags = {name.strip().removeprefix("W/") for name in _if_none_match(request).split(",")}
+    if tags & {tag, "*"}:
         return Response(content=None, status_code=HTTP_304_NOT_MODIFIED, headers=headers)
     return Response(content=answer, headers=headers)
 
 
-def _known(request: Request[Any, Any, Any]) -> str:
+def _if_none_match(request: Request[Any, Any, Any]) -> str:
     return request.headers.get("if-none-match", "")

@@ -1,4 +1,4 @@
-"""The Litestar application of the API: raw inference routes, typed others, problems for errors."""
+"""Builds the Litestar application of the customers' API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from gateway.api.error_handling import NO_ROUTE, problem_response
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import Documents, MetadataController, ModelCatalog, UsageSource
-from gateway.api.openapi import Described, build_document, described_by_litestar
+from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, Ids, response_headers
 
@@ -29,7 +29,7 @@ _RAW = {"raw": True}
 def build_api(
     *,
     version: str,
-    door: InferenceHandler,
+    handler: InferenceHandler,
     admission: AdmissionMiddleware,
     ids: Ids,
     models: ModelCatalog,
@@ -56,7 +56,7 @@ def build_api(
     document = customers_document(version, dependencies)
     return Application(
         route_handlers=[
-            *(_raw_route(door, task) for task in Task),
+            *(_raw_route(handler, task) for task in Task),
             *_DESCRIBED,
             openapi_document,
             docs_page,
@@ -73,9 +73,9 @@ def build_api(
 def customers_document(version: str, dependencies: Mapping[str, Provide]) -> bytes:
     """Return the OpenAPI document as JSON, made from an application of its own.
 
-    Litestar would serve what it knows, without the raw routes, under a path of its own too.
+    Litestar would serve its own document, without the raw routes, under a path of its own.
     """
-    about = Described(
+    about = DocumentInfo(
         title="Sluicegate",
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",
@@ -89,14 +89,14 @@ def _provide(value: object) -> Provide:
     return Provide(lambda: value, sync_to_thread=False)
 
 
-def _raw_route(door: InferenceHandler, task: Task) -> ASGIRouteHandler:
+def _raw_route(handler: InferenceHandler, task: Task) -> ASGIRouteHandler:
     """Return the route of `task`: a plain ASGI handler, since it is the hot path."""
     # Litestar gives raw handlers no path parameters; a mount is given the rest of the path.
     names_model = task is Task.INFER
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         model = _model_in(scope["path"]) if names_model else ""
-        await door.handle(task, model, _http(scope), receive, send)
+        await handler.handle(task, model, _http(scope), receive, send)
 
     route = ASGIRouteHandler(f"/v1/{task}", opt=_RAW, is_mount=names_model, copy_scope=False)
     return route(handle)

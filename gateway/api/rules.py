@@ -2,17 +2,16 @@
 
 An entry point (fast path or handler) reads and sends bytes. In between it calls `read_head`, then
 `reply_now` with the body. Where that has to wait, `lookup_nowait` answers from the cache without a
-task, and `reply_later` in all other cases.
+task, and `reply_later` in all other cases. Memory hits that repeat an earlier one are
+answered by `gateway.api.memory_hits`.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from backends.protocol import Task
 from gateway.api.answers import (
-    HIT,
     JSON,
     PRIVATE,
     cache_lines,
@@ -24,9 +23,11 @@ from gateway.api.answers import (
 )
 from gateway.api.body_reader import BodyReader
 from gateway.api.error_handling import gateway_error
+from gateway.api.hit_events import HitEventBatch
 from gateway.api.http import HttpReply, check_length
-from gateway.api.request_headers import read_headers
-from gateway.api.request_state import HitReplay, RequestIds, RequestState
+from gateway.api.memory_hits import MemoryHits
+from gateway.api.request_headers import parse_request_options
+from gateway.api.request_state import RequestIds, RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
@@ -38,43 +39,21 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.events.base import EventPublisher
-from gateway.events.hit_run import HitRun
 from gateway.http.problem_details import encode_problem, problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
-from gateway.rate_limit.repeated_charges import RepeatedCharge
-from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import (
     Answer,
     Caller,
-    Principal,
     Source,
     Usage,
 )
-
-_MOST_REMEMBERED = 4096
-
-
-class Limiter(Protocol):
-    """Decides whether a request is within its limits; see `gateway.rate_limit.base`."""
-
-    def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from what is held locally, `None` when that is not enough."""
-        ...
-
-    async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, asking the shared state when needed."""
-        ...
-
-    def spender(self, charges: Sequence[Charge]) -> RepeatedCharge:
-        """Return what takes `charges` again and again."""
-        ...
 
 
 class InferenceRules:
@@ -85,7 +64,7 @@ class InferenceRules:
         *,
         runtimes: RuntimeStore,
         keys: KeyRing,
-        limiter: Limiter,
+        limiter: RateLimiter,
         inference: Inference,
         events: EventPublisher,
         metrics: GatewayMetrics,
@@ -105,8 +84,18 @@ class InferenceRules:
         self._now = loop_time
         self._wall = wall
         self._bodies = BodyReader()
-        self._runtime: Runtime | None = None
-        self._runs: dict[tuple[Principal, Task, str, str, bool], HitRun] = {}
+        self.hits = MemoryHits(
+            runtimes=runtimes,
+            inference=inference,
+            limiter=limiter,
+            events=HitEventBatch(
+                ids=ids, events=events, metrics=metrics, loop_time=loop_time, wall=wall
+            ),
+            ids=ids,
+            loop_time=loop_time,
+            wall=wall,
+            region=region,
+        )
 
     def new_state(self, task: Task) -> RequestState:
         """Return the state of a new request, with the current runtime and a new id."""
@@ -130,7 +119,7 @@ class InferenceRules:
         if state.principal is None:
             raise self._keys.refusal(key)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
-        state.options = read_headers(headers, document.deadline)
+        state.options = parse_request_options(headers, document.deadline)
 
     async def read_large(self, state: RequestState, model: str, raw: bytes) -> None:
         """Read a body that would hold the event loop, before `reply_now` is given it.
@@ -154,17 +143,15 @@ class InferenceRules:
             if parsed is None:
                 parsed = state.parsed = self._bodies.read(state, model, raw)
             state.usage = parsed.failed
-            decision = state.decision = self._limiter.try_admit(parsed.charges)
+            body = self.hits.answer(state, parsed)
+            if body is not None:
+                return self._reply(state, body)
+            decision = self._limiter.try_admit(parsed.charges)
             if decision is None:
                 return None
             prepared = state.prepared = self._admitted(state, decision)
-            directives = state.options.directives
-            if parsed.replay is not None:
-                entry, age = self._inference.read_single(prepared, directives)
-                if entry is parsed.replay.entry:
-                    return self._repeated(state, parsed.replay, age)
-            answer = self._inference.from_memory(prepared, directives)
-            return None if answer is None else self._hit(state, prepared, answer)
+            answer = self._inference.from_memory(prepared, state.options.directives)
+            return None if answer is None else self._hit(state, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 
@@ -196,8 +183,7 @@ class InferenceRules:
         try:
             prepared = state.prepared
             if prepared is None:
-                state.decision = await self._ask_limiter(state)
-                prepared = state.prepared = self._admitted(state, state.decision)
+                prepared = state.prepared = self._admitted(state, await self._ask_limiter(state))
             principal, _ = state.caller_and_body()
             caller = Caller(
                 principal=principal,
@@ -237,6 +223,7 @@ class InferenceRules:
     def _admitted(self, state: RequestState, decision: Decision) -> PreparedRequest:
         """Return the work of a request that is within its limits and its key's rights."""
         state.admitted = self._now()
+        state.limit_lines = rate_limit_lines(decision)
         if not decision.allowed:
             self._metrics.rate_limited(decision.violated.name if decision.violated else "unknown")
             raise beyond_limit(decision)
@@ -283,58 +270,10 @@ class InferenceRules:
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 
-    def _hit(self, state: RequestState, prepared: PreparedRequest, answer: Answer) -> HttpReply:
-        """Answer, and let the next request that says the same and finds the same repeat it."""
+    def _hit(self, state: RequestState, answer: Answer) -> HttpReply:
         reply = self._answered(state, answer)
-        if len(answer.outcomes) > 1 or answer.outcomes[0].source is not Source.HIT:
-            return reply
-        _, parsed = state.caller_and_body()
-        entry, _ = self._inference.read_single(prepared, state.options.directives)
-        run = self._run(state)
-        if entry is None or run is None:
-            return reply
-        parsed.replay = HitReplay(
-            entry=entry,
-            model=state.model,
-            revision=state.revision,
-            usage=state.usage,
-            body=reply.body,
-            tail=b"content-length: %d\r\n\r\n%b" % (len(reply.body), reply.body),
-            run=run,
-        )
+        self.hits.add(state, answer, reply.body)
         return reply
-
-    def _run(self, state: RequestState) -> HitRun | None:
-        """Return the run of all memory hits like this one."""
-        principal, _ = state.caller_and_body()
-        # Hits of texts that were cut are counted as such.
-        is_truncated = state.usage.truncated > 0
-        name = (principal, state.task, state.model, state.revision, is_truncated)
-        if state.runtime is not self._runtime:
-            self._runtime = state.runtime
-            self._runs.clear()
-        run = self._runs.get(name)
-        if run is None:
-            event = state.event(wall=self._wall, now=self._now(), region=self._region)
-            if event is None:
-                return None
-            if len(self._runs) >= _MOST_REMEMBERED:
-                self._runs.clear()
-            run = self._runs[name] = HitRun(event)
-        return run
-
-    def _repeated(self, state: RequestState, replay: HitReplay, age: float) -> HttpReply:
-        """Answer as the last time: all but id, times and limits is the same."""
-        duration = self._now() - state.started
-        event = replay.run.event
-        self._events.set_aside(event.size)
-        self._events.publish_encoded(event.payload(state.id, self._wall(), duration, 1))
-        self._metrics.request(state.task, 200, duration)
-        self._metrics.items(replay.model, Source.HIT, 1)
-        state.model, state.revision = replay.model, replay.revision
-        state.usage = replay.usage
-        state.lines = b"%b%d\r\n" % (HIT, age)
-        return self._reply(state, replay.body)
 
     def _publish(self, state: RequestState) -> None:
         """Put the event on disk: an answer without one must not leave."""
@@ -360,9 +299,12 @@ class InferenceRules:
 
     def _reply(self, state: RequestState, body: bytes) -> HttpReply:
         """Return the answer with the headers that every answer has."""
-        lines = b"%bx-request-id: %b%b" % (state.lines, state.id.encode(), PRIVATE)
-        if state.decision is not None:
-            lines += rate_limit_lines(state.decision)
+        lines = b"%bx-request-id: %b%b%b" % (
+            state.lines,
+            state.id.encode(),
+            PRIVATE,
+            state.limit_lines,
+        )
         if state.is_body_due and state.expects:
             # What comes next may be the body or another request; nobody can tell.
             lines += CLOSE

@@ -1,9 +1,8 @@
-"""Bodies of the inference routes, and how each becomes an `InferenceRequest`.
+"""Defines the request bodies of the inference routes, and converts them to `InferenceRequest`s.
 
-A body says what the caller wrote; `request()` takes it apart into parameters (which all items
-share, and which are part of the cache key) and items. What only shapes the answer (`top_n`,
-`return_documents`, `on_error`) stays with the body and reaches neither key nor backend; `truncate`
-reaches the backend alone.
+`request()` splits a body into items and parameters, which all items share and which are part of the
+cache key. Fields that only shape the response (`top_n`, `return_documents`, `on_error`) reach
+neither key nor backend; `truncate` reaches the backend alone.
 """
 
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""A client span around each call of a backend."""
+"""Records a client span around each call of a backend."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from gateway.types import Endpoint
 
 
 class CallSpans:
-    """The dispatcher's seam for tracing, filled."""
+    """A `CallTracer` of the dispatcher over the tracer of the process."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from litestar.types import ASGIApp
 
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.hit_events import HitEventBatch
 from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.health import ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
@@ -77,7 +76,7 @@ def build_listeners(
     if not settings.fast_lane or not isinstance(parts.tracer, NullTracer):
         # Only the application records spans.
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
-    fast_path = _build_fast_path(parts, rules, ids, draining)
+    fast_path = _build_fast_path(parts, rules, draining)
     return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
@@ -88,7 +87,7 @@ def _build_application(
     handler = InferenceHandler(rules=rules, tracer=parts.tracer)
     api = build_api(
         version=version("sluicegate"),
-        door=handler,
+        handler=handler,
         admission=AdmissionMiddleware(
             keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, ids=ids
         ),
@@ -101,20 +100,7 @@ def _build_application(
     return InferenceRouter(api, handler)
 
 
-def _build_fast_path(
-    parts: EntryPointParts, rules: InferenceRules, ids: RequestIds, draining: Draining
-) -> FastPath:
-    runtimes = parts.stores.runtimes
-    heads = RequestHeadCache(rules=rules, keys=parts.keys, runtimes=runtimes)
+def _build_fast_path(parts: EntryPointParts, rules: InferenceRules, draining: Draining) -> FastPath:
+    heads = RequestHeadCache(rules=rules, keys=parts.keys, runtimes=parts.stores.runtimes)
     draining.on_close(heads.close)
-    return FastPath(
-        rules=rules,
-        heads=heads,
-        limiter=parts.limiter,
-        inference=parts.inference,
-        runtimes=runtimes,
-        ids=ids,
-        hit_events=HitEventBatch(
-            ids=ids, events=parts.events, metrics=parts.metrics, loop_time=parts.clock
-        ),
-    )
+    return FastPath(rules=rules, heads=heads)

@@ -1,4 +1,4 @@
-"""Keeps the key ring as the SQL store has it; with the store down, what was known stays known."""
+"""Follows the keys in the SQL store; while that is down, the last ones stay in force."""
 
 import asyncio
 import logging
@@ -16,10 +16,10 @@ _NEVER = -1
 
 
 class PrincipalStore(Protocol):
-    """Where keys are kept. Blocks; raises `DependencyUnavailable` when it cannot be asked."""
+    """Stores keys. Blocks; raises `DependencyUnavailable` when it cannot be reached."""
 
     def version(self) -> int:
-        """Return a number that is another whenever `load_principals` may be."""
+        """Return a number that changes whenever `load_principals` may."""
         ...
 
     def load_principals(self) -> Mapping[str, Principal]:
@@ -28,7 +28,7 @@ class PrincipalStore(Protocol):
 
 
 class PrincipalsFollower:
-    """Loads keys at its start, when told of a change, and each `poll` seconds as a safety net."""
+    """Loads keys when entered, upon a change, and each `poll` seconds as a safety net."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class PrincipalsFollower:
         self._reached = True
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
-            self.refresh, interval=poll, failure="keys were not read; the known ones stay in force"
+            self.refresh, interval=poll, failure="keys were not read; the last ones stay in force"
         )
 
     @property
@@ -63,12 +63,15 @@ class PrincipalsFollower:
         await self._polling.__aexit__(*exc_info)
 
     async def refresh(self) -> None:
-        """Bring the ring up to date; while the store is down, known keys stay until they expire."""
+        """Bring the ring up to date; while the store is down, its keys stay until they expire."""
         try:
             await self.read_again()
         except DependencyUnavailable as error:
             if self._reached:
-                _log.warning("keys cannot be read; known ones stay", extra={"reason": error.detail})
+                _log.warning(
+                    "keys cannot be read; the last ones stay in force",
+                    extra={"reason": error.detail},
+                )
             self._reached = False
             self._ring.drop_expired(self._wall())
         else:
@@ -78,7 +81,7 @@ class PrincipalsFollower:
         """Bring the ring up to date.
 
         Raises:
-            DependencyUnavailable: it is not, as the store is down.
+            DependencyUnavailable: the store is down.
         """
         async with self._lock:
             await self._load()

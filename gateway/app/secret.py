@@ -1,4 +1,4 @@
-"""The secret that keys the cache's tags: given, or made once per data directory."""
+"""Reads the secret of cache tags from the settings, or creates it once per data directory."""
 
 import contextlib
 import secrets
@@ -8,7 +8,7 @@ from gateway.settings import Settings
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the setting's secret, or that of a file in the data directory, made when missing."""
+    """Return the secret of the settings, else of the data directory, created when missing."""
     if settings.secret:
         return settings.secret.encode()
     path = settings.data_dir / "secret"

@@ -1,4 +1,4 @@
-"""What a worker's parts say of themselves: once a second to the metrics, and to the admin."""
+"""Reports the statistics of a worker's parts to its metrics and to the admin process."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ Source = Callable[[], msgspec.Struct]
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the whole of a worker takes: `tasks` of its event loop."""
+    """Statistics of the whole worker: `tasks` of its event loop."""
 
     tasks: int
 
 
 def worker_statistics() -> WorkerStatistics:
-    """Return what this worker takes; called in its loop."""
+    """Return the statistics of this worker; called in its loop."""
     return WorkerStatistics(tasks=len(asyncio.all_tasks()))
 
 

@@ -1,4 +1,4 @@
-"""What the API's handlers see of the worker's parts: documents, usage, readiness."""
+"""Adapts parts of a worker to what API handlers read: documents, usage, readiness."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +40,9 @@ class CurrentDocument:
 
 
 class LedgerUsage:
-    """Usage as the ledger has it.
+    """Reads usage from the ledger.
 
-    The ledger is asked in threads of this object's own, so that one that does not answer keeps none
-    that others need.
+    Queries run in threads of its own, so that a ledger that does not answer blocks no others.
     """
 
     def __init__(self, ledger: Ledger, runtimes: RuntimeStore) -> None:
@@ -70,17 +69,17 @@ class LedgerUsage:
 
 
 class Events(Protocol):
-    """Where usage events are kept."""
+    """Stores usage events."""
 
-    def trouble(self) -> str:
+    def refusal_reason(self) -> str:
         """Return why they cannot be, nothing where they can."""
         ...
 
 
 class WorkerReadiness:
-    """A worker is ready when it knows keys and a backend that is ready, and can keep events.
+    """Computes readiness: keys were loaded, a backend is ready, and events can be stored.
 
-    `redis` says of each Redis, by its role, whether it is reached; a worker serves without.
+    `redis` says by role whether each Redis is reached; a worker serves without.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class WorkerReadiness:
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
-        if trouble := self._events.trouble():
+        if trouble := self._events.refusal_reason():
             missing.append(f"event log: {trouble}")
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
         degraded += [
@@ -115,12 +114,12 @@ class WorkerReadiness:
 
 
 def _lacking(one: EndpointStatistics) -> str:
-    """Return what a backend lacks, for everybody: why names files, and is for operators."""
+    """Return what a backend lacks; the reasons name files, and are for operators only."""
     return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
 
 
 class ReadinessUntilDraining:
-    """The readiness of a worker, which is not ready once its gateway is stopping."""
+    """Readiness of a worker, which is not ready once its gateway is stopping."""
 
     def __init__(self, source: ReadinessSource, draining: Draining) -> None:
         self._source = source

@@ -86,7 +86,7 @@ async def build_worker(
     resolver: Resolver | None = None,
     draining: Draining | None = None,
 ) -> AsyncIterator[Listeners]:
-    """Run a worker, and give its entry points once backends are known, or had their time.
+    """Run a worker, and give its entry points once backends are ready or time is up.
 
     Names are looked up by `resolver`, by default as the operating system does.
     """
@@ -161,12 +161,12 @@ class Worker:
         )
 
     def _configure_limits(self, runtime: Runtime) -> None:
-        self.limiter.local.share = runtime.document.limits.local_share
+        self.limiter.local.fraction = runtime.document.limits.local_share
 
     async def start(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
-        """Enter every part, and return the entry points once backends are known, or had their time.
+        """Enter every part, and return the entry points once backends are ready or time is up.
 
-        A part is entered before those that use it, and left by `stack` after them.
+        A part is entered before those that use it, and exited by `stack` after them.
         """
         reporter = self._stats_reporter()
         models = ModelsFollower(
@@ -208,7 +208,7 @@ class Worker:
             settings=self._settings,
             report=reporter.report,
             accounts_changed=self._principals.read_again,
-            models_changed=models.newest,
+            models_changed=models.on_version,
             drains_changed=self.backends.fleet.drain,
             recovery=self._stores.recovery,
         )

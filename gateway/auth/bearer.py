@@ -6,7 +6,7 @@ _BEARER = b"bearer "
 
 
 def bearer_token(value: bytes) -> bytes:
-    """Return the token of the value of an `Authorization` header, empty when it holds none."""
+    """Return the token of the value of an `Authorization` header, empty if it has none."""
     return value[7:].strip() if value[:7].lower() == _BEARER else b""
 
 

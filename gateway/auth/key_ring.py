@@ -1,4 +1,4 @@
-"""Finds who calls: the principals of all keys, in memory, under the hashes of the keys."""
+"""Authenticates callers: finds the principal of a key in memory, by the key's hash."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,11 @@ from gateway.types import Principal
 
 
 class KeyRing:
-    """Every known key's principal.
+    """Maps every valid key to its principal.
 
-    A look-up hashes what was sent (0.4 µs) and asks a dictionary for the digest, so that its time
-    says nothing about a stored key, and no key is held in memory. An unknown key is refused; when
-    the store of keys is down, what was put here last stays. `generation` is another whenever what
-    is known may be.
+    A lookup hashes the key that was sent (0.4 µs) and looks up the digest, so that its time reveals
+    nothing about stored keys, and no key is held in memory. An unknown key is refused. While the
+    store of keys is down, the last principals stay. `generation` changes whenever they may have.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
@@ -27,15 +26,15 @@ class KeyRing:
         return len(self._principals)
 
     def find(self, key: bytes) -> Principal | None:
-        """Return whose key `key` is, or `None` when nobody's."""
+        """Return the principal of `key`, or `None` if it is unknown."""
         if not SHORTEST <= len(key) <= LONGEST:
             return None
         return self._principals.get(digest_of_key(key))
 
     def refusal(self, key: bytes) -> GatewayError:
-        """Return why `key`, which was not found, is refused.
+        """Return the error for `key`, which was not found.
 
-        Until keys were read for the first time, nobody can tell whether it is one.
+        Until keys were read for the first time, it is `DependencyUnavailable`.
         """
         if self._loaded or not SHORTEST <= len(key) <= LONGEST:
             return AuthenticationFailed(
@@ -47,22 +46,22 @@ class KeyRing:
         )
 
     def replace(self, principals: Mapping[str, Principal]) -> None:
-        """Know exactly `principals`, by `hash_key`, from the next look-up on.
+        """Replace all principals, which are given by `hash_key`, from the next lookup on.
 
         Raises:
-            ValueError: a hash is not hexadecimal; what was known stays.
+            ValueError: a hash is not hexadecimal; nothing has changed.
         """
         self._principals = {bytes.fromhex(hash_): one for hash_, one in principals.items()}
         self.generation += 1
         self._loaded = True
 
     def drop_expired(self, now: int) -> None:
-        """Forget the keys that expired by `now` (nanoseconds since the epoch)."""
-        left = {
+        """Remove the keys that expired by `now` (nanoseconds since the epoch)."""
+        valid = {
             digest: one
             for digest, one in self._principals.items()
             if one.expires is None or one.expires > now
         }
-        if len(left) < len(self._principals):
-            self._principals = left
+        if len(valid) < len(self._principals):
+            self._principals = valid
             self.generation += 1

@@ -1,4 +1,4 @@
-"""What makes a well-formed document wrong in meaning."""
+"""Checks the values of a well-formed document: ranges, names, references and combinations."""
 
 import datetime as dt
 import math
@@ -71,7 +71,7 @@ def _references(document: Document) -> Iterator[tuple[Path, str]]:
 
 
 def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[ConfigFinding]:
-    """Yield what is wrong with a list of limits, wherever it stands."""
+    """Yield what is wrong with the list of limits at `path`."""
     rules = tuple(rules)
     for index, rule in enumerate(rules):
         here = (*path, index)
@@ -94,7 +94,7 @@ def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[ConfigFinding
 
 
 def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
-    """Yield what is wrong with how a rule's units come back: one way of three."""
+    """Yield what is wrong with the refill of a rule: by time, by month or by work that ends."""
     if rule.period not in ("", "month"):
         yield ConfigFinding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
     elif rule.unit == CONCURRENT:
@@ -226,7 +226,7 @@ def _url(url: str, path: Path) -> Iterator[ConfigFinding]:
 
 
 def _place(backend: BackendEntry, path: Path) -> Iterator[ConfigFinding]:
-    """Yield what is wrong with where a backend is said to be: by a URL, or by a name."""
+    """Yield what is wrong with the address of a backend, which is a URL or a name."""
     if not backend.dns:
         yield from _url(backend.url, (*path, "url"))
         if backend.tls:

@@ -1,6 +1,7 @@
-"""The reloadable configuration document, as values. Reading it from YAML is `gateway.config.load`.
+"""Defines the schema of the reloadable configuration document.
 
-Every field has a default that suits a first run, so that a document says only what differs.
+`gateway.config.load` reads it from YAML. Every field has a default that suits a first run, so that
+a document names only what differs. A reload applies every field to running workers.
 """
 
 from typing import Literal
@@ -11,22 +12,22 @@ from gateway.types import Rule
 
 
 class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One backend process, or all that a name leads to: `id` is unique in the document."""
+    """One backend process, or all that a DNS name resolves to; `id` is unique in the document."""
 
     id: str
     url: str = ""
-    """Where it is; left out where `dns` says where they are."""
+    """The address of one backend; empty where `dns` is given."""
     dns: str = ""
-    """A name and a port: there is a backend at each address of the name."""
+    """A name and a port, with a backend at each address of the name."""
     tls: bool = False
-    """Whether those speak TLS."""
+    """Whether the backends of `dns` speak TLS."""
     weight: float = 1.0
     server_name: str = ""
-    """The name its certificate must hold, where that is not the host of `url` or `dns`."""
+    """The name in its certificate; by default the host of `url` or `dns`."""
 
 
 class PoolEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Backends of one region; an `overflow` pool is used when the others are not enough."""
+    """Backends of one region; an `overflow` pool is used when the other pools are saturated."""
 
     name: str = "default"
     overflow: bool = False
@@ -41,19 +42,20 @@ class RegionEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the gateway adds to a model that backends serve."""
+    """Settings of a model beside those that its backends report."""
 
     scope: Literal["tenant", "shared"] = "tenant"
     """`shared`: tenants may be served each other's cached answers."""
     cache_ttl: float = 86_400.0
     """Seconds an answer is kept; 0 keeps none."""
     stale_while_revalidate: float = 0.0
-    """Seconds an answer out of date, or of the revision before, is given while it is refreshed."""
+    """Seconds for which an expired answer, or one of the revision before, is served while it is
+    refreshed."""
     stale_if_error: float = 0.0
-    """Seconds such an answer is given where no backend answers."""
+    """Seconds for which such an answer is served when no backend answers."""
     enabled: bool = True
     planned: bool = False
-    """No backend serves it yet, and its name is known all the same."""
+    """Accepts the name although no backend serves the model yet."""
     limits: tuple[Rule, ...] = ()
     """Limits on what is computed for the model, over all tenants."""
 
@@ -66,7 +68,7 @@ class DeadlineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The result cache. `ttl_jitter` shortens lifetimes by up to that share, at random."""
+    """The result cache. `ttl_jitter` shortens lifetimes at random by up to that share."""
 
     memory_bytes: int = 64 * 1024 * 1024
     memory_enabled: bool = True
@@ -74,11 +76,11 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     redis_timeout: float = 0.015
     ttl_jitter: float = 0.1
     lease: float = 0.25
-    """Seconds that a claim on an answer lasts unless it is renewed; 0 lets all workers compute."""
+    """Seconds that a claim on an answer lasts unless it is renewed; 0 turns claims off."""
     refusal_ttl: float = 60.0
-    """Seconds a deterministic refusal (too long, a bad label) is remembered."""
+    """Seconds that a deterministic refusal (too long, a bad label) is cached."""
     refreshes: int = 64
-    """Items out of date that a worker refreshes at a time."""
+    """Expired items that a worker refreshes at a time."""
 
 
 class RequestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,14 +101,14 @@ class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
     key: tuple[Rule, ...] = ()
     local_share: float = 0.1
-    """While Redis is down, a worker admits this share of each limit by itself; so does a region
+    """The share of each limit that a worker admits by itself while Redis is down, and a region
     that has not reached the ledger for `share_lease` seconds."""
     share_lease: float = 30.0
     """Seconds after which a region that does not report loses its shares of limits to others."""
 
 
 class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How backends are chosen, judged and tried again. Durations in seconds."""
+    """Selection, ejection, retries and probes of backends. Durations in seconds."""
 
     attempts: int = 3
     attempt_timeout: float = 5.0
@@ -118,19 +120,19 @@ class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     eject_after: int = 5
     eject_for: float = 5.0
     eject_share: float = 0.2
-    """Share of failed calls from which a backend is left out, though none follows another."""
+    """Share of failed calls from which a backend is ejected, consecutive or not."""
     max_ejected: float = 0.5
-    """Share of the backends that may be left out at a time."""
+    """Share of the backends that may be ejected at a time."""
     panic_threshold: float = 0.5
-    """Below this share of backends in use, those left out are used as well."""
+    """Below this share of backends in use, ejected ones are used as well."""
     hedge_share: float = 0.0
-    """Share of items that may be tried at a second backend as well, when the first is late."""
+    """Share of items that may be hedged: sent to a second backend when the first is late."""
     slow_start: float = 5.0
-    """Seconds in which a backend that came back is given more and more."""
+    """Seconds over which the load of a recovered backend is raised."""
     spill_after: float = 0.05
-    """What would wait so long in its region goes to another that answers sooner."""
+    """Predicted wait in the preferred region above which another region is used."""
     overflow_after: float = 0.2
-    """What would wait so long in every region goes to an overflow pool."""
+    """Predicted wait in every region above which an overflow pool is used."""
     max_calls_per_backend: int = 256
     client: Literal["native", "httpx"] = "native"
     """What sends calls: `httpx` goes through the proxies that the environment names."""
@@ -149,7 +151,7 @@ class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole document, the files of the folder put together."""
+    """The whole document: all files of the folder together."""
 
     regions: tuple[RegionEntry, ...] = ()
     models: dict[str, ModelEntry] = {}

@@ -1,4 +1,4 @@
-"""Reads a configuration document: YAML texts in, a checked `Document` out."""
+"""Reads YAML texts into a checked `Document`."""
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,12 +14,12 @@ from gateway.config.sources import DocumentSource, read_folder, read_source
 from gateway.errors import ConfigurationError
 
 T = TypeVar("T")
-BESIDE_CACHE_BYTES = 256 * 1024 * 1024
-"""What a worker takes beside its cache; more than it has been seen to need."""
+WORKER_BASE_BYTES = 256 * 1024 * 1024
+"""Memory of a worker besides its cache; more than was ever measured."""
 
 
 class PlacedBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a placement file says: where the backends really are."""
+    """The content of a placement file: regions that replace those of the document."""
 
     regions: tuple[RegionEntry, ...] = ()
 
@@ -73,12 +73,12 @@ def check_memory(sources: Sequence[DocumentSource], limit: int) -> None:
     """
     values, places = _join(sources)
     cache = _shape(values, Document, places).cache
-    if cache.memory_enabled and 0 < limit < cache.memory_bytes + BESIDE_CACHE_BYTES:
+    if cache.memory_enabled and 0 < limit < cache.memory_bytes + WORKER_BASE_BYTES:
         raise _located(
             ("cache", "memory_bytes"),
             "a worker whose cache is full would take more memory than"
             f" `SLUICEGATE_MEMORY_LIMIT_BYTES` ({limit}) allows, and be replaced; make that"
-            f" {cache.memory_bytes + BESIDE_CACHE_BYTES} at least, or this less",
+            f" {cache.memory_bytes + WORKER_BASE_BYTES} at least, or this less",
             places,
         )
 

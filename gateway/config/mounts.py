@@ -1,8 +1,7 @@
-"""Files of the configuration folder that are mounted one by one into a container.
+"""Detects configuration files that are mounted one by one and were replaced outside the container.
 
-Such a mount holds the file that was there when the container was made. Who edits it by writing a
-new file in its place, as `sed -i`, git and most editors do, changes nothing that the container
-sees.
+A mount of a single file keeps the inode that was there when the container started. `sed -i`, git
+and most editors write a new file in its place, which the container never sees.
 """
 
 from pathlib import Path
@@ -14,7 +13,7 @@ _PLACE = 4
 
 
 def check_mounts(folder: Path) -> None:
-    """Make sure that the files of `folder` are those that an operator edits.
+    """Refuse `folder` where one of its files was replaced behind its mount.
 
     Raises:
         ConfigurationError: one was replaced since it was mounted.
@@ -40,7 +39,7 @@ def mounted_files(folder: Path, mounts: Path = _MOUNTS) -> list[Path]:
 
 
 def _unescaped(place: str) -> str:
-    """Return a path as it is: the kernel writes blanks and backslashes as octal numbers."""
+    """Decode the octal escapes that the kernel writes for blanks and backslashes."""
     for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         place = place.replace(octal, character)
     return place

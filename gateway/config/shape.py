@@ -1,4 +1,4 @@
-"""Plain values to the document's structs; an error names the field it is about."""
+"""Converts plain values to the structs of the document; an error names the field."""
 
 import difflib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class SchemaViolation(Exception):
 
 
 class ConfigFinding(NamedTuple):
-    """Something that is wrong in meaning, not in shape."""
+    """A value of the right type that the document may not have."""
 
     path: Path
     detail: str
@@ -31,14 +31,14 @@ def shape(values: object, kind: type[T]) -> T:
     """Return `values` as a `kind`.
 
     Raises:
-        Misfit: they do not fit.
+        SchemaViolation: a value does not fit.
     """
     _inspect(values, kind, ())
     return msgspec.convert(values, kind)
 
 
 def _inspect(value: object, kind: Any, path: Path) -> None:
-    """Find the misfit in document order; msgspec's own paths do not name the keys of mappings."""
+    """Find the first violation in document order; msgspec's paths do not name keys of mappings."""
     origin = get_origin(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _inspect_struct(value, kind, path)
@@ -47,7 +47,7 @@ def _inspect(value: object, kind: Any, path: Path) -> None:
             _inspect(entry, get_args(kind)[1], (*path, key))
     elif origin is tuple:
         if not isinstance(value, list):
-            _misfit(path, "expected a list", value)
+            _mismatch(path, "expected a list", value)
         for index, entry in enumerate(value):
             _inspect(entry, get_args(kind)[0], (*path, index))
     else:
@@ -72,11 +72,11 @@ def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> No
 
 def _mapping(value: object, path: Path) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        _misfit(path, "expected a mapping", value)
+        _mismatch(path, "expected a mapping", value)
     return value
 
 
-def _misfit(path: Path, expected: str, value: object) -> NoReturn:
+def _mismatch(path: Path, expected: str, value: object) -> NoReturn:
     got = "nothing" if value is None else f"`{type(value).__name__}`"
     raise SchemaViolation(path, f"{expected}, got {got}")
 

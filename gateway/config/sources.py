@@ -1,4 +1,4 @@
-"""The texts a configuration document is made of, and reading them from a folder."""
+"""Reads the YAML texts of a configuration document from a folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ MAX_SOURCE_BYTES = 4 * 1024 * 1024
 
 
 class DocumentSource(msgspec.Struct, frozen=True, kw_only=True):
-    """One YAML text; `name` is what errors call it, a path where it came from a file."""
+    """One YAML text; errors name it by `name`, which is its path where it came from a file."""
 
     name: str
     text: str

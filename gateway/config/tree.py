@@ -1,4 +1,4 @@
-"""YAML text to plain values, keeping the line every value stands on."""
+"""Parses YAML text into plain values and keeps the line of each."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from gateway.config.sources import DocumentSource
 from gateway.errors import ConfigurationError
 
 Path = tuple[str | int, ...]
-"""Where a value is in the document: keys and list positions from the top."""
+"""Keys and list positions that lead to a value from the top of the document."""
 
 MAX_NODES = 200_000
 MAX_DEPTH = 100
-"""Lists and mappings in each other; a document needs less than ten."""
+"""Nesting of lists and mappings; a document needs less than ten levels."""
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}"
     for name in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
@@ -101,7 +101,7 @@ def _check_depth(source: DocumentSource) -> None:
 
 
 class _Builder:
-    """Turns nodes into values; refuses duplicate keys, foreign tags and texts that explode."""
+    """Turns nodes into values; refuses duplicate keys, other tags and exploding aliases."""
 
     def __init__(self, file: str) -> None:
         self.places: dict[Path, SourcePosition] = {}

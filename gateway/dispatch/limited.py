@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from gateway.dispatch.work import Work, WorkRunner
 from gateway.errors import DeadlineExceeded
-from gateway.rate_limit.work import Limiter, Reservation, WorkLimits, estimate, reserve
+from gateway.rate_limit.base import RateLimiter
+from gateway.rate_limit.work import Reservation, WorkLimits, estimate, reserve
 from gateway.runtime.store import RuntimeStore
 from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Rule, Source
 
@@ -18,7 +19,7 @@ class LimitedRunner:
     Refreshes and other work without a principal are not limited.
     """
 
-    def __init__(self, *, runner: WorkRunner, limiter: Limiter, runtimes: RuntimeStore) -> None:
+    def __init__(self, *, runner: WorkRunner, limiter: RateLimiter, runtimes: RuntimeStore) -> None:
         self._runner = runner
         self._limiter = limiter
         self._runtimes = runtimes

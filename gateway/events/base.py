@@ -1,4 +1,4 @@
-"""What the request path asks of whoever keeps its events."""
+"""Defines the interface by which the request path publishes usage events."""
 
 from typing import Protocol
 
@@ -6,28 +6,28 @@ from gateway.types import RequestEvent
 
 
 class EventPublisher(Protocol):
-    """Takes one event per answered request, in order, without waiting for a network."""
+    """Records one event per answered request, in order, without waiting for a network."""
 
     def publish(self, event: RequestEvent) -> None:
-        """Keep `event`: once this returns, the end of the process does not lose it.
+        """Record `event`; after this returns, it survives the end of the process.
 
         Raises:
-            EventLogUnavailable: the event is not kept, so the answer must not be given.
+            EventLogUnavailable: the event is not recorded, so the answer must not be sent.
         """
         ...
 
     def set_aside(self, size: int) -> None:
-        """Make sure that an event of `size` bytes can be kept by `publish_encoded`.
+        """Reserve room for an event of `size` bytes, for `publish_encoded`.
 
         Raises:
-            EventLogUnavailable: it could not be.
+            EventLogUnavailable: there is no room.
         """
         ...
 
     def give_back(self, size: int) -> None:
-        """Keep no room any more for an event of `size` bytes that will not come."""
+        """Release the room reserved for an event of `size` bytes that will not come."""
         ...
 
     def publish_encoded(self, payload: bytes) -> None:
-        """Keep an event that is msgpack already, in room that was set aside for exactly it."""
+        """Record an event in msgpack, in room that was reserved for exactly its size."""
         ...

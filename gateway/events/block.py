@@ -1,6 +1,6 @@
-"""A block: up to a thousand events of one log, as one entry of the stream `sg:events`.
+"""Packs up to a thousand events of one log into a block: one entry of the stream `sg:events`.
 
-The payload is a msgpack list of what the log holds, byte for byte: shipping decodes nothing.
+The payload is a msgpack list of the log's records, byte for byte: shipping decodes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from gateway.types import RequestEvent
 
 STREAM: Final = "sg:events"
 SHIPPED: Final = "{sg:events}:shipped"
-"""A hash: per log, the last sequence number in the stream. The braces share a cluster's slot."""
+"""A hash of the last sequence number in the stream, by log; in the slot of the stream."""
 
 _packer = msgspec.msgpack.Encoder().encode
 
 
 class MalformedBlock(Exception):
-    """An entry of the stream that is no block."""
+    """Reports an entry of the stream that is not a valid block."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """The events `first` to `last` of a log; `lost` says that their records cannot be read."""
+    """Holds the events `first` to `last` of a log; `lost` tells that these cannot be read."""
 
     log_id: str
     first: int
@@ -32,30 +32,30 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many sequence numbers it covers."""
+        """The number of sequence numbers that it covers."""
         return self.last - self.first + 1
 
     def fields(self) -> list[bytes | str | int]:
-        """Return the fields of its stream entry, names and values in turn."""
+        """Return the fields of its stream entry: names and values alternate."""
         fields: list[bytes | str | int] = ["log", self.log_id, "first", self.first]
         fields += ["last", self.last, "payload", self.payload]
         return [*fields, "lost", 1] if self.lost else fields
 
 
 def pack(log_id: str, first: int, payloads: Sequence[bytes]) -> Block:
-    """Return the block of consecutive records from `first` on."""
+    """Return the block of consecutive records that begin at `first`."""
     last = first + len(payloads) - 1
     payload = _packer([msgspec.Raw(p) for p in payloads])
     return Block(log_id=log_id, first=first, last=last, payload=payload)
 
 
 def gap(log_id: str, first: int, last: int) -> Block:
-    """Return the block that says that `first` to `last` cannot be read any more."""
+    """Return the block that reports `first` to `last` as lost."""
     return Block(log_id=log_id, first=first, last=last, payload=b"", lost=True)
 
 
 def from_fields(fields: Mapping[bytes, bytes]) -> Block:
-    """Return the block that a stream entry holds; its payload is not looked at.
+    """Return the block of a stream entry, without decoding its payload.
 
     Raises:
         MalformedBlock: the entry's fields are not those of a block.
@@ -75,8 +75,8 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
     return block
 
 
-class Readable(NamedTuple):
-    """What can be read of a malformed block: events, their sequence numbers, and the rest."""
+class PartialBlock(NamedTuple):
+    """Holds the readable events of a malformed block, their sequence numbers, and the rest."""
 
     events: list[RequestEvent]
     numbers: list[int]
@@ -84,7 +84,7 @@ class Readable(NamedTuple):
 
 
 class Unpacker:
-    """Takes the events out of blocks."""
+    """Decodes the events of blocks."""
 
     def __init__(self) -> None:
         self._list = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -95,25 +95,25 @@ class Unpacker:
         """Return the events of `block`.
 
         Raises:
-            MalformedBlock: not every record is an event, or their number is another.
+            MalformedBlock: a record is not an event, or the number of records is wrong.
         """
         if block.lost:
             return []
         try:
             events = self._events.decode(block.payload)
         except msgspec.DecodeError as error:
-            raise MalformedBlock(f"the payload is no list of events: {error}") from error
+            raise MalformedBlock(f"the payload is not a list of events: {error}") from error
         if len(events) != block.size:
-            raise MalformedBlock("the payload holds another number of events")
+            raise MalformedBlock("the payload holds a wrong number of events")
         return events
 
-    def readable(self, block: Block) -> "Readable":
-        """Return the events of a malformed `block`, and the records that are none."""
-        found = Readable([], [], [])
+    def decode_partially(self, block: Block) -> PartialBlock:
+        """Return the events of a malformed `block`, and the records that are not events."""
+        found = PartialBlock([], [], [])
         try:
             records = self._list.decode(block.payload)
         except msgspec.DecodeError:
-            return Readable([], [], [block.payload])
+            return PartialBlock([], [], [block.payload])
         for number, record in enumerate(records, start=block.first):
             try:
                 found.events.append(self._event.decode(record))

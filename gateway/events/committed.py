@@ -1,4 +1,4 @@
-"""Remembers, beside a log's segments, up to where the ledger was seen to have the log."""
+"""Stores beside a log's segments, the last mark up to which the ledger had the log."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ _MARK: Final = struct.Struct("<Q")
 
 
 class CommittedMark:
-    """The highest sequence number of the log in `directory` that was committed when last seen.
+    """Stores the last committed sequence number of the log in `directory`, as last seen.
 
-    A ledger that is behind it has gone back, as one restored from a backup does. Where the file
-    cannot be written, `value` is right as long as the process lives.
+    A ledger whose mark is lower was restored from a backup. If the file cannot be written, `value`
+    is kept in this process only.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -23,8 +23,8 @@ class CommittedMark:
         with contextlib.suppress(OSError, struct.error):
             (self.value,) = _MARK.unpack(self._path.read_bytes())
 
-    def move(self, value: int) -> None:
-        """Remember `value`, which may be behind the one before."""
+    def set(self, value: int) -> None:
+        """Store `value`, which may be lower than before."""
         if value == self.value:
             return
         self.value = value

@@ -1,4 +1,4 @@
-"""Runs: alike events that are kept as one, told apart by ids that follow on from each other."""
+"""Counts runs of equal memory hits, which are recorded as one event with consecutive ids."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ from gateway.events.template import EventTemplate
 from gateway.types import RequestEvent
 
 ID_DIGITS = 10
-"""An id ends with so many hexadecimal digits, which count."""
+"""The number of hexadecimal digits at the end of an id, which count up."""
 
 
 class HitRun:
-    """Memory hits of one caller, task and model, as they come: their ids follow on from `first`.
+    """Counts memory hits of one caller, task and model; their ids are consecutive from `first`.
 
     `count` of them belong to the present iteration of the event loop, which may have up to `room`;
-    `left` ids are reserved. `gateway.api.fast_path.hit_events` makes room when there is none.
+    `left` ids are reserved. `gateway.api.hit_events` makes room when there is none.
     """
 
     __slots__ = ("count", "event", "first", "left", "model", "room", "task")
@@ -25,19 +25,19 @@ class HitRun:
         self.first = self.left = self.room = self.count = 0
 
     def add(self) -> int:
-        """Count one hit more, which there is room for; return the number of its id."""
+        """Count one more hit, for which there is room; return the number of its id."""
         number = self.first + self.count
         self.count += 1
         return number
 
 
 def ids_of(event: RequestEvent) -> Iterator[str]:
-    """Return the ids of the requests that `event` stands for."""
+    """Return the ids of the requests in the run of `event`."""
     return ids_from(event.id, event.count)
 
 
 def ids_from(first: str, count: int) -> Iterator[str]:
-    """Return `count` ids that follow on, from `first`."""
+    """Yield `count` consecutive ids, from `first` on."""
     yield first
     if count > 1:
         stem, start = first[:-ID_DIGITS], int(first[-ID_DIGITS:], 16)

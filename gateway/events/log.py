@@ -1,7 +1,7 @@
-"""The append-only log that a gateway worker writes its events to before it answers.
+"""Writes a worker's events to an append-only log, before their requests are answered.
 
-Writing is a copy into memory that the kernel owns: no system call, and a `kill -9` loses nothing.
-Only the machine's own crash can lose the last moments, as nothing is forced to the disk.
+A write is a copy into a memory-mapped file: no system call, and `kill -9` loses nothing. Only a
+crash of the machine can lose recent events, as nothing is synced to disk.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from gateway.errors import EventLogUnavailable
 from gateway.events import segment
 from gateway.types import RequestEvent
 
-# The disk, a quota, or the process's limit on the size of files.
+# A full disk, a quota, or the process's limit on file sizes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RETRY = 0.1
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 
 
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log has taken and refused since it was opened."""
+    """Counts the events that a log has recorded and refused since it was opened."""
 
     published: int
     refused: int
@@ -43,15 +43,14 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLog:
-    """An `EventPublisher` over a new folder in `directory`, named `name` and a random part.
+    """Implements `EventPublisher` over a new folder in `directory`: `name` and a random part.
 
-    Belongs to one thread. A process that dies leaves the folder to whoever ships logs; `close`
-    says that nothing more is coming. `allocate` reserves a file's blocks on the disk, because a
-    write through memory cannot be refused later: it would end the process. On a full disk events
-    are refused until there is room, from the first one on.
+    Belongs to one thread. The shipper takes over the folder of a process that died; `close` marks
+    the log as finished. `allocate` reserves a file's blocks in advance, because on a full disk a
+    write to mapped memory kills the process. While the disk is full, events are refused.
 
     Raises:
-        EventLogUnavailable: there can be no log there, for another reason than a full disk.
+        EventLogUnavailable: the log cannot be created, for another reason than a full disk.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class EventLog:
         self._refused = 0
         self._segments = 0
         self._closed = False
-        self._trouble = ""
+        self._reason = ""
         self._retry_at = 0.0
         self._lock = -1
-        self._map = mmap.mmap(-1, 1)  # stands for a segment without room
+        self._map = mmap.mmap(-1, 1)  # a segment without room
         self._position = segment_bytes
-        # A mark must always fit behind the last record, and what room was set aside for before it.
+        # A mark must always fit behind the last record and the reserved room.
         self._limit = segment_bytes - segment.MARK.size
         try:
             self._start_segment()
@@ -91,7 +90,7 @@ class EventLog:
                 raise EventLogUnavailable(_full(error.strerror)) from error
 
     def publish(self, event: RequestEvent) -> None:
-        """Keep `event`; see `EventPublisher`."""
+        """Record `event`; see `EventPublisher`."""
         buffer = self._buffer
         self._encoder.encode_into(event, buffer, segment.RECORD.size)
         size = len(buffer)
@@ -106,18 +105,18 @@ class EventLog:
         self._sequence = sequence
 
     def set_aside(self, size: int) -> None:
-        """Keep room for an event to come; see `EventPublisher`."""
+        """Reserve room for an event; see `EventPublisher`."""
         size += segment.RECORD.size
         if self._position + size > self._limit or size > segment.MAX_PAYLOAD_BYTES:
             self._make_room(size)
         self._limit -= size
 
     def give_back(self, size: int) -> None:
-        """Keep no room for an event that will not come; see `EventPublisher`."""
+        """Release reserved room; see `EventPublisher`."""
         self._limit += segment.RECORD.size + size
 
     def publish_encoded(self, payload: bytes) -> None:
-        """Keep an event that room was set aside for; see `EventPublisher`."""
+        """Record an event in reserved room; see `EventPublisher`."""
         size = len(payload)
         begin = self._position
         end = begin + segment.RECORD.size + size
@@ -134,18 +133,18 @@ class EventLog:
             published=self._sequence,
             refused=self._refused,
             segments=self._segments,
-            writable=not self._trouble,
+            writable=not self._reason,
         )
 
-    def trouble(self) -> str:
-        """Return why events are refused, nothing where they are kept; tries whether it is over."""
-        if self._trouble and not self._closed and self._clock() >= self._retry_at:
+    def refusal_reason(self) -> str:
+        """Return why events are refused, empty if they are not; retries on a full disk."""
+        if self._reason and not self._closed and self._clock() >= self._retry_at:
             with contextlib.suppress(OSError):
                 self._start_segment()
-        return self._trouble
+        return self._reason
 
     def close(self) -> None:
-        """Mark the log as finished and let go of it."""
+        """Mark the log as finished and release its lock."""
         if self._closed:
             return
         self._closed = True
@@ -167,19 +166,19 @@ class EventLog:
         self.close()
 
     def _start_segment(self) -> None:
-        """Go on in a new segment, of a new folder if there is none yet.
+        """Start a new segment, and a new folder if there is none yet.
 
         Raises:
-            OSError: there is no room; nothing changed.
+            OSError: there is no room; nothing has changed.
         """
         try:
             memory = self._open() if self._lock < 0 else self._segment(self._directory)
         except OSError as error:
             self._retry_at = self._clock() + _RETRY
-            if not self._trouble:
-                self._trouble = error.strerror or type(error).__name__
+            if not self._reason:
+                self._reason = error.strerror or type(error).__name__
                 _log.error(
-                    "events cannot be kept: free space on the disk of the event log",
+                    "events are refused: free space on the disk of the event log",
                     extra={"reason": error.strerror},
                 )
             raise
@@ -188,12 +187,12 @@ class EventLog:
         self._map.close()
         self._map = memory
         self._position = segment.HEADER.size
-        if self._trouble:
-            self._trouble = ""
-            _log.warning("events are kept again")
+        if self._reason:
+            self._reason = ""
+            _log.warning("events are recorded again")
 
     def _open(self) -> mmap.mmap:
-        """Make the folder under a hidden name, so that none is ever seen without its lock."""
+        """Create the folder under a hidden name, so that no reader sees it without its lock."""
         hidden = self._root / f".{self.id}"
         lock = -1
         try:
@@ -212,7 +211,7 @@ class EventLog:
         return first
 
     def _segment(self, directory: Path) -> mmap.mmap:
-        """Create the next segment, every block of it reserved and its header written."""
+        """Create the next segment, with all its blocks reserved and its header written."""
         number = self._segments
         path = directory / f".{segment.file_name(number)}"
         file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
@@ -233,14 +232,14 @@ class EventLog:
         return memory
 
     def _make_room(self, size: int) -> int:
-        """Start a segment that has room for `size` bytes and return where they will end."""
+        """Start a segment with room for `size` bytes; return the offset of their end."""
         end = segment.HEADER.size + size
         if self._closed:
             raise self._refusal("the event log is closed: the worker is shutting down")
         if end > self._limit or size > segment.MAX_PAYLOAD_BYTES:
             raise self._refusal("an event is larger than the event log takes")
-        if self._trouble and self._clock() < self._retry_at:
-            raise self._refusal(_full(self._trouble), retry_after=1.0)
+        if self._reason and self._clock() < self._retry_at:
+            raise self._refusal(_full(self._reason), retry_after=1.0)
         try:
             self._start_segment()
         except OSError as error:

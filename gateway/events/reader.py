@@ -14,20 +14,20 @@ _CHUNK_BYTES: Final = 512 * 1024
 
 
 class UnreadableLog(Exception):
-    """A log of another format: it is left alone, for a version that knows it."""
+    """Reports a log of another format, which another version must read."""
 
 
 class LogPosition(NamedTuple):
-    """A place in a log: an offset in the file of a segment."""
+    """Gives a position in a log: an offset in the file of a segment."""
 
     number: int
     offset: int
 
 
 class RecordBatch(NamedTuple):
-    """Records with consecutive sequence numbers, from `first` on; `end` is the place behind.
+    """Holds records with consecutive sequence numbers from `first`; `end` is the next position.
 
-    `more` says that behind them something is written already.
+    `more` tells that something is written there already.
     """
 
     first: int
@@ -40,16 +40,16 @@ class RecordBatch(NamedTuple):
         """The sequence number of the last record."""
         return self.first + len(self.payloads) - 1
 
-    def behind(self, sequence: int) -> "RecordBatch":
-        """Return the run without the records up to `sequence`."""
-        known = sequence + 1 - self.first
-        if known <= 0:
+    def after(self, sequence: int) -> "RecordBatch":
+        """Return the batch without the records up to `sequence`."""
+        skipped = sequence + 1 - self.first
+        if skipped <= 0:
             return self
-        return RecordBatch(sequence + 1, self.payloads[known:], self.end, self.more)
+        return RecordBatch(sequence + 1, self.payloads[skipped:], self.end, self.more)
 
 
 def list_logs(directory: Path) -> list[Path]:
-    """Return the folders of the logs in `directory`; what else lies there is somebody else's."""
+    """Return the folders of the logs in `directory`; other entries are ignored."""
     try:
         found = [p for p in directory.iterdir() if p.is_dir() and not p.name.startswith(".")]
         return sorted(p for p in found if any(map(_is_of_log, p.iterdir())))
@@ -62,7 +62,7 @@ def _is_of_log(path: Path) -> bool:
 
 
 class LogReader:
-    """Reads runs of records from the log in `directory`, and deletes what it is told to.
+    """Reads batches of records from the log in `directory`, and deletes segments on request.
 
     Raises:
         UnreadableLog: the files are not of this format.
@@ -70,14 +70,14 @@ class LogReader:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._gone = False
-        self._shortened = False
+        self._is_writer_gone = False
+        self._truncated = False
         self._firsts: dict[int, int] = {}
-        self._place = LogPosition(0, segment.HEADER.size)
+        self._position = LogPosition(0, segment.HEADER.size)
         self.sequence = 0
-        """The last sequence number that was accepted, or sought."""
+        """The last sequence number that was accepted, or sought to."""
         self.ended = False
-        """Whether nothing more is coming and everything there is was accepted."""
+        """True when no more records will come and all were accepted."""
         self.seek(0)
 
     @property
@@ -86,47 +86,49 @@ class LogReader:
         return self._directory.name
 
     def read(self, limit: int) -> RecordBatch | None:
-        """Return the next records, at most `limit`; the same again until they are accepted."""
-        if self.ended:  # as most are that are only kept
+        """Return the next records, at most `limit`; the same ones until they are accepted."""
+        if self.ended:  # like most logs that are only retained
             return None
-        # Asked first: what is read once the writer is known to be gone is all there will be.
-        gone = self._writer_gone()
+        # Checked first: a scan after the end of the writer finds every record there will be.
+        is_writer_gone = self._writer_gone()
         while True:
             found = self._scan(limit)
             if found.payloads:
-                end = LogPosition(self._place.number, self._place.offset + found.size)
+                end = LogPosition(self._position.number, self._position.offset + found.size)
                 more = found.stop is not ScanEnd.UNWRITTEN
-                run = RecordBatch(found.first, found.payloads, end, more)
-                if run.last > self.sequence:
-                    return run.behind(self.sequence)
-                self._place = end
+                batch = RecordBatch(found.first, found.payloads, end, more)
+                if batch.last > self.sequence:
+                    return batch.after(self.sequence)
+                self._position = end
                 continue
-            following = self._following() if gone or found.stop is ScanEnd.CONTINUED else None
+            following = (
+                self._following() if is_writer_gone or found.stop is ScanEnd.CONTINUED else None
+            )
             if following is None:
-                self.ended = gone or found.stop is ScanEnd.FINISHED
+                self.ended = is_writer_gone or found.stop is ScanEnd.FINISHED
                 return None
-            self._place = LogPosition(following, segment.HEADER.size)
+            self._position = LogPosition(following, segment.HEADER.size)
 
-    def accept(self, run: RecordBatch) -> None:
-        """Go on behind `run`."""
-        self._place = run.end
-        self.sequence = run.last
+    def accept(self, batch: RecordBatch) -> None:
+        """Continue after `batch`."""
+        self._position = batch.end
+        self.sequence = batch.last
 
     def seek(self, sequence: int) -> None:
-        """Go to the first record after `sequence` that is still on the disk."""
+        """Move to the first record after `sequence` that is still on disk."""
         self._list()
         numbers = sorted(self._firsts)
         before = [n for n in numbers if self._firsts[n] <= sequence + 1]
         number = before[-1] if before else min(numbers, default=0)
-        self._place = LogPosition(number, segment.HEADER.size)
+        self._position = LogPosition(number, segment.HEADER.size)
         self.sequence = sequence
         self.ended = False
 
     def committed_segments(self, committed: int) -> list[int]:
-        """Return the segments that were read and hold nothing behind `committed`, in order."""
+        """Return the segments that were read and hold no record after `committed`, in order."""
         self._list()
-        # The segment of the current place is read to its end, but its mark may not be seen yet.
-        numbers = sorted(n for n in self._firsts if n <= self._place.number)
+        # The current segment may have been read to its end, before its mark was written.
+        numbers = sorted(n for n in self._firsts if n <= self._position.number)
         done = [n for n, m in pairwise(numbers) if self._firsts[m] <= committed + 1]
         if self.ended and self.sequence <= committed:
             done += numbers[-1:]
@@ -141,17 +143,17 @@ class LogReader:
         self.path_of(number).unlink(missing_ok=True)
         self._firsts.pop(number, None)
 
-    def shorten(self) -> Path | None:
-        """Give back what is reserved behind the end of a log that has ended.
+    def truncate(self) -> Path | None:
+        """Free the blocks reserved after the end of a log that has ended.
 
         Returns:
-            The segment that is shorter now.
+            The segment that was truncated.
         """
-        if not self.ended or self._shortened:
+        if not self.ended or self._truncated:
             return None
-        self._shortened = True
-        end = self._place.offset + segment.MARK.size
-        path = self.path_of(self._place.number)
+        self._truncated = True
+        end = self._position.offset + segment.MARK.size
+        path = self.path_of(self._position.number)
         if not path.exists() or path.stat().st_size <= end:
             return None
         os.truncate(path, end)
@@ -159,15 +161,15 @@ class LogReader:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no segment is left."""
+        """True if no segment is left."""
         self._list()
         return not self._firsts
 
-    def deleted(self) -> int:
+    def deleted_up_to(self) -> int:
         """Return the sequence number up to which segments were deleted; 0 is nothing."""
         self._list()
         number = min(self._firsts, default=0)
-        # A segment that a crash emptied was not deleted: what it held is missing.
+        # A segment that a crash emptied was not deleted: its records are lost.
         if not number or (self._directory / segment.file_name(number - 1)).exists():
             return 0
         return self._firsts[number] - 1
@@ -177,8 +179,8 @@ class LogReader:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _scan(self, limit: int) -> segment.Scan:
-        """Scan from the current place; what is written last is looked at before all is read."""
-        number, offset = self._place
+        """Scan from the current position; the next mark is checked before more is read."""
+        number, offset = self._position
         try:
             file = os.open(self._directory / segment.file_name(number), os.O_RDONLY)
         except FileNotFoundError:
@@ -193,10 +195,10 @@ class LogReader:
 
     def _following(self) -> int | None:
         self._list()
-        return min((n for n in self._firsts if n > self._place.number), default=None)
+        return min((n for n in self._firsts if n > self._position.number), default=None)
 
     def _list(self) -> None:
-        """Learn the first sequence number of each segment there is."""
+        """Read the first sequence number of each segment that was not listed before."""
         try:
             paths = list(self._directory.iterdir())
         except FileNotFoundError:
@@ -210,32 +212,32 @@ class LogReader:
                 self._firsts[number] = first
 
     def _first(self, path: Path) -> int | None:
-        """Return the sequence number a segment starts with; `None` if a crash emptied it."""
+        """Return the first sequence number of a segment; `None` if a crash emptied it."""
         with path.open("rb") as file:
             header = file.read(segment.HEADER.size)
         if not any(header):
             return None
         if len(header) < segment.HEADER.size:
-            raise UnreadableLog(f"`{path.name}` of `{self.id}` is not a whole file")
+            raise UnreadableLog(f"`{path.name}` of `{self.id}` is incomplete")
         magic, version, _, first, _ = segment.HEADER.unpack(header)
         if (magic, version) != (segment.MAGIC, segment.VERSION):
             raise UnreadableLog(f"`{path.name}` of `{self.id}` is of another version")
         return int(first)
 
     def _writer_gone(self) -> bool:
-        """Whether no process holds the log's lock; once gone, a writer never comes back."""
-        if self._gone:
+        """Tell whether no process holds the log's lock; a writer that is gone never comes back."""
+        if self._is_writer_gone:
             return True
         try:
             file = os.open(self._directory / segment.LOCK_NAME, os.O_RDONLY)
         except FileNotFoundError:
-            self._gone = True
+            self._is_writer_gone = True
             return True
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._gone = True
+            self._is_writer_gone = True
         except BlockingIOError:
             pass
         finally:
             os.close(file)
-        return self._gone
+        return self._is_writer_gone

@@ -1,14 +1,14 @@
-"""The format of an event log's files, as written by `log` and read by `reader`.
+"""Defines the format of an event log's files, which `log` writes and `reader` reads.
 
-A log is a folder of segments, `00000000.log` and on, each of a fixed size and zeros at first:
+A log is a folder of segments, `00000000.log` and on, each of a fixed size and filled with zeros:
 
     header  64 bytes: magic, version, segment number, sequence number of its first record, log id
     record  length, checksum, sequence number, then `length` bytes: a msgpack `RequestEvent`
     ...
-    mark    in the place of a length: the log goes on in the next segment, or ends here
+    mark    in place of a length: the log continues in the next segment, or ends here
 
-A length of zero is the end of what was written. The checksum covers the record whole, so that a
-record that was being written when its process or machine died is told from a finished one.
+A length of zero is the end of what was written. The checksum covers the whole record, so that a
+record that was unfinished when its process or machine died is detected.
 """
 
 import struct
@@ -31,22 +31,22 @@ SUFFIX: Final = ".log"
 
 
 class ScanEnd(Enum):
-    """Why a scan went no further."""
+    """Tells why a scan ended."""
 
     LIMIT = auto()
-    """As many records as were asked for, or a sequence number that does not follow."""
+    """The limit was reached, or a sequence number is not consecutive."""
     CUT = auto()
-    """The buffer ends within a record; the file may not."""
+    """The buffer ends within a record; the file may continue."""
     UNWRITTEN = auto()
     """Zeros: nothing has been written here yet."""
     TORN = auto()
-    """A record that does not match its checksum: being written, or never finished."""
+    """A record does not match its checksum: it is being written, or was never finished."""
     CONTINUED = auto()
     FINISHED = auto()
 
 
 class Scan(NamedTuple):
-    """Consecutive records: the first one's sequence number, the payloads, the bytes they took."""
+    """Holds consecutive records: their first sequence number, payloads, and size in bytes."""
 
     first: int
     payloads: list[bytes]
@@ -55,18 +55,18 @@ class Scan(NamedTuple):
 
 
 def file_name(number: int) -> str:
-    """Return the name of segment `number`, so that names sort as numbers do."""
+    """Return the file name of segment `number`; names sort as numbers."""
     return f"{number:08d}{SUFFIX}"
 
 
 def file_number(name: str) -> int | None:
-    """Return the number of the segment called `name`; `None` if no segment is."""
+    """Return the number of the segment in file `name`; `None` for other files."""
     stem = name.removesuffix(SUFFIX)
     return int(stem) if stem != name and stem.isdecimal() else None
 
 
 def checksum(length: int, sequence: int, payload: bytes) -> int:
-    """Return what a record's checksum must be."""
+    """Return the checksum of a record."""
     return crc32(payload, crc32(RECORD.pack(length, 0, sequence)))
 
 

@@ -1,7 +1,7 @@
-"""Events that differ from an earlier one by id, time, duration and count, made without encoding.
+"""Encodes events that differ from an earlier one only by id, time, duration and count.
 
 A memory hit repeats an earlier one: the same tenant, key, model and usage. The event is encoded
-once, and what differs is put into its place.
+once; later only the fields that differ are packed.
 """
 
 import struct
@@ -19,9 +19,9 @@ _encode = msgspec.msgpack.encode
 
 
 class EventTemplate:
-    """The encoding of `event`, open at its id, time, duration and count.
+    """Holds the encoding of `event`, without its id, time, duration and count.
 
-    Ids are up to 31 bytes. `size` is that of a payload whose id is as long as the event's.
+    Ids have up to 31 bytes. `size` is the size of a payload whose id is as long as the event's.
     """
 
     __slots__ = ("_end", "_middle", "_start", "size")

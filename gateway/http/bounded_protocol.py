@@ -330,7 +330,7 @@ def _parser_error(error: httptools.HttpParserError, method: bytes) -> GatewayErr
     """Return the gateway error that stands for a parser error."""
     if isinstance(error, httptools.HttpParserCallbackError):
         _log.error("unexpected failure", exc_info=error)
-        return InternalError("This is our fault.")
+        return InternalError("The gateway failed; its log says why.")
     if method == b"PRI":
         return VersionNotSupported("HTTP/2 is not spoken here; use HTTP/1.1.")
     return InvalidRequest(f"This is no HTTP/1.1: {error}.")

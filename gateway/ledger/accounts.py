@@ -1,4 +1,4 @@
-"""Tenants, their keys and limits. A key is known by its hash only."""
+"""Stores tenants, their keys and their limits. Of a key only the hash is stored."""
 
 import re
 import secrets
@@ -19,7 +19,7 @@ from gateway.types import KeyId, Principal, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SUBJECT: Final = "accounts"
-# A version counts changes in steps, so that the number of expired keys fits between two.
+# The factor of changes in `version`; the number of expired keys is added to it.
 _STEP: Final = 1 << 24
 
 _rules = msgspec.json.Decoder(tuple[Rule, ...])
@@ -27,7 +27,7 @@ _models = msgspec.json.Decoder(tuple[str, ...])
 
 
 class Accounts:
-    """Changes and reads accounts. `actor` says in the audit who asked for a change."""
+    """Reads and changes accounts. `actor` is the author of a change in the audit."""
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store = store
@@ -39,8 +39,8 @@ class Accounts:
         """Create a tenant.
 
         Raises:
-            Conflict: it exists already.
-            InvalidRequest: the id or a rule cannot be used.
+            Conflict: the tenant exists already.
+            InvalidRequest: the id or a rule is invalid.
         """
         if not _ID.fullmatch(tenant):
             raise InvalidRequest(
@@ -51,7 +51,7 @@ class Accounts:
         with self._store.writing() as connection:
             if not self._store.insert_new(connection, schema.tenants, [row]):
                 raise Conflict(f"the tenant `{tenant}` exists already")
-            self._changed(connection, actor, "tenant.create", tenant)
+            self._record_change(connection, actor, "tenant.create", tenant)
             return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
 
     def tenants(self) -> list[TenantRecord]:
@@ -64,7 +64,7 @@ class Accounts:
         """Return a tenant.
 
         Raises:
-            NotFound: there is none of that id.
+            NotFound: there is no such tenant.
         """
         with self._store.reading() as connection:
             return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
@@ -76,14 +76,14 @@ class Accounts:
 
         Raises:
             NotFound: there is no such tenant.
-            InvalidRequest: a rule cannot be used.
+            InvalidRequest: a rule is invalid.
         """
         encoded = _encode_rules(rules)
         with self._store.writing() as connection:
             _get(connection, schema.tenants, tenant, "tenant")
             table = schema.tenants
             connection.execute(update(table).where(table.c.id == tenant).values(rules=encoded))
-            self._changed(connection, actor, "tenant.limits", tenant, rules=encoded)
+            self._record_change(connection, actor, "tenant.limits", tenant, rules=encoded)
             return _tenant(_get(connection, table, tenant, "tenant"))
 
     def create_key(
@@ -102,7 +102,7 @@ class Accounts:
         Raises:
             NotFound: there is no such tenant.
             Conflict: the same text is a key already.
-            InvalidRequest: a rule cannot be used, or the time of expiry is past.
+            InvalidRequest: a rule is invalid, or the time of expiry is past.
         """
         key = f"key_{secrets.token_hex(8)}"
         row: dict[str, Any] = {"id": key, "tenant": tenant, "hash": key_hash, "name": name}
@@ -115,7 +115,7 @@ class Accounts:
             _get(connection, schema.tenants, tenant, "tenant")
             if not self._store.insert_new(connection, schema.keys, [row]):
                 raise Conflict("a key with the same text exists already")
-            self._changed(connection, actor, "key.create", key, tenant=tenant, name=name)
+            self._record_change(connection, actor, "key.create", key, tenant=tenant, name=name)
             return _key(_get(connection, schema.keys, key, "key"))
 
     def keys(self, tenant: str | None = None) -> list[KeyRecord]:
@@ -128,7 +128,7 @@ class Accounts:
             return [_key(row) for row in connection.execute(query)]
 
     def find_key(self, key_hash: str) -> KeyRecord | None:
-        """Return the key whose text has this hash, be it revoked or not."""
+        """Return the key whose text has this hash, also if it is revoked."""
         query = select(schema.keys).where(schema.keys.c.hash == key_hash)
         with self._store.reading() as connection:
             row = connection.execute(query).first()
@@ -141,12 +141,12 @@ class Accounts:
 
         Raises:
             NotFound: there is no such key.
-            InvalidRequest: a rule cannot be used.
+            InvalidRequest: a rule is invalid.
         """
         return self._change_key(key, actor, "key.limits", {"rules": _encode_rules(rules)})
 
     def revoke(self, key: str, *, actor: str = "system") -> KeyRecord:
-        """Revoke a key for ever; again changes nothing.
+        """Revoke a key for ever; no effect on a revoked one.
 
         Raises:
             NotFound: there is no such key.
@@ -154,7 +154,7 @@ class Accounts:
         return self._change_key(key, actor, "key.revoke", {"revoked": self._store.clock()})
 
     def load_principals(self) -> dict[str, Principal]:
-        """Return who may call, by the hash of the key: not the revoked, not the expired."""
+        """Return the principals of valid keys (not revoked, not expired), by the key's hash."""
         keys, tenants = schema.keys, schema.tenants
         query = (
             select(keys, tenants.c.rules.label("tenant_rules"))
@@ -166,9 +166,9 @@ class Accounts:
             return {row.hash: _principal(row) for row in connection.execute(query)}
 
     def version(self) -> int:
-        """Return a number that is another whenever `load_principals` may be.
+        """Return a number that changes whenever the result of `load_principals` may change.
 
-        Cheap enough to ask every second. A key's expiry changes it too.
+        Cheap enough for a poll every second. A key's expiry changes it, too.
         """
         changes, keys = schema.changes, schema.keys
         expired = select(func.count()).where(keys.c.expires <= self._store.clock())
@@ -185,10 +185,10 @@ class Accounts:
             if action == "key.revoke" and before.revoked is not None:
                 return _key(before)
             connection.execute(update(table).where(table.c.id == key).values(**values))
-            self._changed(connection, actor, action, key, tenant=before.tenant, **values)
+            self._record_change(connection, actor, action, key, tenant=before.tenant, **values)
             return _key(_get(connection, table, key, "key"))
 
-    def _changed(
+    def _record_change(
         self, connection: Connection, actor: str, action: str, subject: str, **detail: object
     ) -> None:
         """Write the audit and count the change, in the transaction that makes it."""

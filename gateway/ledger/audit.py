@@ -1,4 +1,4 @@
-"""Who changed what, when."""
+"""Records who changed what, and when."""
 
 import msgspec
 from sqlalchemy import Connection, insert, select
@@ -9,7 +9,7 @@ from gateway.ledger.types import AuditEntry
 
 
 class Audit:
-    """The list of changes; it only grows."""
+    """Appends to the list of changes, and reads it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class Audit:
         connection.execute(insert(schema.audit), row)
 
     def entries(self, *, limit: int = 100, before: int | None = None) -> list[AuditEntry]:
-        """Return the newest entries first; `before` a number continues a list."""
+        """Return the newest entries first, from before the number `before`."""
         table = schema.audit
         query = select(table).order_by(table.c.number.desc()).limit(limit)
         if before is not None:

@@ -1,4 +1,4 @@
-"""Copies a ledger in SQLite while it is used."""
+"""Backs up a ledger in SQLite while it is in use."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from gateway.errors import ConfigurationError, DependencyUnavailable
 
 
 def back_up(url: str, target: Path) -> None:
-    """Write the ledger as it is now to `target`, which is not there yet; blocks.
+    """Write a copy of the ledger to `target`, which must not exist; blocks.
 
-    Nobody waits for it. The copy appears under its name when it is complete and was checked.
+    Other processes do not wait. The copy appears under its name when it is complete and checked.
 
     Raises:
         ConfigurationError: the ledger is no SQLite file, or `target` exists.
@@ -34,12 +34,12 @@ def back_up(url: str, target: Path) -> None:
     except (sqlite3.Error, OSError) as error:
         raise DependencyUnavailable(f"the ledger was not backed up: {error}") from error
     finally:
-        with contextlib.suppress(OSError):  # what kept it from being written is said already
+        with contextlib.suppress(OSError):  # the cause was reported above
             partial.unlink()
 
 
 def _copy(source: Path, target: Path) -> None:
-    # For the owner's eyes from the beginning: hashes of keys are in it.
+    # Readable for the owner only from the beginning, as it holds hashes of keys.
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     with (
         contextlib.closing(
@@ -47,8 +47,8 @@ def _copy(source: Path, target: Path) -> None:
         ) as old,
         contextlib.closing(sqlite3.connect(target)) as new,
     ):
-        # All at once: in steps it begins anew with each write. The ledger keeps a write-ahead log,
-        # so nobody who writes waits for one who reads.
+        # In one step, as a copy in steps restarts at each write. The write-ahead log lets
+        # others write meanwhile.
         old.backup(new)
         (result,) = new.execute("PRAGMA integrity_check").fetchone()
         if result != "ok":

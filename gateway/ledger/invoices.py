@@ -1,4 +1,4 @@
-"""An invoice: a tenant's month, a line per model and price, each rounded once. Pure."""
+"""Makes invoices: a tenant's month, a line per model and price, each rounded once. Pure."""
 
 import calendar
 import re
@@ -17,9 +17,9 @@ _MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
 
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one model under one price. Amounts and unit prices are in 10^-9 of `currency`.
+    """Bills usage of one model under one price, in 10^-9 of `currency`.
 
-    `exact` is what the units cost; `amount` is that, rounded half-even to the currency.
+    `exact` is the cost of the units; `amount` is rounded half-even to the currency.
     """
 
     model: str
@@ -36,14 +36,14 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum of the lines' rounded amounts in one currency, in 10^-9."""
+    """Sums the lines' rounded amounts in one currency, in 10^-9."""
 
     currency: str
     amount: int
 
 
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant owes for a month in UTC; the same events and prices give the same invoice."""
+    """Bills a tenant's month in UTC; the same events and prices give the same invoice."""
 
     tenant: str
     month: str
@@ -52,12 +52,12 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def month_bounds(month: str) -> tuple[int, int]:
-    """Return when `month`, such as `2026-09`, begins and ends, in nanoseconds.
+    """Return the times in nanoseconds when `month`, such as `2026-09`, begins and ends.
 
     Raises:
-        InvalidRequest: it is no month.
+        InvalidRequest: `month` is not a month.
     """
-    # Of one spelling: an invoice for `2026-9` would be another.
+    # One spelling only: `2026-9` would be another invoice.
     if not _MONTH.fullmatch(month):
         raise InvalidRequest(f"`{month[:20]}` is not a month such as `2026-09`")
     year, number = map(int, month.split("-"))
@@ -73,11 +73,11 @@ def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoi
     for each in found:
         if not each.model:
             continue  # refused before a model was known, and free
-        place = (each.model, each.price.since, each.price.version)
-        known = sums.get(place)
-        units = each.units if known is None else known.units + each.units
-        sums[place] = msgspec.structs.replace(each, units=units)
-    lines = tuple(_line(sums[place]) for place in sorted(sums))
+        group = (each.model, each.price.since, each.price.version)
+        former = sums.get(group)
+        units = each.units if former is None else former.units + each.units
+        sums[group] = msgspec.structs.replace(each, units=units)
+    lines = tuple(_line(sums[group]) for group in sorted(sums))
     totals: dict[str, int] = {}
     for line in lines:
         totals[line.currency] = totals.get(line.currency, 0) + line.amount

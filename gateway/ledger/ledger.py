@@ -1,4 +1,4 @@
-"""The ledger: accounts, what was used, what it costs, who changed what. All calls block."""
+"""Opens the ledger: accounts, usage and its cost, and the audit. All calls block."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,7 +14,7 @@ from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
 from gateway.ledger.published import PublishedState
-from gateway.ledger.recording import Recording
+from gateway.ledger.recording import EventRecorder
 from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.store import Store, to_nanoseconds
@@ -24,18 +24,17 @@ from gateway.types import RequestEvent
 
 
 class Ledger:
-    """The SQL database at `url`; several processes may use it at once, and threads one object.
+    """Gives access to the SQL database at `url`, for several processes and threads.
 
-    Every call raises `DependencyUnavailable` when the database cannot be reached, and may be
-    tried again. The tables are made by the first call. `patience` is the seconds that a statement
-    may take.
+    Every call raises `DependencyUnavailable` if the database cannot be reached, and may then be
+    repeated. The first call creates the tables. `timeout` is the seconds that a statement may take.
     """
 
     def __init__(
-        self, url: str, *, clock: Callable[[], int] = time.time_ns, patience: float = 10.0
+        self, url: str, *, clock: Callable[[], int] = time.time_ns, timeout: float = 10.0
     ) -> None:
-        self._store = Store(url, clock=clock, patience=patience)
-        self._recording = Recording(self._store)
+        self._store = Store(url, clock=clock, timeout=timeout)
+        self._recorder = EventRecorder(self._store)
         self._usage = UsageQueries(self._store)
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
@@ -45,23 +44,23 @@ class Ledger:
         self.published = PublishedState(self._store)
 
     def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
-        """Take in the events of a log of which the last has the sequence number `high_water`."""
+        """Record events of a log; the last has the sequence number `high_water`."""
         first = high_water - len(events) + 1
         return self.record_batches(
             [Batch(log_id=log_id, first=first, last=high_water, events=events)]
         )
 
     def record_batches(self, batches: Sequence[Batch]) -> Recorded:
-        """Take in several batches in one transaction; see `Recording.record`."""
-        return self._recording.record(batches)
+        """Record several batches in one transaction; see `EventRecorder.record`."""
+        return self._recorder.record(batches)
 
-    def bury(self, log_id: str, reason: str, payload: bytes) -> None:
-        """Keep what could not be read as events."""
-        self._recording.bury(log_id, reason, payload)
+    def add_dead_letter(self, log_id: str, reason: str, payload: bytes) -> None:
+        """Store an entry that could not be read as events, for operators."""
+        self._recorder.add_dead_letter(log_id, reason, payload)
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
         """Return, per log, up to which sequence number everything is committed; 0 is nothing."""
-        return self._recording.high_water(log_ids)
+        return self._recorder.high_water(log_ids)
 
     def usage(
         self,
@@ -75,9 +74,8 @@ class Ledger:
     ) -> list[UsageRow]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
 
-        With `models` it is the usage of these alone. Requests that were refused before their model
-        was known are in no row of a model. It costs what the published prices say; `prices` are
-        those of a ledger without any.
+        `models` restricts it to these. Requests that were refused before their model was known are
+        in no row of a model. The cost follows the published prices, or `prices` if there are none.
 
         Raises:
             InvalidRequest: a time has no zone, or they are in the wrong order.
@@ -91,7 +89,7 @@ class Ledger:
             since=start,
             until=end,
             group_by=groups,
-            prices=self._prices(prices),
+            prices=self._price_list(prices),
             models=models,
         )
         return usage_rows(found, groups)
@@ -99,25 +97,25 @@ class Ledger:
     def invoice(self, tenant: str, month: str, prices: Sequence[PriceEntry] = ()) -> Invoice:
         """Return the invoice of `tenant` for a month such as `2026-09`, from its events.
 
-        It goes by the published prices; `prices` are those of a ledger without any.
+        It follows the published prices, or `prices` if there are none.
 
         Raises:
-            InvalidRequest: it is no month.
+            InvalidRequest: `month` is not a month.
             NotFound: there is no such tenant.
         """
         since, until = month_bounds(month)
         self.accounts.tenant(tenant)
         found = self._usage.priced(
-            tenant=tenant, since=since, until=until, group_by=(), prices=self._prices(prices)
+            tenant=tenant, since=since, until=until, group_by=(), prices=self._price_list(prices)
         )
         return make_invoice(tenant, month, found)
 
     def statistics(self) -> LedgerStatistics:
         """Return sums over the whole ledger."""
-        return self._recording.statistics()
+        return self._recorder.statistics()
 
-    def _prices(self, otherwise: Sequence[PriceEntry]) -> PriceList:
-        return PriceList(self.prices.entries() or otherwise)
+    def _price_list(self, default: Sequence[PriceEntry]) -> PriceList:
+        return PriceList(self.prices.entries() or default)
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,9 +1,9 @@
-"""Brings the ledger's tables to this program's schema, so that programs of the one before go on.
+"""Migrates the ledger's tables to this program's schema, while programs of the former one run.
 
-A change is made in two releases. The first one expands: it adds tables, or columns with a default,
-that programs of the version before do not look at, and states in `compatible_from` that those may
-go on. A later one contracts: it takes away what no supported program uses, and raises
-`compatible_from`. A table alone needs no statement, as `schema.metadata` makes it.
+A change takes two releases. The first one expands: it adds tables, or columns with a default, which
+programs of the former version ignore; `compatible_from` lists these as compatible. A later one
+contracts: it removes what no supported program uses, and raises `compatible_from`. A new table
+needs no statement, as `schema.metadata` creates it.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 
 
 class Migration(NamedTuple):
-    """What makes of an older version's tables those of `version`.
+    """Holds the statements that migrate the tables of the former version to `version`.
 
     Programs of the versions from `compatible_from` on may use the tables afterwards.
     """
@@ -45,7 +45,7 @@ VERSION: Final = MIGRATIONS[-1].version
 
 
 def is_current(connection: Connection) -> bool:
-    """Tell whether there is nothing to make; only reads.
+    """Tell whether the tables are up to date; only reads.
 
     Raises:
         DependencyUnavailable: the tables are of a version that this program must not use.
@@ -61,7 +61,7 @@ def is_current(connection: Connection) -> bool:
 
 
 def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
-    """Make the tables, or bring older ones up to date, in the caller's transaction.
+    """Create the tables, or migrate older ones, in the caller's transaction.
 
     Raises:
         DependencyUnavailable: the tables are of a version that this program must not use.
@@ -77,13 +77,13 @@ def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
             for statement in migration.statements:
                 connection.exec_driver_sql(statement)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
-        # A ledger that is new has no program of the version before beside it.
+        # No program of the former version uses a new ledger.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
     for table in schema.metadata.sorted_tables:
         for index in table.indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))
-    # Programs of version 2 use the tables if this, and nothing above it, is there.
+    # Programs of version 2 use the tables if this is the highest row.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
 

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that end in time when the server is cut off, frozen or unsuitable."""
+"""Connects to PostgreSQL with time limits, for servers that are cut off, frozen or unsuitable."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from gateway.errors import ConfigurationError
 
-# Of libpq, in seconds and the last one in milliseconds: a connection whose other end is cut off
-# ends after about ten seconds, whether it is being made, has sent something or waits.
+# Options of libpq, in seconds, the last in milliseconds: a connection that is cut off ends after
+# about ten seconds, while connecting, sending or waiting.
 _CONNECTING: Final = {
     "connect_timeout": 3,
     "keepalives": 1,
@@ -23,7 +23,7 @@ _CONNECTING: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# The server's side of it: what a client that is cut off has locked is free again.
+# The same on the server: it releases the locks of a client that is cut off.
 _SESSION: Final = {
     "idle_in_transaction_session_timeout": "15s",
     "tcp_keepalives_idle": "10s",
@@ -34,22 +34,22 @@ _TIMER: Final = "sluicegate_timer"
 _BEYOND_STATEMENT: Final = 2.0
 
 
-def make_engine(url: URL, *, patience: float) -> Engine:
-    """Return an engine none of whose statements takes longer than `patience` seconds.
+def make_engine(url: URL, *, timeout: float) -> Engine:
+    """Return an engine none of whose statements takes longer than `timeout` seconds.
 
-    The server ends those that do. Where it does not even do that, the connection is shut down.
+    The server cancels longer ones. If it does not, the connection is shut down.
     """
-    # What the URL says comes first.
+    # Options in the URL take precedence.
     options = {name: value for name, value in _CONNECTING.items() if name not in url.query}
-    engine = sqlalchemy.create_engine(url, pool_timeout=patience, connect_args=options)
-    event.listen(engine, "do_connect", partial(_connect, patience=patience))
-    event.listen(engine, "checkout", partial(_checked_out, longest=patience + _BEYOND_STATEMENT))
-    event.listen(engine, "checkin", _checked_in)
+    engine = sqlalchemy.create_engine(url, pool_timeout=timeout, connect_args=options)
+    event.listen(engine, "do_connect", partial(_connect, timeout=timeout))
+    event.listen(engine, "checkout", partial(_on_checkout, longest=timeout + _BEYOND_STATEMENT))
+    event.listen(engine, "checkin", _on_checkin)
     return engine
 
 
 def lift_limits(connection: Connection) -> None:
-    """Let this transaction take as long as it needs, such as one that changes large tables."""
+    """Remove the time limits of this transaction, which may change large tables."""
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     _stop(connection.connection)
 
@@ -60,22 +60,22 @@ def _connect(
     arguments: list[Any],  # Any: the driver's, as what it returns
     options: dict[str, Any],
     *,
-    patience: float,
+    timeout: float,
 ) -> Any:
     """Connect.
 
     Raises:
-        ConfigurationError: the database does not keep text as text.
+        ConfigurationError: the database has no text encoding.
     """
     connection: Any = dialect.connect(*arguments, **options)
     try:
         _check_encoding(connection.info.parameter_status("server_encoding"))
         with connection.cursor() as cursor:
-            cursor.execute(f"SET statement_timeout = {int(patience * 1000)}")
+            cursor.execute(f"SET statement_timeout = {int(timeout * 1000)}")
             for name, value in _SESSION.items():
                 cursor.execute(f"SET {name} = '{value}'")
         connection.commit()
-    except BaseException:  # whatever it was, nobody is given the connection
+    except BaseException:  # the connection is unusable, whatever the error
         connection.close()
         raise
     return connection
@@ -84,19 +84,19 @@ def _connect(
 def _check_encoding(encoding: str) -> None:
     if encoding == "SQL_ASCII":
         raise ConfigurationError(
-            "the ledger's database has the encoding SQL_ASCII, which knows no text: make one with"
-            " `CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0`"
+            "the ledger's database has the encoding SQL_ASCII, which is unsuitable: create one"
+            " with `CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0`"
         )
 
 
-def _checked_out(
+def _on_checkout(
     connection: Any,  # Any: the driver's
     entry: ConnectionPoolEntry,
     _: PoolProxiedConnection,
     *,
     longest: float,
 ) -> None:
-    """Bound what the connection is used for, and find out whether it still lives."""
+    """Start the timer that bounds the use of the connection, and check that it is alive."""
     timer = Timer(longest, _shut_down, args=(connection,))
     timer.daemon = True
     if entry.record_info is not None:
@@ -106,12 +106,12 @@ def _checked_out(
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
         connection.rollback()
-    except Exception as error:  # of whichever driver: the pool makes a new one
+    except Exception as error:  # of any driver: the pool makes a new connection
         timer.cancel()
         raise exc.DisconnectionError from error
 
 
-def _checked_in(_: object, entry: ConnectionPoolEntry) -> None:
+def _on_checkin(_: object, entry: ConnectionPoolEntry) -> None:
     _stop(entry)
 
 
@@ -122,7 +122,7 @@ def _stop(entry: ConnectionPoolEntry | PoolProxiedConnection) -> None:
 
 
 def _shut_down(connection: Any) -> None:
-    """Make whoever waits for the server stop waiting."""
-    # It may have ended meanwhile.
+    """Shut the socket down, which ends any wait for the server."""
+    # The connection may have ended meanwhile.
     with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as own:
         own.shutdown(socket.SHUT_RDWR)

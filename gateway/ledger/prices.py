@@ -1,4 +1,4 @@
-"""The prices that were published, by date: one that has begun never changes."""
+"""Stores the published prices by date; a price that has begun never changes."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -15,16 +15,16 @@ from gateway.ledger.store import Store
 
 _FREE: Final = PriceEntry()
 _FIELDS: Final = PriceEntry.__struct_fields__
-# No document can name such a model: it stands for every model without a price of its own.
+# Stands for every model without a price of its own; documents cannot name it.
 _UNNAMED: Final = ""
-_TURNS: Final = "prices"
+_LOCK: Final = "prices"
 
 
 class PublishedPrices:
-    """Keeps the prices of published documents; usage and invoices go by these alone.
+    """Stores the prices of published documents, which alone decide usage and invoices.
 
-    A price that has begun cannot be edited or removed. One that begins in the past is taken where
-    no usage would cost anything else by it. Those that have not begun follow the documents.
+    A price that has begun cannot be edited or removed. A price may begin in the past if it changes
+    the cost of no recorded usage. Prices that have not begun follow the documents.
     """
 
     def __init__(self, store: Store) -> None:
@@ -33,16 +33,16 @@ class PublishedPrices:
     def entries(self) -> list[PriceEntry]:
         """Return the prices by date."""
         with self._store.reading() as connection:
-            return _kept(connection)
+            return _stored(connection)
 
     def check(self, wanted: Sequence[PriceEntry]) -> None:
         """Check that a document with the prices `wanted` may be published.
 
         Raises:
-            ConfigurationError: the past would cost something else.
+            ConfigurationError: the cost of past usage would change.
         """
         with self._store.reading() as connection:
-            _check(connection, _kept(connection), wanted, self._store.clock())
+            _check(connection, _stored(connection), wanted, self._store.clock())
 
     def publish(
         self,
@@ -51,34 +51,34 @@ class PublishedPrices:
         former: Sequence[PriceEntry] = (),
         agreed: int | None = None,
     ) -> None:
-        """Keep the prices of a document that is published in place of one with `former` prices.
+        """Store the prices of a document that replaces one with `former` prices.
 
-        Of those to come that are not in `wanted`, the ones in `former` are dropped; others are of
-        another gateway region. `agreed` is when the document was published, if that was before:
-        what was to come then may have begun, as where the ledger was restored from a backup.
+        Future prices that are in `former` but not in `wanted` are deleted; others belong to another
+        gateway region. `agreed` is when the document was published, if that was earlier, as with a
+        ledger restored from a backup: prices that were in the future then may have begun.
 
         Raises:
-            ConfigurationError: the past would cost something else; nothing changed.
+            ConfigurationError: the cost of past usage would change; nothing has changed.
         """
         now, table = self._store.clock(), schema.published_prices
         with self._store.writing() as connection:
-            # Gateways that start at once publish the same.
-            self._store.take_turns(connection, _TURNS)
-            kept = _kept(connection)
-            _check(connection, kept, wanted, now, agreed=agreed)
+            # Gateways that start together publish the same prices.
+            self._store.lock_subject(connection, _LOCK)
+            stored = _stored(connection)
+            _check(connection, stored, wanted, now, agreed=agreed)
             dates = {_date(entry) for entry in (*wanted, *former)}
-            for old in set(kept) - set(wanted):
+            for old in set(stored) - set(wanted):
                 if _date(old) in dates:
                     same = (table.c.model == old.model) & (table.c.since == old.since)
                     connection.execute(delete(table).where(same))
-            new = [_values(entry) for entry in wanted if entry not in set(kept)]
+            new = [_values(entry) for entry in wanted if entry not in set(stored)]
             if new:
                 connection.execute(insert(table), [row | {"published": now} for row in new])
                 history = [row | {"recorded": now} for row in new]
                 self._store.insert_new(connection, schema.prices, history)
 
     def history(self) -> list[tuple[int, PriceEntry]]:
-        """Return every price that was ever published, with when it was, oldest first."""
+        """Return all prices ever published, each with the time of publication, oldest first."""
         table = schema.prices
         with self._store.reading() as connection:
             rows = connection.execute(select(table).order_by(table.c.recorded, table.c.model))
@@ -87,23 +87,23 @@ class PublishedPrices:
 
 def _check(
     connection: Connection,
-    kept: Sequence[PriceEntry],
+    stored: Sequence[PriceEntry],
     wanted: Sequence[PriceEntry],
     now: int,
     *,
     agreed: int | None = None,
 ) -> None:
-    """Raise `ConfigurationError` where `wanted`, `agreed` then, changes what the past costs."""
-    if not kept:  # the first document, or the first one that is kept here
+    """Raise `ConfigurationError` if `wanted`, published at `agreed`, changes past costs."""
+    if not stored:  # this is the first document
         return
-    _check_begun(kept, wanted, now)
+    _check_begun(stored, wanted, now)
     past = now if agreed is None else min(agreed, now)
-    late = [entry for entry in {*wanted} ^ {*kept} if starts_at(entry) <= past]
+    late = [entry for entry in {*wanted} ^ {*stored} if starts_at(entry) <= past]
     if not late:
         return
-    # No event is of a time before the epoch, and SQL cannot hold all of those.
+    # No event is older than the epoch, and SQL cannot hold all earlier times.
     since = max(0, min(map(starts_at, late)))
-    model = _affected(connection, kept, wanted, since=since, until=now + 1)
+    model = _affected(connection, stored, wanted, since=since, until=now + 1)
     if model is not None:
         first = min(late, key=starts_at)
         raise ConfigurationError(
@@ -113,12 +113,12 @@ def _check(
         )
 
 
-def _check_begun(kept: Iterable[PriceEntry], wanted: Iterable[PriceEntry], now: int) -> None:
-    """Raise `ConfigurationError` unless all of `kept` that has begun is in `wanted` as it is."""
+def _check_begun(stored: Iterable[PriceEntry], wanted: Iterable[PriceEntry], now: int) -> None:
+    """Raise `ConfigurationError` unless `wanted` has all of `stored` that have begun, unchanged."""
     by_date = {(entry.model, entry.since): entry for entry in wanted}
-    for old in kept:
+    for old in stored:
         new = by_date.get((old.model, old.since))
-        # The price of documents without prices is nobody's decision, and may be replaced.
+        # The default price of documents without prices may be replaced.
         if old in (new, _FREE) or starts_at(old) > now:
             continue
         change = "removed" if new is None else f"changed ({_difference(old, new)})"
@@ -131,16 +131,16 @@ def _check_begun(kept: Iterable[PriceEntry], wanted: Iterable[PriceEntry], now: 
 
 def _affected(
     connection: Connection,
-    kept: Sequence[PriceEntry],
+    stored: Sequence[PriceEntry],
     wanted: Sequence[PriceEntry],
     *,
     since: int,
     until: int,
 ) -> str | None:
-    """Return a model with usage that would cost something else under `wanted`."""
-    old, new = PriceList(kept), PriceList(wanted)
+    """Return a model whose past usage would have another cost under `wanted`."""
+    old, new = PriceList(stored), PriceList(wanted)
     edges = {e for prices in (old, new) for p in prices.periods(since, until) for e in p}
-    named = {entry.model for entry in (*kept, *wanted)} | {_UNNAMED}
+    named = {entry.model for entry in (*stored, *wanted)} | {_UNNAMED}
     events = schema.usage_events.c
     for start, end in pairwise(sorted(edges)):
         if not any(_differ(old, new, model, start) for model in named):
@@ -162,7 +162,7 @@ def _difference(old: PriceEntry, new: PriceEntry) -> str:
     return ", ".join(f"`{n}` from {getattr(old, n)} to {getattr(new, n)}" for n in changed)
 
 
-def _kept(connection: Connection) -> list[PriceEntry]:
+def _stored(connection: Connection) -> list[PriceEntry]:
     table = schema.published_prices
     query = select(table).order_by(table.c.since, table.c.model)
     return [_entry(row) for row in connection.execute(query)]

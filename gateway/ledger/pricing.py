@@ -1,4 +1,4 @@
-"""What usage costs: the price by model and time, exact amounts, one rounding. Pure."""
+"""Computes the cost of usage: prices by model and time, exact amounts, one rounding. Pure."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -15,20 +15,20 @@ from gateway.ledger.types import Units
 NANO: Final = 1_000_000_000
 ANY_MODEL: Final = "*"
 # ISO 4217: the currencies whose smallest unit is not a hundredth.
-_WHOLE: Final = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
-_THOUSANDTHS: Final = "BHD IQD JOD KWD LYD OMR TND"
-_DIGITS: Final = dict.fromkeys(_WHOLE.split(), 0) | dict.fromkeys(_THOUSANDTHS.split(), 3)
+_NO_DECIMALS: Final = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
+_THREE_DECIMALS: Final = "BHD IQD JOD KWD LYD OMR TND"
+_DIGITS: Final = dict.fromkeys(_NO_DECIMALS.split(), 0) | dict.fromkeys(_THREE_DECIMALS.split(), 3)
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """A price entry that applies from `since` on, in nanoseconds since the epoch."""
+    """Pairs a price entry with the time it applies from, in nanoseconds since the epoch."""
 
     entry: PriceEntry
     since: int
 
     @property
     def version(self) -> str:
-        """A name for the entry, stable over documents that hold it."""
+        """A name of the entry, the same in all documents that contain it."""
         return f"{self.entry.model}@{self.entry.since}"
 
 
@@ -36,7 +36,7 @@ def starts_at(entry: PriceEntry) -> int:
     """Return when `entry` begins to apply: midnight UTC of a date, or a time.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: `since` is neither.
     """
     try:
         moment = datetime.fromisoformat(entry.since)
@@ -48,14 +48,14 @@ def starts_at(entry: PriceEntry) -> int:
 
 
 class PriceList:
-    """Finds the price of a model at a time: its own before `*`, the latest that has begun."""
+    """Finds the price of a model at a time: the latest of its own, else the latest of `*`."""
 
     def __init__(self, entries: Iterable[PriceEntry]) -> None:
         prices = [Price(entry=entry, since=starts_at(entry)) for entry in entries]
         self._prices = sorted(prices, key=lambda p: p.since, reverse=True)
 
     def at(self, model: str, time: int) -> Price:
-        """Return the price of `model` at `time`; nothing costs anything before the first one."""
+        """Return the price of `model` at `time`; before the first price, usage is free."""
         for name in (model, ANY_MODEL):
             for price in self._prices:
                 if price.entry.model == name and price.since <= time:
@@ -66,7 +66,7 @@ class PriceList:
         )
 
     def periods(self, since: int, until: int) -> list[tuple[int, int]]:
-        """Cut `since` to `until` where any price changes; no price changes within a period."""
+        """Split the time from `since` to `until` at each change of any price."""
         inside = {p.since for p in self._prices if since < p.since < until}
         edges = sorted({since, *inside, until})
         return list(pairwise(edges))
@@ -85,18 +85,18 @@ def amount(units: Units, price: PriceEntry) -> int:
 def round_amount(exact: int, currency: str) -> int:
     """Return `exact` rounded half-even to the smallest unit of `currency`, still in 10^-9."""
     step = int(NANO // 10 ** digits(currency))
-    whole, rest = divmod(exact, step)
-    odd_tie = rest * 2 == step and whole % 2 == 1
-    return (whole + (rest * 2 > step or odd_tie)) * step
+    steps, rest = divmod(exact, step)
+    odd_tie = rest * 2 == step and steps % 2 == 1
+    return (steps + (rest * 2 > step or odd_tie)) * step
 
 
 def digits(currency: str) -> int:
-    """Return how many decimal places amounts of `currency` have."""
+    """Return the number of decimal places of amounts in `currency`."""
     return _DIGITS.get(currency, 2)
 
 
 def decimal(nanos: int, places: int) -> str:
-    """Write an amount that is exact to `places` as a decimal number."""
+    """Return an amount as a decimal number with `places` decimal places."""
     sign = "-" if nanos < 0 else ""
     whole, rest = divmod(abs(nanos), NANO)
     return f"{sign}{whole}" + (f".{rest:09d}"[: places + 1] if places else "")

@@ -1,6 +1,6 @@
-"""What was published in each gateway region: kept where a Redis that loses its data cannot take it.
+"""Stores the documents and drained backends of each gateway region, in case Redis loses them.
 
-The texts of documents are the caller's; the ledger only keeps and orders them.
+Documents are opaque texts here.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +15,7 @@ _KEPT = 50
 
 
 class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest of a region: the generation of its document, and the backends that are drained.
-
-    Both are 0 and empty where nothing was ever published or drained.
-    """
+    """Gives a region's newest generation and drained backends; 0 and empty if there are none."""
 
     generation: int = 0
     drains: int = 0
@@ -27,13 +24,13 @@ class RecordedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedState:
-    """Documents and drained backends by gateway region. All calls block."""
+    """Reads and writes documents and drained backends by gateway region. All calls block."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def newest(self, region: str) -> RecordedState:
-        """Return what is known of `region`."""
+        """Return the newest state of `region`."""
         documents, drains = schema.published_documents, schema.drained_backends
         with self._store.reading() as connection:
             newest = select(func.max(documents.c.generation)).where(documents.c.region == region)
@@ -46,14 +43,14 @@ class PublishedState:
         return RecordedState(generation=generation, drains=row.version, drained=drained)
 
     def documents(self, region: str) -> list[str]:
-        """Return the documents of `region` that are kept, the newest first."""
+        """Return the stored documents of `region`, the newest first."""
         table = schema.published_documents
         query = select(table.c.content).where(table.c.region == region)
         with self._store.reading() as connection:
             return list(connection.scalars(query.order_by(table.c.generation.desc())))
 
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Keep `documents` by generation; what is kept already stays, the oldest go."""
+        """Store `documents` by generation; existing ones stay, and the oldest are deleted."""
         table = schema.published_documents
         rows = [
             {"region": region, "generation": generation, "content": content}
@@ -61,12 +58,12 @@ class PublishedState:
         ]
         with self._store.writing() as connection:
             self._store.insert_new(connection, table, rows)
-            mine = table.c.region == region
-            newest = connection.scalar(select(func.max(table.c.generation)).where(mine)) or 0
-            connection.execute(delete(table).where(mine, table.c.generation <= newest - _KEPT))
+            of_region = table.c.region == region
+            newest = connection.scalar(select(func.max(table.c.generation)).where(of_region)) or 0
+            connection.execute(delete(table).where(of_region, table.c.generation <= newest - _KEPT))
 
     def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
-        """Keep which backends are drained, unless a newer version is known."""
+        """Store the drained backends, unless a newer version is stored."""
         table = schema.drained_backends
         text = msgspec.json.encode(sorted(backends)).decode()
         row = {"version": version, "backends": text}

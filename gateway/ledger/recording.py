@@ -1,4 +1,4 @@
-"""Takes events in: each counted once, and the high-water mark moved in the same transaction."""
+"""Records events, each once, and moves the high-water mark in the same transaction."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -15,40 +15,40 @@ from gateway.ledger.types import Batch, LedgerStatistics, Recorded
 from gateway.types import RequestEvent
 
 _LARGEST: Final = 2**63 - 1
-_MOST: Final = 2**40
-"""What an event may count of anything: the sums of millions of such are numbers of SQL still."""
+_MOST_UNITS: Final = 2**40
+"""The most units of an event: sums of millions of events still fit SQL numbers."""
 _LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a log is in the ledger: all up to the mark, and `ranges` beyond it, in order.
+class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds which records of a log the ledger has: all up to the mark, and `ranges` beyond it.
 
-    That is asked before an event's id, which is gone once events are added up, see `rollup`.
+    Checked before an event's id, which no longer exists after the roll-up, see `rollup`.
     """
 
     mark: int
     ranges: Sequence[tuple[int, int]]
 
     def holds(self, number: int | None) -> bool:
-        """Tell whether the record `number` is in the ledger; of `None` nobody knows."""
+        """Tell whether the ledger has the record `number`; false if it is `None`."""
         if number is None:
             return False
         return number <= self.mark or any(first <= number <= last for first, last in self.ranges)
 
 
 class UnrecordableBatch(Exception):
-    """A batch that the database refuses for what is in it, now and for ever."""
+    """Reports a batch that the database refuses because of its content; retries are useless."""
 
 
-class Recording:
-    """Writes batches and knows what is committed."""
+class EventRecorder:
+    """Writes batches of events, and reads up to where logs are committed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def record(self, batches: Sequence[Batch]) -> Recorded:
-        """Take `batches` in; what was taken before is not counted again.
+        """Record `batches`; events that were recorded before are not counted again.
 
         Raises:
             DependencyUnavailable: nothing was written; try again.
@@ -62,21 +62,21 @@ class Recording:
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
         """Return, per log, up to which sequence number everything is committed."""
-        wanted = list(log_ids)
+        ids = list(log_ids)
         table = schema.high_water
         marks: dict[str, int] = {}
         with self._store.reading() as connection:
-            # Databases bound how many values a statement has.
-            for start in range(0, len(wanted), _LOGS_AT_ONCE):
-                some = table.c.log_id.in_(wanted[start : start + _LOGS_AT_ONCE])
-                rows = connection.execute(select(table).where(some))
+            # Databases limit the number of values in a statement.
+            for start in range(0, len(ids), _LOGS_AT_ONCE):
+                batch = table.c.log_id.in_(ids[start : start + _LOGS_AT_ONCE])
+                rows = connection.execute(select(table).where(batch))
                 marks |= {row.log_id: row.sequence for row in rows}
-        return {log_id: marks.get(log_id, 0) for log_id in wanted}
+        return {log_id: marks.get(log_id, 0) for log_id in ids}
 
-    def bury(self, log_id: str, reason: str, payload: bytes) -> None:
-        """Keep what is no batch at all where an operator finds it."""
+    def add_dead_letter(self, log_id: str, reason: str, payload: bytes) -> None:
+        """Store an unreadable entry as a dead letter, for operators."""
         with self._store.writing(in_bulk=True) as connection:
-            self._bury(connection, log_id, reason, [payload])
+            self._add_dead_letters(connection, log_id, reason, [payload])
 
     def statistics(self) -> LedgerStatistics:
         """Return sums over the whole ledger."""
@@ -93,25 +93,27 @@ class Recording:
 
     def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
         counted = duplicates = dead = lost = 0
-        # In one order, so that workers that record blocks of the same logs cannot wait in a circle.
+        # In one order, so that workers that record the same logs cannot deadlock.
         for batch in sorted(batches, key=lambda each: each.log_id):
-            known = self._known(connection, batch.log_id)
-            events = [e for number, e in batch.numbered() if not known.holds(number)]
-            fit = [e for e in events if _fits(e)]
-            unfit = [_encode(e) for e in events if not _fits(e)]
-            new = self._insert(connection, fit)
+            recorded = self._recorded(connection, batch.log_id)
+            events = [e for number, e in batch.numbered() if not recorded.holds(number)]
+            valid = [e for e in events if _is_valid(e)]
+            invalid = [_encode(e) for e in events if not _is_valid(e)]
+            new = self._insert(connection, valid)
             counted += new
             duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
-            duplicates += sum(e.count for e in fit) - new
-            dead += self._bury(connection, batch.log_id, "not an event", batch.wrong)
-            dead += self._bury(connection, batch.log_id, "numbers out of range", unfit)
-            if batch.lost and batch.last > known.mark:
-                lost += self._miss(connection, batch)
-            self._advance(connection, batch, known)
+            duplicates += sum(e.count for e in valid) - new
+            dead += self._add_dead_letters(connection, batch.log_id, "not an event", batch.wrong)
+            dead += self._add_dead_letters(
+                connection, batch.log_id, "numbers out of range", invalid
+            )
+            if batch.lost and batch.last > recorded.mark:
+                lost += self._add_gap(connection, batch)
+            self._advance(connection, batch, recorded)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
     def _insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
-        """Add the events that are new; return how many requests those are."""
+        """Insert the new events; return the number of their requests."""
         table, rows = schema.usage_events, [_row(e) for e in events]
         if events:
             reopen(connection, min(e.time for e in events))
@@ -120,41 +122,41 @@ class Recording:
         if new in (0, len(rows)):
             attempt.commit()
             return sum(e.count for e in events) if new else 0
-        # Rarely some are known and some are not; each must say which, as it may be many.
+        # Rarely only some are new; each is inserted alone, as it may count as many requests.
         attempt.rollback()
         added = (self._store.insert_new(connection, table, [row]) for row in rows)
         return sum(e.count * n for e, n in zip(events, added, strict=True))
 
-    def _known(self, connection: Connection, log_id: str) -> "_Known":
-        """Return what of a log is in the ledger; workers that record the same log take turns."""
+    def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:
+        """Return which records of a log the ledger has; locks the log against other workers."""
         marks, ranges = schema.high_water, schema.ranges
         self._store.insert_new(connection, marks, [{"log_id": log_id, "sequence": 0}])
         of_log = select(marks.c.sequence).where(marks.c.log_id == log_id).with_for_update()
         mark = connection.execute(of_log).scalar_one()
         waiting = select(ranges).where(ranges.c.log_id == log_id).order_by(ranges.c.first)
         found = [(row.first, row.last) for row in connection.execute(waiting)]
-        return _Known(mark=mark, ranges=found)
+        return _RecordedRanges(mark=mark, ranges=found)
 
-    def _advance(self, connection: Connection, batch: Batch, known: "_Known") -> None:
-        """Move the mark over `batch`, if nothing before it is missing; else remember it."""
+    def _advance(self, connection: Connection, batch: Batch, recorded: _RecordedRanges) -> None:
+        """Move the mark over `batch` if nothing before it is missing; else store it as a range."""
         marks, ranges = schema.high_water, schema.ranges
-        if batch.last <= known.mark:
+        if batch.last <= recorded.mark:
             return
         row = {"log_id": batch.log_id, "first": batch.first, "last": batch.last}
-        if batch.first > known.mark + 1:
-            self._remember(connection, row)
+        if batch.first > recorded.mark + 1:
+            self._add_range(connection, row)
             return
         mark = batch.last
-        for first, last in known.ranges:
+        for first, last in recorded.ranges:
             if first > mark + 1:
                 break
             mark = max(mark, last)
-            taken = (ranges.c.log_id == batch.log_id) & (ranges.c.first == first)
-            connection.execute(delete(ranges).where(taken))
+            same = (ranges.c.log_id == batch.log_id) & (ranges.c.first == first)
+            connection.execute(delete(ranges).where(same))
         of_log = marks.c.log_id == batch.log_id
         connection.execute(update(marks).where(of_log).values(sequence=mark))
 
-    def _remember(self, connection: Connection, row: dict[str, Any]) -> None:
+    def _add_range(self, connection: Connection, row: dict[str, Any]) -> None:
         ranges = schema.ranges
         if self._store.insert_new(connection, ranges, [row]):
             return
@@ -162,13 +164,13 @@ class Recording:
         longer = update(ranges).where(same & (ranges.c.last < row["last"]))
         connection.execute(longer.values(last=row["last"]))
 
-    def _miss(self, connection: Connection, batch: Batch) -> int:
+    def _add_gap(self, connection: Connection, batch: Batch) -> int:
         row = {"log_id": batch.log_id, "first": batch.first, "last": batch.last}
         row["time"] = self._store.clock()
         new = self._store.insert_new(connection, schema.gaps, [row])
         return (batch.last - batch.first + 1) if new else 0
 
-    def _bury(
+    def _add_dead_letters(
         self, connection: Connection, log_id: str, reason: str, payloads: Sequence[bytes]
     ) -> int:
         now = self._store.clock()
@@ -185,15 +187,15 @@ class Recording:
         return self._store.insert_new(connection, schema.dead_letters, rows)
 
 
-def _fits(event: RequestEvent) -> bool:
-    """Whether the columns can hold what `event` says."""
+def _is_valid(event: RequestEvent) -> bool:
+    """Tell whether the columns can hold the values of `event`."""
     used = event.usage
     each = [used.items, used.hit, used.collapsed, used.computed]
     each += [used.failed, used.rows, used.tokens]
     numbers = [event.time, event.status, event.count - 1, min(each)]
     short = len(event.id) <= 128 and len(event.tenant) <= 64 and len(event.key) <= 64  # noqa: PLR2004
     fits = min(numbers) >= 0 and max(numbers) <= _LARGEST
-    return short and fits and max(each) * event.count <= _MOST
+    return short and fits and max(each) * event.count <= _MOST_UNITS
 
 
 def _row(event: RequestEvent) -> dict[str, object]:

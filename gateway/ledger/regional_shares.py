@@ -64,7 +64,7 @@ class RegionalShareStore:
         `longest` is how long work may run, in seconds.
         """
         with self._store.writing() as connection:
-            now = self._store.take_turns(connection, _LOCK)
+            now = self._store.lock_subject(connection, _LOCK)
             since = report.seen - _OVERLAP if report.seen else 0
             if not self._renew(connection, report, now, lease):
                 since = 0
@@ -88,7 +88,7 @@ class RegionalShareStore:
         """Remove the lease of a worker that has stopped; a region's last worker keeps its lease."""
         table = schema.region_workers
         with self._store.writing() as connection:
-            self._store.take_turns(connection, _LOCK)
+            self._store.lock_subject(connection, _LOCK)
             here = select(func.count()).where(table.c.region == region)
             if (connection.scalar(here) or 0) > 1:
                 own = (table.c.region == region) & (table.c.worker == worker)

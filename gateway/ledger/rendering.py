@@ -1,4 +1,4 @@
-"""Invoices and usage as JSON and CSV. Pure; amounts are written as decimal numbers."""
+"""Renders invoices and usage as JSON and CSV, with amounts as decimal numbers. Pure."""
 
 import csv
 import io
@@ -38,8 +38,8 @@ def invoice_json(invoice: Invoice) -> bytes:
         {"currency": t.currency, "amount": decimal(t.amount, digits(t.currency))}
         for t in invoice.totals
     ]
-    whole = {"tenant": invoice.tenant, "month": invoice.month, "lines": lines, "totals": totals}
-    return msgspec.json.encode(whole)
+    fields = {"tenant": invoice.tenant, "month": invoice.month, "lines": lines, "totals": totals}
+    return msgspec.json.encode(fields)
 
 
 def invoice_csv(invoice: Invoice) -> str:
@@ -62,7 +62,7 @@ def invoice_csv(invoice: Invoice) -> str:
 
 
 def exact(nanos: int) -> str:
-    """Return an amount as a decimal number, with every digit."""
+    """Return an amount as a decimal number with all digits."""
     return decimal(nanos, _EXACT)
 
 
@@ -72,14 +72,14 @@ def usage_json(rows: Sequence[UsageRow]) -> bytes:
 
 
 def usage_object(row: UsageRow) -> dict[str, object]:
-    """Return a row of usage as what JSON shows of it."""
+    """Return a row of usage as an object for JSON."""
     groups = {g: getattr(row, g) for g in _GROUPS if getattr(row, g) is not None}
     units = msgspec.structs.asdict(row.units)
     return groups | units | {"cost": exact(row.cost), "currency": row.currency}
 
 
 def usage_csv(rows: Sequence[UsageRow], group_by: Sequence[str]) -> str:
-    """Return usage as CSV with a header; a column for each of `group_by`, be there rows or none."""
+    """Return usage as CSV with a header, and a column for each of `group_by` even without rows."""
     groups = [g for g in _GROUPS if g in group_by]
     lines = [
         [
@@ -101,10 +101,10 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows([_harmless(cell) for cell in row] for row in rows)
+    writer.writerows([_escape_formula(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 
-def _harmless(cell: object) -> object:
-    """Keep a spreadsheet from running a name as a formula."""
+def _escape_formula(cell: object) -> object:
+    """Escape text that a spreadsheet would run as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "@", "\t") else cell

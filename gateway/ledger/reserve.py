@@ -1,7 +1,7 @@
-"""Keeps room on the disk for what SQLite must write before a ledger can be read.
+"""Reserves disk space for the file that SQLite must create before a ledger can be read.
 
-Whoever opens a ledger first makes the file of its shared memory (`ledger.db-shm`), and who closes
-it last deletes that. On a disk that is full meanwhile nobody could open it again.
+The first process that opens a ledger creates its shared memory (`ledger.db-shm`); the last one
+deletes it. If the disk is full by then, the ledger cannot be opened again.
 """
 
 import contextlib
@@ -10,40 +10,40 @@ from pathlib import Path
 from typing import Final, Protocol
 
 _BYTES: Final = 64 * 1024
-"""The shared memory has 32 KiB; the folder may have to grow by a block."""
+"""The shared memory takes 32 KiB, and the folder may grow by a block."""
 
 
-class Reserve(Protocol):
-    """Room that is kept, and given up when there is no other."""
+class DiskReserve(Protocol):
+    """Reserves disk space, and frees it for use when the disk is full."""
 
     def keep(self) -> None:
-        """Reserve the room unless it is; where there is none, none is kept."""
+        """Reserve the space if it is not reserved, as far as there is any."""
         ...
 
-    def give_up(self) -> bool:
-        """Make the room free; return whether any was kept."""
+    def release(self) -> bool:
+        """Free the space; return whether any was reserved."""
         ...
 
 
 class NoReserve:
-    """A `Reserve` of databases without a file."""
+    """Implements `DiskReserve` for databases without a file."""
 
     def keep(self) -> None:
         """Do nothing."""
 
-    def give_up(self) -> bool:
+    def release(self) -> bool:
         """Return `False`."""
         return False
 
 
 class FileReserve:
-    """A `Reserve` that is the file `path`, for all processes of the ledger. Never raises."""
+    """Implements `DiskReserve` by the file `path`, for all processes. Never raises."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def keep(self) -> None:
-        """Reserve 64 KiB; see `Reserve`."""
+        """Reserve 64 KiB."""
         with contextlib.suppress(OSError):
             file = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
@@ -54,8 +54,8 @@ class FileReserve:
             finally:
                 os.close(file)
 
-    def give_up(self) -> bool:
-        """Delete the file; see `Reserve`."""
+    def release(self) -> bool:
+        """Delete the file."""
         try:
             self._path.unlink()
         except OSError:

@@ -1,9 +1,8 @@
 """Adds up old usage events to one row for each hour and kind of usage, a few at a time.
 
-A row of sums stands in `usage_events` like a run of requests does, so that whoever sums usage, a
-program of an older schema too, reads the same before and after. What is gone are the ids of the
-requests and the time within the hour. That an event which comes again is not counted again is then
-said by the marks of the logs alone, see `Recording`.
+A row of sums stands in `usage_events` like a run of requests, so that all queries of usage, also
+those of older schemas, return the same as before. The ids of the requests and their time within the
+hour are lost. Duplicates are then detected by the marks of the logs alone, see `EventRecorder`.
 """
 
 import hashlib
@@ -16,11 +15,11 @@ from gateway.ledger.store import Store
 
 HOUR: Final = 3_600 * 1_000_000_000
 _SUBJECT: Final = "usage"
-_TURNS: Final = "usage.rollup"
+_LOCK: Final = "usage.rollup"
 _PREFIX: Final = "rollup-"
 _HOURS: Final = 100
-"""Hours that one transaction looks at: an event that comes late has years of them looked at."""
-_ALIKE: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code")
+"""Hours that one transaction scans: after a very late event there are years of them."""
+_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code")
 _SUMMED: Final = (
     *("items", "hit", "collapsed", "computed", "failed", "rows", "tokens"),
     "requests",
@@ -30,7 +29,7 @@ _until: Final = schema.usage_rollups
 
 
 class Rollup:
-    """Adds up events of whole hours; several processes may do so on one ledger."""
+    """Adds up events of full hours; several processes may do so on one ledger."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -39,11 +38,11 @@ class Rollup:
         """Add up at most `limit` events of hours that end at or before `before` (nanoseconds).
 
         Returns:
-            How many rows that were; 0 is that none was found, in some of the hours at least.
+            The number of rows; 0 if none was found in the hours that were scanned.
         """
         end = before - before % HOUR
         with self._store.writing(in_bulk=True) as connection:
-            self._store.take_turns(connection, _TURNS)
+            self._store.lock_subject(connection, _LOCK)
             start = self._start(connection)
             rows: list[RowMapping] = []
             for _ in range(_HOURS):
@@ -53,7 +52,7 @@ class Rollup:
                 if rows:
                     break
                 start = _hour_with_events(connection, start + HOUR)
-            self._remember(connection, end if start is None else min(start, end))
+            self._set_until(connection, end if start is None else min(start, end))
             if not rows or start is None:
                 return 0
             self._store.add_to(connection, _events, _sums(rows, start), _SUMMED)
@@ -62,14 +61,14 @@ class Rollup:
             return len(rows)
 
     def _start(self, connection: Connection) -> int | None:
-        """Return the first hour that may hold events that are not added up."""
+        """Return the first hour that may hold events to add up."""
         query = select(_until.c.until).where(_until.c.subject == _SUBJECT)
-        # Locked, as a late event that sets it back meanwhile must not be forgotten.
+        # Locked, so that a late event that sets it back meanwhile is not overwritten.
         query = query.with_for_update()
-        known = connection.scalar(query)
-        return _hour_with_events(connection, 0 if known is None else int(known))
+        until = connection.scalar(query)
+        return _hour_with_events(connection, 0 if until is None else int(until))
 
-    def _remember(self, connection: Connection, until: int) -> None:
+    def _set_until(self, connection: Connection, until: int) -> None:
         row = {"subject": _SUBJECT, "until": until}
         if not self._store.insert_new(connection, _until, [row]):
             same = _until.c.subject == _SUBJECT
@@ -77,7 +76,7 @@ class Rollup:
 
 
 def reopen(connection: Connection, oldest: int) -> None:
-    """Have the hours from `oldest` on looked at again, as an event of that time has come late."""
+    """Schedule the hours from `oldest` on for another scan, after a late event of that time."""
     hour = oldest - oldest % HOUR
     late = (_until.c.subject == _SUBJECT) & (_until.c.until > hour)
     connection.execute(update(_until).where(late).values(until=hour))
@@ -89,7 +88,7 @@ def _hour_with_events(connection: Connection, since: int) -> int | None:
 
 
 def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMapping]:
-    columns = [_events.c[name] for name in ("id", *_ALIKE, *_SUMMED)]
+    columns = [_events.c[name] for name in ("id", *_KIND, *_SUMMED)]
     query = (
         select(*columns)
         .where(_events.c.time >= start, _events.c.time < start + HOUR)
@@ -100,16 +99,16 @@ def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMap
 
 
 def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
-    """Return the rows that stand for `rows`, all of the hour from `start` on."""
+    """Return the sums of `rows`, all of which are of the hour that begins at `start`."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
-        kind = tuple(row[name] for name in _ALIKE)
+        kind = tuple(row[name] for name in _KIND)
         sums = found.get(kind)
         if sums is None:
             digest = hashlib.blake2b(repr(kind).encode(), digest_size=16).hexdigest()
             own = {"id": f"{_PREFIX}{start // 1_000_000_000}-{digest}", "time": start}
             sums = found[kind] = (
-                own | dict(zip(_ALIKE, kind, strict=True)) | dict.fromkeys(_SUMMED, 0)
+                own | dict(zip(_KIND, kind, strict=True)) | dict.fromkeys(_SUMMED, 0)
             )
         for name in _SUMMED:
             sums[name] += row[name]

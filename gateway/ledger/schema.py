@@ -1,4 +1,4 @@
-"""The ledger's tables. Times are nanoseconds since the epoch, money 10^-9 of a currency's unit."""
+"""Defines the ledger's tables; times are nanoseconds since the epoch, money 10^-9 of a unit."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 schema_version: Final = Table(
     "schema_version", metadata, Column("version", Integer, primary_key=True)
 )
-"""What programs up to schema 2 compare with their own version: the oldest that may be used."""
+"""The oldest compatible version, which programs up to schema 2 compare with their own."""
 
 schema_migrations: Final = Table(
     "schema_migrations",
@@ -64,7 +64,7 @@ changes: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
-"""How often what workers keep in memory was changed."""
+"""Counts the changes of data that workers keep in memory."""
 
 usage_events: Final = Table(
     "usage_events",
@@ -98,7 +98,7 @@ usage_rollups: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("until", BigInteger, nullable=False),
 )
-"""Up to which time events were added up to rows of an hour, see `rollup`."""
+"""The time up to which events were added up to rows of an hour, see `rollup`."""
 
 high_water: Final = Table(
     "high_water",
@@ -115,7 +115,7 @@ ranges: Final = Table(
     Column("first", BigInteger, primary_key=True),
     Column("last", BigInteger, nullable=False),
 )
-"""What is in the ledger beyond the high-water mark: blocks that overtook another."""
+"""Records after the high-water mark: blocks that overtook another."""
 
 gaps: Final = Table(
     "gaps",
@@ -150,7 +150,7 @@ prices: Final = Table(
     Column("row", BigInteger, nullable=False),
     Column("token", BigInteger, nullable=False),
 )
-"""Every price that was ever known, and since when."""
+"""Every price ever published, with the time of publication."""
 
 published_prices: Final = Table(
     "published_prices",
@@ -164,7 +164,7 @@ published_prices: Final = Table(
     Column("row", BigInteger, nullable=False),
     Column("token", BigInteger, nullable=False),
 )
-"""The prices that usage and invoices go by. One that has begun is never changed nor deleted."""
+"""The prices of usage and invoices. One that has begun is never changed or deleted."""
 
 published_documents: Final = Table(
     "published_documents",
@@ -192,8 +192,8 @@ region_workers: Final = Table(
     Column("seen", BigInteger, nullable=False),
     Column("expires", BigInteger, nullable=False),
 )
-"""The gateway workers of each region: until when each goes by the shares of its region, and the
-time of the answer that it goes by."""
+"""The gateway workers of each region, with the end of their leases and the time of the last answer
+that each applies."""
 
 region_shares: Final = Table(
     "region_shares",
@@ -223,7 +223,7 @@ quota_grants: Final = Table(
     Column("region", String(32), primary_key=True),
     Column("granted", BigInteger, nullable=False),
 )
-"""What each region may use of a quota in the period that ends at `period` (seconds)."""
+"""The units of a quota granted to each region in the period that ends at `period` (seconds)."""
 
 audit: Final = Table(
     "audit",

@@ -1,4 +1,4 @@
-"""Transactions on the ledger's database, SQLite or PostgreSQL, and what they raise."""
+"""Opens transactions on the ledger's database, SQLite or PostgreSQL, and translates its errors."""
 
 import contextlib
 import sqlite3
@@ -17,39 +17,39 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
 from gateway.ledger.postgresql import lift_limits, make_engine
-from gateway.ledger.reserve import FileReserve, NoReserve, Reserve
+from gateway.ledger.reserve import DiskReserve, FileReserve, NoReserve
 from gateway.ledger.write_priority import FileWritePriority, NoPriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
-# Of SQLite's codes, what is common to those that say more.
+# The mask of the primary code in extended codes of SQLite.
 _PRIMARY: Final = 0xFF
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-# The number, of PostgreSQL's advisory locks, that whoever makes or upgrades the tables holds.
+# The number of the advisory lock of PostgreSQL under which tables are created and migrated.
 _CREATION: Final = int.from_bytes(b"sg:ledge")
 
 
 class Store:
-    """Opens transactions; makes the tables before the first one. Safe in several threads.
+    """Opens transactions; creates the tables before the first one. Safe in several threads.
 
-    `clock` tells nanoseconds since the epoch. `patience` is the seconds that a transaction waits
+    `clock` returns nanoseconds since the epoch. `timeout` is the seconds that a transaction waits
     for others.
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], int], patience: float = 10.0) -> None:
+    def __init__(self, url: str, *, clock: Callable[[], int], timeout: float = 10.0) -> None:
         self._url = make_url(url)
-        self._lite = self._url.get_backend_name() == "sqlite"
-        self._patience = patience
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
+        self._timeout = timeout
         self._ready = threading.Event()
         self._preparing = threading.Lock()
         self._priority: WritePriority = NoPriority()
-        self._reserve: Reserve = NoReserve()
-        if self._lite and self._url.database:
+        self._reserve: DiskReserve = NoReserve()
+        if self._is_sqlite and self._url.database:
             self._priority = FileWritePriority(Path(f"{self._url.database}-ahead"))
             self._reserve = FileReserve(Path(f"{self._url.database}-reserve"))
         self._engine = (
-            self._lite_engine() if self._lite else make_engine(self._url, patience=patience)
+            self._sqlite_engine() if self._is_sqlite else make_engine(self._url, timeout=timeout)
         )
         self.clock = clock
 
@@ -68,9 +68,9 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:
-        """Open a transaction that changes the database wholly or not at all.
+        """Open a transaction that changes all or nothing.
 
-        One that writes `in_bulk` lets those go first that do not.
+        One that writes `in_bulk` lets others go first.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -80,21 +80,21 @@ class Store:
             self._prepare()
             if in_bulk:
                 self._priority.give_way()
-            turn = contextlib.nullcontext() if in_bulk else self._priority.ahead()
-            with turn, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+            priority = contextlib.nullcontext() if in_bulk else self._priority.prioritized()
+            with priority, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
                 yield connection
-            self._reserve.keep()  # there is room, perhaps again
+            self._reserve.keep()  # the disk has room, perhaps again
 
     def insert_new(
         self, connection: Connection, table: sqlalchemy.Table, rows: list[dict[str, Any]]
     ) -> int:
-        """Insert the rows whose keys are not there yet; return how many there were."""
+        """Insert the rows whose keys do not exist; return their number."""
         if not rows:
             return 0
-        if self._lite:
+        if self._is_sqlite:
             insert = sqlite.insert(table).on_conflict_do_nothing()
             return connection.execute(insert, rows).rowcount
-        # Drivers of PostgreSQL do not tell how many there were.
+        # Drivers of PostgreSQL do not return the number.
         first, *_ = table.primary_key
         new = postgresql.insert(table).on_conflict_do_nothing().returning(first)
         return len(connection.execute(new, rows).all())
@@ -106,20 +106,20 @@ class Store:
         rows: list[dict[str, Any]],
         summed: Sequence[str],
     ) -> None:
-        """Insert the rows; where a key is there already, add what is `summed` to its row."""
-        new = sqlite.insert(table) if self._lite else postgresql.insert(table)
+        """Insert the rows; if a key exists, add the columns `summed` to its row."""
+        new = sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
         sums = {name: table.c[name] + new.excluded[name] for name in summed}
         statement = new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
         connection.execute(statement, rows)
 
-    def take_turns(self, connection: Connection, subject: str) -> int:
-        """Wait until no other transaction has `subject`; return the database's time, in ns."""
-        if self._lite:  # a transaction that writes is alone, and the database has no clock
+    def lock_subject(self, connection: Connection, subject: str) -> int:
+        """Lock `subject` until the transaction ends; return the database's time in nanoseconds."""
+        if self._is_sqlite:  # writers are exclusive, and the database has no clock
             return self.clock()
         table = schema.changes
         self.insert_new(connection, table, [{"subject": subject, "count": 0}])
-        turn = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
-        connection.execute(turn).one()
+        row = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
+        connection.execute(row).one()
         now = sqlalchemy.extract("epoch", sqlalchemy.func.clock_timestamp())
         return int(float(connection.execute(sqlalchemy.select(now)).scalar_one()) * _SECOND)
 
@@ -127,25 +127,25 @@ class Store:
         """Close the connections."""
         self._engine.dispose()
 
-    def _lite_engine(self) -> Engine:
-        patience = self._patience
+    def _sqlite_engine(self) -> Engine:
+        timeout = self._timeout
         engine = sqlalchemy.create_engine(
-            self._url, connect_args={"timeout": patience}, pool_timeout=patience
+            self._url, connect_args={"timeout": timeout}, pool_timeout=timeout
         )
-        connected = partial(_connected, patience=patience, reserve=self._reserve)
+        connected = partial(_on_connect, timeout=timeout, reserve=self._reserve)
         event.listen(engine, "connect", connected)
-        event.listen(engine, "begin", _begun)
+        event.listen(engine, "begin", _on_begin)
         return engine
 
     def _prepare(self) -> None:
         if self._ready.is_set():
             return
-        if not self._preparing.acquire(timeout=self._patience):
+        if not self._preparing.acquire(timeout=self._timeout):
             raise exc.TimeoutError("another thread makes or upgrades the tables")
         try:
-            if self._lite and self._url.database:
+            if self._is_sqlite and self._url.database:
                 Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
-            # Read first: where a disk is full, or a server takes no writes, keys are still read.
+            # Read first: on a full disk, or a read-only server, keys can still be read.
             with self._engine.begin() as connection:
                 is_current = migrations.is_current(connection)
             if not is_current:
@@ -156,8 +156,8 @@ class Store:
             self._preparing.release()
 
     def _create(self, connection: Connection) -> None:
-        if not self._lite:
-            # "if not exists" does not keep two that start at once from making the same table.
+        if not self._is_sqlite:
+            # "if not exists" does not prevent two concurrent creations of a table.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
             lift_limits(connection)
             connection.execute(sqlalchemy.select(lock))
@@ -165,10 +165,10 @@ class Store:
 
 
 def to_nanoseconds(moment: datetime) -> int:
-    """Return `moment` as the ledger keeps it.
+    """Return `moment` in nanoseconds since the epoch.
 
     Raises:
-        InvalidRequest: it names no time zone.
+        InvalidRequest: it has no time zone.
     """
     if moment.tzinfo is None:
         raise InvalidRequest(f"the time `{moment.isoformat()}` needs a time zone, such as `Z`")
@@ -177,7 +177,7 @@ def to_nanoseconds(moment: datetime) -> int:
 
 
 def to_datetime(nanoseconds: int) -> datetime:
-    """Return a time as kept by the ledger, to the microsecond."""
+    """Return a time in nanoseconds since the epoch as a datetime, to the microsecond."""
     seconds, rest = divmod(nanoseconds, _SECOND)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
 
@@ -187,54 +187,54 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except exc.IntegrityError:
-        # About the values, not about the database.
+        # Caused by the values, not by the database.
         raise
     except (OverflowError, exc.DataError) as error:
         raise InvalidRequest(
             "a time, a number or a text is beyond what the ledger can hold"
         ) from error
-    # The pool says the last when connections end as soon as they are made.
+    # The pool raises the last one when connections end as soon as they are made.
     except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
         reason = getattr(error, "orig", None) or error
         raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
 
 
 def _unavailable(reason: BaseException) -> str:
-    """Say why the ledger cannot be used, in words of this program's own."""
+    """Return why the ledger cannot be used, without details of the driver."""
     code = getattr(reason, "sqlite_errorcode", 0) & _PRIMARY
     if code in _NO_ROOM:
         return f"the ledger's file cannot be used ({reason}): is there space on its disk?"
     return f"the ledger cannot be reached: {type(reason).__name__}"
 
 
-def _connected(
-    connection: sqlite3.Connection, _: object, *, patience: float, reserve: Reserve
+def _on_connect(
+    connection: sqlite3.Connection, _: object, *, timeout: float, reserve: DiskReserve
 ) -> None:
-    """Let several processes use a database at once, and let a commit mean the disk has it."""
-    # The driver's own transactions begin too late to read and write under one lock.
+    """Configure a connection for several processes, and for durable commits."""
+    # The driver begins transactions too late to read and write under one lock.
     connection.isolation_level = None
     cursor = connection.cursor()
-    _write_ahead(cursor, until=time.monotonic() + patience, reserve=reserve)
+    _enable_write_ahead(cursor, until=time.monotonic() + timeout, reserve=reserve)
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
     reserve.keep()
 
 
-def _write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: Reserve) -> None:
-    """Turn the write-ahead log on; of processes that make a database at once, all but one wait.
+def _enable_write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: DiskReserve) -> None:
+    """Enable the write-ahead log; retry while another process creates the database.
 
-    SQLite does not wait by itself here: it answers at once that the database is locked. On a full
-    disk it is tried once more, with the room that is kept for this.
+    SQLite does not wait here: it fails at once if the database is locked. On a full disk there is
+    one more attempt, with the reserved space.
     """
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
             code = error.sqlite_errorcode & _PRIMARY
-            if code in _NO_ROOM and reserve.give_up():
+            if code in _NO_ROOM and reserve.release():
                 continue
-            # Not where the disk is full: that is said at once.
+            # Not on a full disk, which is reported at once.
             busy = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             if not busy or time.monotonic() >= until:
                 raise
@@ -243,7 +243,7 @@ def _write_ahead(cursor: sqlite3.Cursor, *, until: float, reserve: Reserve) -> N
             return
 
 
-def _begun(connection: Connection) -> None:
-    """Take the lock for writing first: a transaction that read cannot take it later."""
+def _on_begin(connection: Connection) -> None:
+    """Take the write lock first: a transaction that has read cannot take it later."""
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,4 +1,4 @@
-"""What the ledger takes and gives."""
+"""Defines the values that the ledger takes and returns."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,7 +10,7 @@ from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant; without `rules` the document's apply."""
+    """Describes a tenant; without `rules` those of the document apply."""
 
     id: TenantId
     name: str
@@ -19,7 +19,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, never its text nor its hash. `models` of `None` are all models."""
+    """Describes a key, without its text and hash. `models` of `None` are all models."""
 
     id: KeyId
     tenant: TenantId
@@ -32,10 +32,10 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """What billing read of one log: the events `first` to `last`.
+    """Holds the records `first` to `last` of one log.
 
-    Those that are `lost` have no events; `wrong` are the records that could not be read as one.
-    `numbers` are the sequence numbers of the events where some in between are no events.
+    A `lost` batch has no events; `wrong` are records that are not events. `numbers` are the
+    sequence numbers of the events, if these are not consecutive.
     """
 
     log_id: str
@@ -47,16 +47,16 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     numbers: Sequence[int] = ()
 
     def numbered(self) -> list[tuple[int | None, RequestEvent]]:
-        """Return the events, each with its sequence number as far as that is known."""
+        """Return the events with their sequence numbers, `None` if unknown."""
         numbers: Sequence[int | None] = self.numbers
         if len(numbers) != len(self.events):
-            whole = len(self.events) == self.last - self.first + 1
-            numbers = range(self.first, self.last + 1) if whole else [None] * len(self.events)
+            is_complete = len(self.events) == self.last - self.first + 1
+            numbers = range(self.first, self.last + 1) if is_complete else [None] * len(self.events)
         return list(zip(numbers, self.events, strict=True))
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of recorded batches."""
+    """Counts the records of batches by outcome."""
 
     counted: int
     duplicates: int
@@ -65,7 +65,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupBy(StrEnum):
-    """What usage is summed over."""
+    """Names the fields by which usage is grouped."""
 
     TENANT = "tenant"
     DAY = "day"
@@ -76,7 +76,7 @@ class GroupBy(StrEnum):
 
 
 class Units(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used: requests, items by how they ended, and the work of those computed."""
+    """Counts requests, items by their outcome, and the work of computed items."""
 
     requests: int = 0
     items: int = 0
@@ -101,7 +101,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Usage of a group; the fields it was not grouped by are `None` and left out.
+    """Sums the usage of a group; the fields it is not grouped by are `None` and left out.
 
     `cost` is exact, in 10^-9 of `currency`.
     """
@@ -118,7 +118,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Who changed what, when. `detail` holds no secret."""
+    """Records who changed what, and when. `detail` holds no secret."""
 
     number: int
     time: datetime
@@ -129,10 +129,10 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the whole ledger: what an operator should know is not zero."""
+    """Sums over the whole ledger; operators should look into all but `events` if not 0."""
 
     events: int
     dead_letters: int
     lost: int
     waiting: int
-    """Events beyond a high-water mark, because a block before them is not in yet."""
+    """Events after a high-water mark: a block before them is still missing."""

@@ -1,4 +1,4 @@
-"""Sums of usage, asked of the events themselves, and what they cost."""
+"""Sums usage from the events, and computes its cost."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Final
@@ -17,7 +17,7 @@ _SUMMED: Final = Units.__struct_fields__
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Units of one model under one price; `group` follows what was asked to group by."""
+    """Holds units of one model under one price; `group` has the values of `group_by`."""
 
     group: tuple[str, ...]
     model: str
@@ -26,7 +26,7 @@ class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageQueries:
-    """Reads usage between two times, the second one excluded, in nanoseconds."""
+    """Reads usage from one time to before another, both in nanoseconds."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,9 +1,8 @@
-"""Lets short changes of a SQLite ledger go before the long transactions of billing.
+"""Gives short changes of a SQLite ledger priority over the long transactions of billing.
 
-SQLite has one lock for writing and hands it to whoever asks at the right moment: a process that
-commits and begins again at once keeps others out for seconds. Who has a short change holds a shared
-lock on a file beside the database; who records in bulk looks for such locks before each
-transaction, and gives way.
+SQLite has one lock for writing, without a queue: a process that commits and begins again at once
+keeps others out for seconds. So a short change holds a shared lock on a file beside the database;
+bulk writers check for such locks before each transaction, and wait.
 """
 
 import contextlib
@@ -15,26 +14,26 @@ from pathlib import Path
 from typing import Final, Protocol
 
 _LONGEST: Final = 1.0
-"""Seconds that recording gives way for at a time: short changes must not hold up billing."""
+"""Seconds that a bulk writer waits at most: short changes must not stop billing."""
 _PAUSE: Final = 0.002
 
 
 class WritePriority(Protocol):
     """Orders the writers of a database."""
 
-    def ahead(self) -> contextlib.AbstractContextManager[None]:
-        """Be waited for by those who `give_way`, as long as the context lasts."""
+    def prioritized(self) -> contextlib.AbstractContextManager[None]:
+        """Make callers of `give_way` wait while the context lasts."""
         ...
 
     def give_way(self) -> None:
-        """Return once nobody is `ahead`, at the latest after a second. Blocks."""
+        """Wait until nobody is `prioritized`, for at most a second. Blocks."""
         ...
 
 
 class NoPriority:
-    """A `WritePriority` of databases that lock rows: nobody need wait."""
+    """Implements `WritePriority` for databases that lock rows: nobody waits."""
 
-    def ahead(self) -> contextlib.AbstractContextManager[None]:
+    def prioritized(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
         return contextlib.nullcontext()
 
@@ -43,21 +42,21 @@ class NoPriority:
 
 
 class FileWritePriority:
-    """A `WritePriority` among the processes of a machine, by advisory locks on `path`.
+    """Implements `WritePriority` for the processes of a machine, by advisory locks on `path`.
 
-    Order is a courtesy: where the file cannot be opened or locked (it is another user's, the disk
-    is full, the file system has no locks), everybody writes as if nobody waited.
+    If the file cannot be opened or locked (another user's file, a full disk, a file system without
+    locks), all write without priorities.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @contextlib.contextmanager
-    def ahead(self) -> Iterator[None]:
+    def prioritized(self) -> Iterator[None]:
         """Hold a shared lock; see `WritePriority`."""
         with self._opened() as file:
             if file is not None:
-                # Who looks for locks holds one for a moment; a process that is stopped, for ever.
+                # A check holds the lock for a moment, but a stopped process holds it for ever.
                 _wait(lambda: _locks(file, fcntl.LOCK_SH))
             yield
 
@@ -69,7 +68,7 @@ class FileWritePriority:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
-        # Opened each time: a lock belongs to an open file, and threads must not share one.
+        # Opened each time: a lock belongs to an open file, which threads must not share.
         try:
             file = os.open(self._path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o644)
         except OSError:
@@ -82,14 +81,14 @@ class FileWritePriority:
 
 
 def _wait(holds: Callable[[], bool]) -> None:
-    """Return once `holds()`, at the latest after a second."""
+    """Wait until `holds()`, for at most a second."""
     until = time.monotonic() + _LONGEST
     while not holds() and time.monotonic() < until:
         time.sleep(_PAUSE)
 
 
 def _locks(file: int, how: int) -> bool:
-    """Lock `file`, and tell whether there is nothing to wait for any more."""
+    """Lock `file`; return whether that succeeded, or there are no locks."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,6 @@
-"""Names every request, and lets only callers with a key and within limits reach a Litestar route.
+"""Gives each request an id, and admits callers with a key and within limits to Litestar routes.
 
-The inference routes are `public` here: they are hot and do the same themselves, with the same
-objects.
+The inference routes are exempt (`raw`): they do the same themselves, with the same objects.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing_extensions import override
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import RateLimited
-from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.base import Charge, RateLimiter
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_headers
 from gateway.runtime.store import RuntimeStore
@@ -25,14 +24,6 @@ from gateway.types import Principal, RequestId
 REQUEST_ID = "sluicegate_request_id"
 PRINCIPAL = "sluicegate_principal"
 DECISION = "sluicegate_decision"
-
-
-class Limiter(Protocol):
-    """Decides whether a request is within its limits; see `gateway.rate_limit.base`."""
-
-    async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, asking the shared state when needed."""
-        ...
 
 
 class Ids(Protocol):
@@ -49,7 +40,7 @@ class AdmissionMiddleware(ASGIMiddleware):
     scopes = (ScopeType.HTTP,)
 
     def __init__(
-        self, *, keys: KeyRing, limiter: Limiter, runtimes: RuntimeStore, ids: Ids
+        self, *, keys: KeyRing, limiter: RateLimiter, runtimes: RuntimeStore, ids: Ids
     ) -> None:
         self._keys = keys
         self._limiter = limiter

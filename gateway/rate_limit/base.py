@@ -1,4 +1,4 @@
-"""What a rate limiter is asked and answers."""
+"""Defines the interface of rate limiters, and the values that they take and return."""
 
 from collections.abc import Sequence
 from math import inf
@@ -10,7 +10,7 @@ from gateway.types import Rule
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`amount` units of `rule`'s, to be taken from the bucket of that name."""
+    """Takes `amount` units of `rule` from the bucket of that name."""
 
     rule: Rule
     bucket: str
@@ -20,17 +20,17 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Hold(Protocol):
-    """Units that were taken for work under way, and are to be settled once it has ended."""
+    """Holds units that were taken for work under way, until that has ended."""
 
     def settle(self, spent: int) -> None:
-        """Keep what was `spent`; the rest goes back."""
+        """Charge the `spent` units; the rest goes back."""
         ...
 
 
 class PolicyState(msgspec.Struct, frozen=True, gc=False):
-    """How a rule stands, as far as this worker knows.
+    """Gives the units that remain of a rule's bucket, as far as this worker knows.
 
-    `reset` is the seconds until its bucket is full or, where the rule refused, until it would not.
+    `reset` is the seconds until the bucket is full or, if the rule refused, until it would admit.
     """
 
     rule: Rule
@@ -39,10 +39,10 @@ class PolicyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether all charges were taken. A refused decision took nothing.
+    """Tells whether all charges were taken. A refused decision took nothing.
 
-    `violated` is the rule that keeps the caller waiting longest. `retry_after` is infinite where
-    waiting does not help.
+    `violated` is the rule with the longest wait. `retry_after` is infinite if waiting does not
+    help.
     """
 
     allowed: bool
@@ -50,52 +50,67 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     violated: Rule | None = None
     retry_after: float = 0.0
     shadowed: tuple[Rule, ...] = ()
-    """Rules that are only watched, and would have refused."""
+    """Rules in shadow mode that would have refused."""
     holds: tuple[Hold, ...] = ()
-    """What the charges to be held took, in their order."""
+    """The holds of the charges to be held, in their order."""
 
     @property
     def impossible(self) -> bool:
-        """The request asks for more than a bucket ever holds: it must be made smaller."""
+        """The request needs more than a bucket can hold: it must be made smaller."""
         return self.retry_after == inf
 
 
 class LimiterStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Decisions since the start, by how they were made, and what leasing cost."""
+    """Counts decisions by how they were made, and the cost of leasing, since the start."""
 
     admitted_by_lease: int = 0
     admitted_by_redis: int = 0
     admitted_by_share: int = 0
-    """While Redis was down."""
+    """By the local bucket, while Redis was down."""
     refused: int = 0
     shadowed: int = 0
     """Charges that rules in shadow mode would have refused."""
     asked: int = 0
-    """Round trips."""
+    """Calls to Redis."""
     failures: int = 0
     leased: int = 0
-    """Units held now to be spent."""
+    """Units on lease now."""
     reserved: int = 0
-    """Units held now for work under way."""
+    """Units reserved now for work under way."""
     lapsed: int = 0
-    """Units of leases that ended before they were spent or given back."""
+    """Units of leases that expired before they were spent or given back."""
     breaker: str = "closed"
     breaker_opened: int = 0
+
+
+class RepeatedCharge(Protocol):
+    """Takes the same charges each time it is called."""
+
+    def charge(self) -> bytes | None:
+        """Take all charges and return the header lines; `None` if it took nothing.
+
+        `None` says that the limiter must decide, by `try_admit` or `admit`.
+        """
+        ...
 
 
 class RateLimiter(Protocol):
     """Takes charges from token buckets: all of them, or none.
 
-    In no window of `t` seconds is more admitted from a bucket than its capacity and what it is
-    refilled with in `t`. Nothing is raised: without Redis a worker admits a configured share.
+    In any `t` seconds a bucket admits at most its capacity and its refill in `t`. Nothing is
+    raised: without Redis a worker admits a configured fraction of each limit.
     """
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from what this worker holds; `None` when it must ask."""
+        """Decide from the units that this worker holds; `None` if Redis must decide."""
         ...
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, asking Redis where needed. May be cancelled; charges may be lost then."""
+        """Decide, with a call to Redis if needed. May be cancelled; charges may be lost then."""
+        ...
+
+    def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
+        """Return an object that takes `charges` each time it is called."""
         ...
 
     def statistics(self) -> LimiterStatistics:

@@ -1,4 +1,4 @@
-"""The arithmetic of token buckets, as functions of values; the Lua script does the same."""
+"""Computes levels of token buckets, as functions of values; the Lua script does the same."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -7,37 +7,37 @@ from math import inf
 from gateway.rate_limit.base import Charge, Decision, PolicyState
 from gateway.types import CONCURRENT, Rule
 
-# What sums of fractions may be off by; far below one unit.
+# The rounding error of sums; far below one unit.
 TOLERANCE = 1e-6
 _SOON = 1.0
-"""Seconds after which to ask again for units that come back when somebody's work ends."""
+"""Seconds to wait for units that come back when work ends."""
 _MONTHS = 12
 
 
 def rate(rule: Rule) -> float:
-    """Return the units a second that `rule`'s bucket is refilled with: 0 where time brings none."""
+    """Return the refill rate of `rule` in units a second; 0 for quotas and `concurrent`."""
     return max(rule.capacity, TOLERANCE) / rule.window if rule.window > 0 else 0.0
 
 
 def refilled(
-    level: float, elapsed: float, rule: Rule, share: float = 1.0, held: float = 0.0
+    level: float, elapsed: float, rule: Rule, fraction: float = 1.0, held: float = 0.0
 ) -> float:
-    """Return the level of a bucket, `share` of `rule`'s size, `elapsed` seconds on.
+    """Return the level of a bucket, `fraction` of `rule`'s size, after `elapsed` seconds.
 
-    What is `held` counts as being in the bucket; where that is more than a limit that was lowered,
-    it is nothing that must be refilled first.
+    Units that are `held` count as being in the bucket. Where they exceed a limit that was lowered,
+    the excess need not be refilled first.
     """
-    level += max(0.0, elapsed) * rate(rule) * share
-    return min(max(capacity(rule, share) - held, min(level, 0.0)), level)
+    level += max(0.0, elapsed) * rate(rule) * fraction
+    return min(max(capacity(rule, fraction) - held, min(level, 0.0)), level)
 
 
-def capacity(rule: Rule, share: float = 1.0) -> float:
-    """Return what a bucket of `share` of `rule`'s size holds: one unit, where the rule has one."""
-    return min(rule.capacity, max(1.0, rule.capacity * share))
+def capacity(rule: Rule, fraction: float = 1.0) -> float:
+    """Return the capacity of a bucket of `fraction` of `rule`'s size: at least one unit."""
+    return min(rule.capacity, max(1.0, rule.capacity * fraction))
 
 
 def policy(rule: Rule, level: float, *, ends: float = 0.0) -> PolicyState:
-    """Return how `rule` stands at `level`; `ends` is when its period does, in seconds from now."""
+    """Return the state of `rule` at `level`; its period ends in `ends` seconds."""
     remaining = int(level + TOLERANCE) if level > 0 else 0
     reset = (rule.capacity - level) / rate(rule) if rule.window > 0 else ends
     return PolicyState(rule=rule, remaining=remaining, reset=max(0.0, reset))
@@ -46,13 +46,13 @@ def policy(rule: Rule, level: float, *, ends: float = 0.0) -> PolicyState:
 def refusal(
     charges: Sequence[Charge],
     levels: Sequence[float],
-    share: float = 1.0,
+    fraction: float = 1.0,
     *,
     ends: Sequence[float] = (),
 ) -> Decision:
-    """Return the decision that refuses `charges`, one of which is over its bucket's level.
+    """Return the decision that refuses `charges`, one of which exceeds its bucket's level.
 
-    `ends` are the seconds until the periods of quotas end. Rules in shadow mode are not shown.
+    `ends` are the seconds until the periods of quotas end. Rules in shadow mode are left out.
     """
     policies: list[PolicyState] = []
     longest, violated = 0.0, None
@@ -64,7 +64,7 @@ def refusal(
         if missing > TOLERANCE:
             wait = inf
             if charge.amount <= charge.rule.limit:
-                wait = _wait(charge, missing, share, end)
+                wait = _wait(charge, missing, fraction, end)
                 state = PolicyState(rule=charge.rule, remaining=state.remaining, reset=wait)
             if wait > longest:
                 longest, violated = wait, charge.rule
@@ -83,10 +83,10 @@ def period_ends(now: float) -> tuple[float, float]:
     return first.timestamp(), second.timestamp()
 
 
-def _wait(charge: Charge, missing: float, share: float, ends: float) -> float:
+def _wait(charge: Charge, missing: float, fraction: float, ends: float) -> float:
     rule = charge.rule
-    if charge.amount > rule.capacity:  # more than this region has now, though not than the limit
+    if charge.amount > rule.capacity:  # more than this region's share, within the limit
         return rule.window or _SOON
     if rule.window > 0:
-        return missing / (rate(rule) * share)
+        return missing / (rate(rule) * fraction)
     return _SOON if rule.unit == CONCURRENT else max(_SOON, ends)

@@ -1,4 +1,4 @@
-"""Says what a request is charged, and to which buckets."""
+"""Computes the charges of a request, and the buckets that they are tenant_names from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -20,11 +20,10 @@ def charges_for(
     default_tenant_rules: tuple[Rule, ...],
     default_key_rules: tuple[Rule, ...],
 ) -> tuple[Charge, ...]:
-    """Return the charges on `principal`'s tenant and key; the defaults are for who has no rules.
+    """Return the charges on `principal`'s tenant and key; defaults apply to those without rules.
 
-    Rules on rows and tokens are charged nothing yet, so that answers say how they stand. Remembered
-    per argument: the rules and the principal keep their hashes, so that a hit costs less than
-    building one charge.
+    Rules on rows and tokens are charged 0, so that answers show their state. Results are cached:
+    rules and principals cache their hashes, so a lookup costs less than building one charge.
     """
     amounts = {"requests": requests, "items": items, "rows": 0, "tokens": 0}
     rules = _rules(principal, model, default_tenant_rules, default_key_rules)
@@ -44,7 +43,7 @@ def work_charges_for(
     default_tenant_rules: tuple[Rule, ...],
     default_key_rules: tuple[Rule, ...],
 ) -> tuple[Charge, ...]:
-    """Return what is held on `principal`'s tenant and key for work that is about to begin."""
+    """Return the charges to hold on `principal`'s tenant and key for work about to begin."""
     amounts = {"rows": rows, "tokens": tokens, CONCURRENT: 1}
     rules = _rules(principal, model, default_tenant_rules, default_key_rules)
     return _held(rules, amounts)
@@ -53,9 +52,9 @@ def work_charges_for(
 def model_charges_for(
     rules: tuple[Rule, ...], *, model: str, items: int, rows: int, tokens: int
 ) -> tuple[Charge, ...]:
-    """Return what is held on a model's own limits, over all tenants, for work about to begin."""
+    """Return the charges to hold on a model's limits over all tenants, for work about to begin."""
     amounts = {"requests": 1, "items": items, "rows": rows, "tokens": tokens, CONCURRENT: 1}
-    # A slash is in no quoted tenant: no tenant can be called like this.
+    # Quoted tenants hold no slash, so no tenant has a bucket of this name.
     bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
     return _held([(rule, bucket + rule.name) for rule in rules], amounts)
 
@@ -75,23 +74,23 @@ def _rules(
     default_tenant_rules: tuple[Rule, ...],
     default_key_rules: tuple[Rule, ...],
 ) -> Iterator[tuple[Rule, str]]:
-    """Yield the rules that a request for `model` meets, and their buckets.
+    """Yield the rules that apply to a request for `model`, and their buckets.
 
     All buckets of a tenant carry the hash tag `{tenant}`, so that one script reaches them in a
     cluster. A key's rule that is named like one of its tenant's is called `key_<name>`, since
     names tell policies apart.
     """
     tenant_rules = principal.tenant_rules or default_tenant_rules
-    # Quoted, a name can neither end the hash tag nor look like two parts of a bucket's name.
+    # A quoted name can neither end the hash tag nor contain a separator.
     tenant = f"rl:{{{quote(principal.tenant, safe='')}}}"
     key = f"{tenant}:k:{quote(principal.key, safe='')}"
-    taken = {rule.name for rule in tenant_rules}
+    tenant_names = {rule.name for rule in tenant_rules}
     for rule in tenant_rules:
         if rule.model in ("", model):
             yield rule, f"{tenant}:t:{rule.name}"
     for rule in principal.key_rules or default_key_rules:
         if rule.model in ("", model):
-            yield _renamed(rule, taken), f"{key}:{rule.name}"
+            yield _renamed(rule, tenant_names), f"{key}:{rule.name}"
 
 
 def _held(
@@ -104,7 +103,7 @@ def _held(
     )
 
 
-def _renamed(rule: Rule, taken: set[str]) -> Rule:
-    if rule.name not in taken:
+def _renamed(rule: Rule, tenant_names: set[str]) -> Rule:
+    if rule.name not in tenant_names:
         return rule
     return replace(rule, name=f"key_{rule.name}")

@@ -1,8 +1,8 @@
-"""Tells callers how their limits stand, in the fields that clients read.
+"""Writes the state of a caller's limits as the header fields that clients read.
 
-`RateLimit` and `RateLimit-Policy` (IETF draft) list every policy; `x-ratelimit-*` show the policy
-of each unit that has least left, with times as Go writes durations, as OpenAI's clients expect.
-`Retry-After` is at most 120 s, since clients give up on more; `x-ratelimit-reset-*` has the truth.
+`RateLimit` and `RateLimit-Policy` (IETF draft) list every policy. `x-ratelimit-*` show, for each
+unit, the policy with the least remaining; times are Go durations, as OpenAI's clients expect.
+`Retry-After` is at most 120 s, since clients give up on more; `x-ratelimit-reset-*` is exact.
 """
 
 from functools import lru_cache
@@ -12,13 +12,13 @@ from gateway.errors import MAX_RETRY_AFTER
 from gateway.rate_limit.base import Decision, PolicyState
 from gateway.types import Rule
 
-_MONTH = 30 * 86_400  # clients want a number
+_MONTH = 30 * 86_400  # the draft requires seconds
 _MILLISECONDS = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
 Headers = list[tuple[bytes, bytes]]
 
 
 def rate_limit_lines(decision: Decision) -> bytes:
-    """Return the fields of an answer that `decision` let through, or refused, as header lines."""
+    """Return the header lines of an answer that `decision` admitted or refused."""
     policies = decision.policies
     template = lines_for(tuple([state.rule for state in policies])) if decision.allowed else b""
     if not template:
@@ -39,7 +39,7 @@ def rate_limit_lines(decision: Decision) -> bytes:
 
 
 def rate_limit_headers(decision: Decision) -> Headers:
-    """Return the fields of an answer that `decision` let through, or refused."""
+    """Return the header fields of an answer that `decision` admitted or refused."""
     policies = decision.policies
     headers: Headers = []
     if policies:
@@ -86,22 +86,22 @@ def _go_duration(milliseconds: int) -> bytes:
 
 
 def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
-    """Return of each unit the policy that has least left."""
+    """Return, for each unit, the policy with the least remaining."""
     least: dict[str, PolicyState] = {}
     for state in policies:
         unit = state.rule.unit
-        known = least.get(unit)
-        if known is None or state.remaining < known.remaining:
+        found = least.get(unit)
+        if found is None or state.remaining < found.remaining:
             least[unit] = state
     return list(least.values())
 
 
 @lru_cache(maxsize=4096)
 def lines_for(rules: tuple[Rule, ...]) -> bytes:
-    """Return the lines for `rules`, numbers to be filled in; empty where units have rivals.
+    """Return a template of the header lines for `rules`; empty if two rules have the same unit.
 
-    Where each unit has one policy, that is its tightest, and only the numbers differ: for each
-    rule what remains and the seconds until its reset, then again both, the time as Go writes it.
+    Otherwise only numbers differ between answers. They are, for each rule, the remaining units and
+    the seconds until the reset; then, for each rule again, both, the time as a Go duration.
     """
     if not rules or len({rule.unit for rule in rules}) < len(rules):
         return b""
@@ -117,11 +117,11 @@ def lines_for(rules: tuple[Rule, ...]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _policy_field(rules: tuple[Rule, ...]) -> bytes:
-    return ", ".join(f'"{rule.name}";q={rule.limit}{_within(rule)}' for rule in rules).encode()
+    return ", ".join(f'"{rule.name}";q={rule.limit}{_window(rule)}' for rule in rules).encode()
 
 
-def _within(rule: Rule) -> str:
-    """Return in what time a policy's units come back, for those that time brings back."""
+def _window(rule: Rule) -> str:
+    """Return the window of a policy as a parameter; empty for `concurrent`, which has none."""
     if rule.period:
         return f";w={_MONTH}"
     return f";w={ceil(rule.window)}" if rule.window else ""

@@ -1,4 +1,4 @@
-"""A rate limiter of one process: for gateways without Redis, and for the share while it is down."""
+"""Limits rates in one process, for gateways without Redis and while Redis is down."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from math import inf
 
 import msgspec
 
-from gateway.rate_limit.base import Charge, Decision, LimiterStatistics
+from gateway.rate_limit.base import Charge, Decision, LimiterStatistics, RepeatedCharge
 from gateway.rate_limit.bucket import (
     TOLERANCE,
     capacity,
@@ -16,55 +16,57 @@ from gateway.rate_limit.bucket import (
     refilled,
     refusal,
 )
-from gateway.rate_limit.repeated_charges import AskedCharge, RepeatedCharge
+from gateway.rate_limit.repeated_charges import DelegatedCharge
 from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
-_LEAST_SHARE = 1e-6
+_LEAST_FRACTION = 1e-6
 
 
 class _Bucket(msgspec.Struct, gc=False):
+    """Holds the level of a bucket as of `since`, by the rule of that time."""
+
     level: float
     since: float
     full_at: float
     rule: Rule
     beyond: float = 0.0
-    """Units that were used beyond a limit that was lowered."""
+    """Units used in excess of a limit that was lowered since."""
     held: int = 0
     period_end: float = inf
 
 
 class MemoryRateLimiter:
-    """A `RateLimiter` that never needs to ask. Buckets are `share` of their rules' sizes.
+    """Implements `RateLimiter` without Redis. Buckets are `fraction` of their rules' sizes.
 
-    `wall` is the time since the epoch, by which the periods of quotas end.
+    `wall` is the time since the epoch, for the periods of quotas.
     """
 
     def __init__(
         self,
         *,
         monotonic: Callable[[], float],
-        share: float = 1.0,
+        fraction: float = 1.0,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
     ) -> None:
         self._monotonic = monotonic
         self._wall = wall
-        self.share = share
+        self.fraction = fraction
         self._buckets: dict[str, _Bucket] = {}
         self._sweep_at = _FIRST_SWEEP
         self._admitted = self._refused = self._shadowed = 0
 
     @property
-    def share(self) -> float:
-        """What buckets are of their rules' sizes; those that are there follow when next used."""
-        return self._share
+    def fraction(self) -> float:
+        """The size of buckets relative to their rules; existing ones change when next used."""
+        return self._fraction
 
-    @share.setter
-    def share(self, share: float) -> None:
-        self._share = max(share, _LEAST_SHARE)
+    @fraction.setter
+    def fraction(self, fraction: float) -> None:
+        self._fraction = max(fraction, _LEAST_FRACTION)
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide."""
+        """Decide at once; never `None`."""
         now = self._monotonic()
         buckets = [self._bucket(charge, now) for charge in charges]
         over = [
@@ -76,7 +78,7 @@ class MemoryRateLimiter:
             self._refused += 1
             levels = [bucket.level for bucket in buckets]
             ends = [self._ends(bucket) for bucket in buckets]
-            return refusal(charges, levels, self._share, ends=ends)
+            return refusal(charges, levels, self._fraction, ends=ends)
         policies, holds = [], []
         for charge, bucket in zip(charges, buckets, strict=True):
             if charge not in over:
@@ -94,12 +96,12 @@ class MemoryRateLimiter:
             holds=tuple(holds),
         )
 
-    def spender(self, charges: Sequence[Charge]) -> RepeatedCharge:
-        """Return what takes `charges` again and again."""
-        return AskedCharge(charges, ask=self.try_admit)
+    def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
+        """Return an object that takes `charges` each time it is called."""
+        return DelegatedCharge(charges, try_admit=self.try_admit)
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide; there is nobody to ask."""
+        """Decide at once, as `try_admit`."""
         return self.try_admit(charges)
 
     def statistics(self) -> LimiterStatistics:
@@ -110,8 +112,8 @@ class MemoryRateLimiter:
 
     def _take(self, charge: Charge, bucket: _Bucket, now: float) -> None:
         bucket.level -= charge.amount
-        missing = capacity(charge.rule, self._share) - bucket.level
-        refill = rate(charge.rule) * self._share
+        missing = capacity(charge.rule, self._fraction) - bucket.level
+        refill = rate(charge.rule) * self._fraction
         bucket.full_at = now + (missing / refill if refill else self._ends(bucket))
 
     def _ends(self, bucket: _Bucket) -> float:
@@ -121,37 +123,37 @@ class MemoryRateLimiter:
         bucket = self._buckets.get(charge.bucket)
         rule = charge.rule
         if bucket is None:
-            self._make_room(now)
-            bucket = _Bucket(capacity(rule, self._share), now, now, rule)
+            self._drop_full(now)
+            bucket = _Bucket(capacity(rule, self._fraction), now, now, rule)
             self._buckets[charge.bucket] = bucket
             self._begin_period(bucket, rule)
         else:
             if bucket.period_end <= self._wall():
-                bucket.level = capacity(rule, self._share) - bucket.held
+                bucket.level = capacity(rule, self._fraction) - bucket.held
                 bucket.beyond, bucket.rule = 0.0, rule
                 self._begin_period(bucket, rule)
             before = rule if rule.limit == bucket.rule.limit else bucket.rule
             elapsed = now - bucket.since
-            bucket.level = refilled(bucket.level, elapsed, before, self._share, bucket.held)
-            bucket.beyond = max(0.0, bucket.beyond - elapsed * rate(before) * self._share)
+            bucket.level = refilled(bucket.level, elapsed, before, self._fraction, bucket.held)
+            bucket.beyond = max(0.0, bucket.beyond - elapsed * rate(before) * self._fraction)
             bucket.since = now
             if before is not rule:
                 self._resize(bucket, rule)
         return bucket
 
     def _resize(self, bucket: _Bucket, rule: Rule) -> None:
-        """Move the level with a limit that was changed, so that what was used stays used."""
-        difference = (rule.limit - bucket.rule.limit) * self._share
+        """Move the level by the change of the limit, so that used units stay used."""
+        difference = (rule.limit - bucket.rule.limit) * self._fraction
         moved = bucket.level + difference - bucket.beyond
-        bucket.level = min(max(moved, min(bucket.level, 0.0)), capacity(rule, self._share))
+        bucket.level = min(max(moved, min(bucket.level, 0.0)), capacity(rule, self._fraction))
         bucket.beyond = max(0.0, bucket.level - moved)
         bucket.rule = rule
 
     def _begin_period(self, bucket: _Bucket, rule: Rule) -> None:
         bucket.period_end = period_ends(self._wall())[0] if rule.period else inf
 
-    def _make_room(self, now: float) -> None:
-        """Forget the buckets that are full by now: a new one would be the same."""
+    def _drop_full(self, now: float) -> None:
+        """Drop the buckets that are full by now: a new one would be the same."""
         if len(self._buckets) < self._sweep_at:
             return
         kept = {
@@ -164,7 +166,7 @@ class MemoryRateLimiter:
 
 
 class _BucketHold:
-    """Units of a bucket that were taken for work; see `gateway.rate_limit.base.Hold`."""
+    """Holds units of a bucket for work; implements `gateway.rate_limit.base.Hold`."""
 
     __slots__ = ("_amount", "_bucket")
 
@@ -174,13 +176,13 @@ class _BucketHold:
         self._amount = amount
 
     def settle(self, spent: int) -> None:
-        """Keep what was `spent`; the rest goes back."""
+        """Charge the `spent` units; the rest goes back."""
         amount, self._amount = self._amount, 0
         if not amount:
             return
         bucket, unused = self._bucket, amount - spent
         bucket.held -= amount
-        # What was used beyond a lowered limit is less by what was not used after all.
+        # Units that were not used after all reduce the excess over a lowered limit.
         repaid = min(bucket.beyond, max(0, unused))
         bucket.beyond -= repaid
         bucket.level += unused - repaid

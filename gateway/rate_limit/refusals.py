@@ -1,4 +1,4 @@
-"""What a caller is told whose request is beyond a limit."""
+"""Builds the decisions and errors of requests that exceed a limit."""
 
 from collections.abc import Sequence
 from math import inf
@@ -9,8 +9,10 @@ from gateway.rate_limit.bucket import refusal
 from gateway.rate_limit.lease import Lease
 
 
-def refusal_here(charges: Sequence[Charge], leases: Sequence[Lease | None], now: float) -> Decision:
-    """Return the refusal of `charges` by what their leases, where there are any, know."""
+def refusal_from_leases(
+    charges: Sequence[Charge], leases: Sequence[Lease | None], now: float
+) -> Decision:
+    """Return the refusal of `charges`, with the levels that their leases estimate."""
     levels = [
         lease.level_at(now) if lease is not None else float(charge.rule.capacity)
         for charge, lease in zip(charges, leases, strict=True)

@@ -1,34 +1,37 @@
-"""The Lua script that takes charges from buckets in Redis, leases to workers and takes leases back.
+"""Defines the Lua script that charges buckets in Redis and leases their units to workers.
 
-A bucket is a hash: `l` its level, `t` the server's time of that level, `e` the end of the period
-that a quota's level is of, `c` the capacity at that time, `f` what was used beyond a capacity that
-was lowered, as `<units>:<rate of refill>:<time>`, and `h:<holder>` what a worker holds, as
-`<units>:<end>`: on lease, or reserved for work under way. What is held counts as being in the
-bucket until it was reported as spent: level and holds together never exceed the capacity. Without
-that, a full bucket beside a full lease would admit both at once, more than the limit allows.
+A bucket is a hash: `l` is its level, `t` the server's time of that level, `e` the end of a quota's
+period, `c` the capacity at that time, `f` the units used in excess of a capacity that was lowered,
+as `<units>:<refill rate>:<time>`, and `h:<holder>` the units that a worker holds, as
+`<units>:<end>`: on lease, or reserved for work in flight. Held units count as being in the bucket
+until they are reported as spent: level and holds together never exceed the capacity. Otherwise a
+full bucket and a full lease would admit twice the limit at once.
 
-A rule's `refill` says of which kind its bucket is: the seconds in which it fills; the ends of this
-period and the next, as `<time>:<time>`, for a quota; `0` where units come back only from whoever
-holds them, with whose last hold they end.
+A rule's `refill` gives the kind of its bucket: the seconds in which it fills; `<time>:<time>`, the
+ends of this period and the next, for a quota; `0` if units come back only from their holders, with
+the last of whose holds the bucket ends.
 
-A limit that was changed keeps what was used of it: the level moves by as much as the capacity, but
-not below zero. What is cut off there is used again where the limit is raised once more: workers
-that hear of a change one after another must not make room by turns.
+After a change of a limit, used units stay used: the level moves by as much as the capacity, but not
+below zero. The excess (`f`) is deducted if the limit is raised again: workers that learn of changes
+at different times must not add units by alternating between two limits.
 
-A region's part of a limit changes, too. What is refilled before a larger one is noticed is refilled
-as before, and a larger bucket is not a fuller one: all regions together stay within the limit. What
-a region is granted of a quota is added to what it has left.
+A region's part of a limit changes, too. Until the change is noticed, the bucket refills to the
+smaller part, and a larger capacity adds no units: all regions together stay within the limit. Units
+of a quota that are granted to a region are added to its level.
 
-Keys: the buckets. Arguments: the holder; the seconds of a hold; then for each bucket its capacity,
-its refill, the `amount` to take now, the units it would like on lease (`want`), the units the
-holder keeps of what it holds (`kept`), and those it gives back (`back`), whether the amount is held
-(1) or spent (0), whether the rule is only watched (1): then it refuses nothing, and is not charged
-what it would have refused; and, where the capacity is a region's part, the level of a bucket that
-is not there (-1: the capacity is all there is), and the seconds since the part grew: it may have
-been smaller while others had the rest, so one that was left alone for longer is no fuller either.
+Keys: the buckets. Arguments: the holder; the seconds of a hold; then ten for each bucket:
+  capacity, refill;
+  `amount`: the units to take now;
+  `want`: the units to lease beside these;
+  `kept`, `back`: the units that the holder keeps, and gives back, of those it holds;
+  1 if the amount is held, 0 if it is spent;
+  1 if the rule is in shadow mode: it refuses nothing, and is not charged what it would refuse;
+  the level of a region's bucket without a record, -1 if the capacity is no region's part;
+  the seconds since the part grew: a bucket unused for longer holds at most that level, as the part
+  may have been smaller while other regions had the rest.
 
-Answers 1 or 0 (allowed), then for each bucket the units leased (-1 where a watched rule would have
-refused), the level, and the seconds until a quota's period ends.
+Returns 1 or 0 (allowed), then for each bucket: the units leased, -1 if a rule in shadow mode would
+have refused; the level; the seconds until a quota's period ends.
 """
 
 from collections.abc import Sequence
@@ -86,7 +89,7 @@ local function read(key, b)
   end
 end
 
--- Of two capacities, the smaller holds for the time until now.
+-- The smaller of two capacities applies to the time until now.
 local function change(b)
   if b.was == b.capacity then return end
   if not b.regional then
@@ -100,13 +103,13 @@ local function change(b)
   end
 end
 
--- Leave room for what is held. More than a lowered limit is nothing that must be refilled first.
+-- Bound the level by the room beside the holds. An excess over a lowered limit needs no refill.
 local function within(b, level, room)
   if not b.regional then room = math.max(room, math.min(level, 0)) end
   return math.min(level, room)
 end
 
--- Refill under the holds of the time that passed; under fewer since the last of them ended.
+-- Refill beside the holds of the time that passed; beside fewer since the last of them ended.
 local function refill(b)
   local unbounded = b.level + math.max(0, now - b.since) * b.least_rate
   b.level = within(b, unbounded, b.least - b.held)
@@ -116,7 +119,7 @@ local function refill(b)
   end
 end
 
--- After the refill: what was used stays used; what is given back was not.
+-- After the refill: used units stay used; units given back were not used.
 local function resize(b)
   if b.regional or b.was == b.capacity then return end
   b.level = within(b, b.level + b.back, b.was - b.others - b.kept)
@@ -130,7 +133,7 @@ end
 local function begin_period(b)
   local begins = now >= b.period_end
   if begins then b.period_end = now < b.this_end and b.this_end or b.next_end end
-  -- What a region was granted is of one period. Whoever's clock is early or late has the wrong one.
+  -- A grant to a region is for one period. A worker whose clock is off has the wrong one.
   if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
   if not begins then return end
   b.level, b.was, b.least, b.held = b.capacity - b.running, b.capacity, b.capacity, b.running
@@ -170,7 +173,7 @@ for i, key in ipairs(KEYS) do
     refill(b)
     resize(b)
   end
-  -- What was used beyond a lowered limit is less by what was not used after all.
+  -- Units given back reduce the excess over a lowered limit.
   local unused = math.min(b.back, b.beyond)
   b.beyond = b.beyond - unused
   local level = b.level + b.back - unused
@@ -218,7 +221,7 @@ for i, key in ipairs(KEYS) do
   fields[#fields + 1] = 'c'
   fields[#fields + 1] = string.format('%.17g', b.capacity)
   redis.call('HSET', key, unpack(fields))
-  -- By then the bucket is full and every hold has ended: as if it had never been.
+  -- By then the bucket is full and every hold has ended, like a new one.
   redis.call('PEXPIRE', key, math.ceil(b.lasts * 1000))
   answer[#answer + 1] = granted
   answer[#answer + 1] = string.format('%.6f', b.level)
@@ -229,7 +232,7 @@ return answer
 
 
 class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
-    """One bucket's part in a call of the script."""
+    """Holds the arguments of one bucket in a call of the script."""
 
     charge: Charge
     lease: Lease
@@ -238,24 +241,42 @@ class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
     back: int = 0
 
 
-def returned(bucket: str, lease: Lease, now: float) -> BucketRequest:
-    """Return the part that takes nothing, and gives back what is not reserved of `lease`."""
+def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> BucketRequest:
+    """Return the request that takes `charge`, replaces `lease` and leases `waiting` units more."""
+    lease.requested_rule = charge.rule
+    want = waiting + lease.wanted(charge.amount, now) + lease.overdrawn
+    kept = lease.keep_reserved(now)
+    return BucketRequest(charge=charge, lease=lease, want=want, kept=kept, back=lease.release(now))
+
+
+def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
+    """Return the request that takes nothing, and extends `lease` by the units it will need."""
+    lease.renew_below = 0
+    usable = lease.usable(now)
+    kept = usable + lease.keep_reserved(now)
+    want = max(0, lease.wanted(0, now) - usable) + lease.overdrawn
+    nothing = Charge(rule=charge.rule, bucket=charge.bucket, amount=0)
+    return BucketRequest(charge=nothing, lease=lease, want=want, kept=kept)
+
+
+def returning(bucket: str, lease: Lease, now: float) -> BucketRequest:
+    """Return the request that takes nothing, and gives back the unreserved units of `lease`."""
     nothing = Charge(rule=lease.rule, bucket=bucket, amount=0)
     return BucketRequest(
-        charge=nothing, lease=lease, kept=lease.keep(now), back=lease.surrender(now)
+        charge=nothing, lease=lease, kept=lease.keep_reserved(now), back=lease.release(now)
     )
 
 
 def script_arguments(
-    parts: Sequence[BucketRequest], *, holder: str, wall: float
+    requests: Sequence[BucketRequest], *, holder: str, wall: float
 ) -> list[str | int | float]:
-    """Return the arguments of a call; `wall` (seconds since the epoch) only says which months."""
+    """Return the arguments of a call; `wall` is in seconds since the epoch."""
     arguments: list[str | int | float] = [holder, LEASE]
-    for part in parts:
-        rule = part.lease.rule
-        arguments += [rule.capacity, _refill(rule, wall), part.charge.amount]
-        arguments += [part.want, part.kept, part.back]
-        arguments += [int(part.charge.hold), int(rule.shadow)]
+    for request in requests:
+        rule = request.lease.rule
+        arguments += [rule.capacity, _refill(rule, wall), request.charge.amount]
+        arguments += [request.want, request.kept, request.back]
+        arguments += [int(request.charge.hold), int(rule.shadow)]
         if isinstance(rule, RegionalRule):
             arguments += [rule.unknown_level, min(rule.grown_for, _FOR_EVER)]
         else:
@@ -264,7 +285,7 @@ def script_arguments(
 
 
 def _refill(rule: Rule, wall: float) -> str:
-    """Return what brings units back; see the script."""
+    """Return the argument `refill`; see the script."""
     if rule.period:
         this_end, next_end = period_ends(wall)
         return f"{this_end:.0f}:{next_end:.0f}"

@@ -1,37 +1,28 @@
-"""Limits on work: what must be computed is reserved before it starts, and settled when it ended.
+"""Reserves the units of work before it starts, and settles them when it has ended.
 
-Rows and tokens are not known before, so their upper bound is held: a row has at most as many tokens
-as bytes and two more, and at most what the model reads. A request that is answered from the cache,
-or by joining others, costs nothing here.
+Rows and tokens are not known in advance, so their upper bound is held: a row has at most two tokens
+more than bytes, and at most as many as the model reads. Cache hits and collapsed items are charged
+nothing here.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
 from backends.protocol import ChooseItem, Task, ZeroShotParameters
 from gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
-from gateway.rate_limit.base import Charge, Decision, Hold
+from gateway.rate_limit.base import Charge, Decision, Hold, RateLimiter
 from gateway.rate_limit.charges import model_charges_for, work_charges_for
 from gateway.types import CONCURRENT, ItemFailure, Principal, Rule
 
 _SPECIAL_TOKENS = 2
-_MOST = 1 << 20  # tokens a row: where a model names no maximum
+_MOST_TOKENS = 1 << 20  # of a row, if the model declares no maximum
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 _choose = msgspec.msgpack.Decoder(ChooseItem)
 
 
-class Limiter(Protocol):
-    """Decides whether work is within limits; see `gateway.rate_limit.base`."""
-
-    async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, asking the shared state when needed."""
-        ...
-
-
 class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of the document that work may meet."""
+    """Holds the rules of the document that apply to work."""
 
     tenant: tuple[Rule, ...] = ()
     key: tuple[Rule, ...] = ()
@@ -39,7 +30,7 @@ class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether work may begin (then `refusal` is `None`), and what is held for it."""
+    """Tells whether work may begin (`refusal` is `None`), and holds its units."""
 
     refusal: ItemFailure | None = None
     charges: tuple[Charge, ...] = ()
@@ -47,7 +38,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     items: int = 0
 
     def settle(self, *, rows: int, tokens: int) -> None:
-        """Note what the work took; the rest goes back."""
+        """Charge what the work took; the rest goes back."""
         spent = {"requests": 1, "items": self.items, "rows": rows, "tokens": tokens, CONCURRENT: 0}
         for charge, hold in zip(self.charges, self.holds, strict=True):
             hold.settle(spent[charge.rule.unit])
@@ -57,7 +48,7 @@ _FREE = Reservation()
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What work may take at most."""
+    """Bounds the items, rows and tokens of work from above."""
 
     items: int
     rows: int
@@ -65,17 +56,17 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def reserve(
-    limiter: Limiter, rules: WorkLimits, principal: Principal, *, model: str, most: Estimate
+    limiter: RateLimiter, rules: WorkLimits, principal: Principal, *, model: str, most: Estimate
 ) -> Reservation:
-    """Hold what work for `model` may take.
+    """Hold at most what work for `model` may take.
 
-    First of the model's own limits, then of the tenant's and the key's: if these refuse, what was
-    held of the model's goes back.
+    The model's own limits come first, then the tenant's and the key's. If these refuse, the units
+    of the model go back.
     """
-    shared = model_charges_for(
+    of_model = model_charges_for(
         rules.model, model=model, items=most.items, rows=most.rows, tokens=most.tokens
     )
-    own = work_charges_for(
+    of_principal = work_charges_for(
         principal,
         rows=most.rows,
         tokens=most.tokens,
@@ -84,10 +75,10 @@ async def reserve(
         default_key_rules=rules.key,
     )
     held: tuple[Hold, ...] = ()
-    for charges in filter(None, (shared, own)):
+    for charges in filter(None, (of_model, of_principal)):
         try:
             decision = await limiter.admit(charges)
-        except BaseException:  # also of a caller who left: what was held must go back
+        except BaseException:  # also cancellation: held units must go back
             for hold in held:
                 hold.settle(0)
             raise
@@ -96,20 +87,24 @@ async def reserve(
                 hold.settle(0)
             return Reservation(refusal=_refusal(decision))
         held += decision.holds
-    return Reservation(charges=shared + own, holds=held, items=most.items) if held else _FREE
+    return (
+        Reservation(charges=of_model + of_principal, holds=held, items=most.items)
+        if held
+        else _FREE
+    )
 
 
 def estimate(
     task: Task, parameters: bytes, items: Sequence[bytes], *, longest_row: int
 ) -> Estimate:
-    """Return the most that `items` can take, of a model that reads `longest_row` tokens of a row.
+    """Return the upper bound of `items`, for a model that reads `longest_row` tokens of a row.
 
-    A row is at most all that an item says, and what all items share.
+    A row holds at most one item and the parameters.
     """
-    shared = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
+    parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
     rows = [_rows(task, parameters, item) for item in items]
     tokens = sum(
-        number * min(len(item) + shared + _SPECIAL_TOKENS, longest_row or _MOST)
+        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row or _MOST_TOKENS)
         for item, number in zip(items, rows, strict=True)
     )
     return Estimate(items=len(items), rows=sum(rows), tokens=tokens)
@@ -126,7 +121,7 @@ def _rows(task: Task, parameters: bytes, item: bytes) -> int:
 def _refusal(decision: Decision) -> ItemFailure:
     rule = decision.violated
     if rule is None:
-        raise ValueError("a refused decision says which rule refused")
+        raise ValueError("a refused decision has no violated rule")
     if decision.impossible:
         detail = (
             f"The limit `{rule.name}` never allows more than {rule.limit} {rule.unit} at once, and"

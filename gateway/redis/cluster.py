@@ -79,23 +79,25 @@ class ClusterPipe:
 
     async def _execute_by_node(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command of one key, or the error of its node."""
-        shares: dict[_Node, list[int]] = {}
+        indexes_by_node: dict[_Node, list[int]] = {}
         for index, command in enumerate(commands):
             slot = key_slot(_bytes(command[at])) if len(command) > (at := _key_at(command)) else 0
-            shares.setdefault(self._owners[slot], []).append(index)
-        asked = [
-            self._execute_on(node, [commands[index] for index in share])
-            for node, share in shares.items()
+            indexes_by_node.setdefault(self._owners[slot], []).append(index)
+        calls = [
+            self._execute_on(node, [commands[index] for index in indexes])
+            for node, indexes in indexes_by_node.items()
         ]
         replies: list[Any] = [None] * len(commands)
         failed: list[OSError] = []
-        for share, answer in zip(shares.values(), await asyncio.gather(*asked), strict=True):
+        for indexes, answer in zip(
+            indexes_by_node.values(), await asyncio.gather(*calls), strict=True
+        ):
             if isinstance(answer, OSError):
                 failed.append(answer)
-                answer = [answer] * len(share)  # noqa: PLW2901 - one error for each
-            for index, reply in zip(share, answer, strict=True):
+                answer = [answer] * len(indexes)  # noqa: PLW2901 - one error for each
+            for index, reply in zip(indexes, answer, strict=True):
                 replies[index] = reply
-        if failed and len(failed) == len(shares):
+        if failed and len(failed) == len(indexes_by_node):
             raise failed[0]
         return replies
 
@@ -150,10 +152,10 @@ class ClusterPipe:
             host = slots.host or self._servers.host_of(url)
             owner = self._node(self._servers.url_of(host, slots.port))
             owners[slots.first : slots.last + 1] = [owner] * (slots.last + 1 - slots.first)
-        known = [owner for owner in owners if owner is not None]
-        if len(known) < _SLOTS:
+        complete = [owner for owner in owners if owner is not None]
+        if len(complete) < _SLOTS:
             return False
-        self._owners = known
+        self._owners = complete
         return True
 
     def _node(self, url: str) -> _Node:

@@ -38,9 +38,9 @@ class _PrimaryPipe(RedisPipe):
 
     def __init__(self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive) -> None:
         # Connecting has `timeout` in all: a Sentinel that hangs must leave time for the next.
-        share = timeout / (len(servers.addresses) + 1)
+        each = timeout / (len(servers.addresses) + 1)
         self._sentinels = Sentinels(
-            servers.sentinel_urls, primary=servers.primary, timeout=share, keepalive=keepalive
+            servers.sentinel_urls, primary=servers.primary, timeout=each, keepalive=keepalive
         )
         super().__init__(
             servers.urls[0],

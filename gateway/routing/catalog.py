@@ -1,4 +1,4 @@
-"""Which models the fleet serves, at which revision and where, made of what backends say."""
+"""Builds the catalog of served models, with revision and placement, from the states of backends."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from gateway.types import RegionName, ServedModel
 
 
 class Variant(NamedTuple):
-    """What must be equal for two backends to give the same answers."""
+    """The revision and profile that two backends must share to give the same answers."""
 
     revision: str
     profile: str
@@ -27,7 +27,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variant(info: ModelInfo) -> Variant:
-    """Return what tells `info` from other versions of the model."""
+    """Return the variant of `info`."""
     return Variant(info.revision, info.profile)
 
 
@@ -46,9 +46,8 @@ def tiers(
 def chosen_variant(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -> Variant:
     """Return the variant that most ready backends of the first region serve.
 
-    The next region decides where the first does not. What is drained counts only where nothing
-    else is ready; where nothing is, all that is known does, so that a model stays known while its
-    backends are away.
+    Ties are decided by the next region. Drained members count only where no other is ready. Where
+    none is ready all members count, so that a model stays known while its backends are away.
     """
     ready = [member for member in members if member.health is Health.READY]
     in_use = [member for member in ready if member.is_in_use()]

@@ -1,8 +1,8 @@
-"""Which backend an item goes to: by affinity while that costs little, else by predicted finish.
+"""Chooses the backend of an item: by affinity while that costs little, else by predicted finish.
 
-Rendezvous hashing sends equal items to the same backend, where they meet in its row cache and its
-work in flight; a faster backend draws more of them. Affinity yields to load: where the favourite
-would finish clearly later than the better of two others drawn at random, that one is taken.
+Rendezvous hashing sends equal items to the same backend, where they share its row cache and its
+work in flight; a faster backend attracts more of them. Affinity yields to load: where the favourite
+would finish clearly later than the better of two others drawn at random, that one is chosen.
 """
 
 import math
@@ -21,7 +21,7 @@ _SPAN = float(1 << 64)
 
 
 class ChoiceContext:
-    """The time of a choice, and how long a backend that came back is spared."""
+    """The time of a choice, and the slow start of recovered backends in seconds."""
 
     __slots__ = ("now", "slow_start")
 
@@ -34,38 +34,42 @@ class ChoiceContext:
         return member.finish_time(self.now, self.slow_start)
 
     def wait(self, member: Member) -> float:
-        """Return the seconds of that which are not the item's own: it takes those anywhere."""
+        """Return the predicted seconds of queueing, without the item's own work."""
         own = member.item_time() / member.share(self.now, self.slow_start)
         return self.finish(member) - own
 
     def cost(self, member: Member) -> float:
-        """Return that, more for a lesser weight: the member of least cost is chosen."""
+        """Return the finish time divided by the weight; the member of least cost is chosen."""
         return self.finish(member) / member.endpoint.weight
 
 
-def score(member: Member, affinity: bytes, moment: ChoiceContext) -> float:
+def score(member: Member, affinity: bytes, context: ChoiceContext) -> float:
     """Return the weighted rendezvous score; the highest of all members wins."""
     digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
-    weight = member.endpoint.weight * member.pull * member.share(moment.now, moment.slow_start)
+    weight = (
+        member.endpoint.weight
+        * member.affinity_speed
+        * member.share(context.now, context.slow_start)
+    )
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
 
 
-def favourite(members: Sequence[Member], affinity: bytes, moment: ChoiceContext) -> Member:
-    """Return the member that items of this affinity should meet in."""
+def favourite(members: Sequence[Member], affinity: bytes, context: ChoiceContext) -> Member:
+    """Return the member that items of this affinity prefer."""
     if len(members) == 1:
         return members[0]
-    return max(members, key=lambda member: score(member, affinity, moment))
+    return max(members, key=lambda member: score(member, affinity, context))
 
 
 def choose(
-    members: Sequence[Member], affinity: bytes, moment: ChoiceContext, random: Random
+    members: Sequence[Member], affinity: bytes, context: ChoiceContext, random: Random
 ) -> Member:
     """Return the member that an item of this affinity goes to; there must be some."""
-    first = favourite(members, affinity, moment)
+    first = favourite(members, affinity, context)
     if len(members) == 1:
         return first
-    bound = moment.cost(first) - FREE_ITEMS * first.item_time()
+    bound = context.cost(first) - FREE_ITEMS * first.item_time()
     others = [member for member in members if member is not first]
     drawn = others if len(others) <= 2 else random.sample(others, 2)  # noqa: PLR2004 - two choices
-    second = min(drawn, key=moment.cost)
-    return first if bound <= SLACK * moment.cost(second) else second
+    second = min(drawn, key=context.cost)
+    return first if bound <= SLACK * context.cost(second) else second

@@ -1,24 +1,24 @@
-"""Outlier ejection as arithmetic: a backend that fails again and again rests for a while.
+"""Computes outlier ejection: a backend that keeps failing is taken out of use for a while.
 
-The circuit is closed while a backend is in use, open while it rests, and half open when it comes
-back: the first failure then opens it again, for longer.
+The circuit is closed while a backend is in use, open while it is ejected, and half open after that:
+the first failure then opens it again, for longer.
 """
 
 import math
 
 import msgspec
 
-# The rest grows with every ejection in a row, up to this multiple of `eject_for`.
+# The duration grows with every ejection in a row, up to this multiple of `eject_for`.
 MAX_TIMES = 6
 # The share of failures is over about this many seconds, and means something from so many calls on.
 _MEMORY = 5.0
 _LEAST_CALLS = 10.0
-# What is left of a failure when it is forgotten.
+# The weight below which a faded failure is forgotten.
 _FORGOTTEN = 0.05
 
 
 class EjectionRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Out after `failures` in a row or a `share` of all calls, for `rest` seconds at first."""
+    """Ejects after `failures` in a row or a `share` of all calls, for `rest` seconds at first."""
 
     failures: int
     share: float
@@ -26,9 +26,9 @@ class EjectionRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """How a backend fared: consecutive `failures`, `times` ejected, out of use `until`.
+    """Counts of one backend: consecutive `failures`, `times` ejected, out of use `until`.
 
-    `calls` and those of them that were `bad` fade; they are of the time `at`.
+    `calls` and those of them that were `bad` fade with time; they are as of the time `at`.
     """
 
     failures: int = 0
@@ -39,7 +39,7 @@ class Ejection(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
     def holds(self, now: float) -> bool:
-        """Tell whether the backend is out of use."""
+        """Return whether the backend is ejected."""
         return now < self.until
 
 
@@ -72,7 +72,7 @@ def after_failure(ejection: Ejection, now: float, rules: EjectionRules) -> Eject
 
 
 def after_success(ejection: Ejection, now: float, rules: EjectionRules) -> Ejection:
-    """Return `ejection` after a success; earlier ejections are forgotten when it lasted."""
+    """Return `ejection` after a success; earlier ejections are forgotten once it stayed well."""
     if ejection is CLEAN or ejection.holds(now):
         return ejection
     calls, bad = _faded(ejection, now)

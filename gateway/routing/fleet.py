@@ -1,6 +1,6 @@
-"""The backends there are and what is known of them; says where work should go.
+"""Keeps the state of all backends, and decides where work goes.
 
-Decides and never calls. One process has one fleet, used from its event loop only.
+It decides and never calls. One process has one fleet, used from its event loop only.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,41 +17,41 @@ from gateway.routing.choice import ChoiceContext, choose, score
 from gateway.routing.ejection import CLEAN, EjectionRules, after_failure, after_success
 from gateway.routing.limit import CAUTIOUS
 from gateway.routing.member import Health, Member
-from gateway.routing.regions import Tier, available_tiers, choose_tier, easy_tier
+from gateway.routing.regions import Tier, available_tiers, choose_tier, healthy_first_tier
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
 # A request is spread over one backend per so many items.
 ITEMS_PER_BACKEND = 16
-# No caller is asked to come back earlier.
+# The least seconds of `Retry-After`.
 _SOONEST = 0.5
 
 
 class ProbeVerdict(StrEnum):
-    """What a call says of its backend."""
+    """Judgement of a backend by one call."""
 
     OK = "ok"
     FAILED = "failed"
     UNDECIDED = "undecided"
-    """The backend refused, or was given too little time: not its fault."""
+    """The backend refused, or had too little time: it is not to blame."""
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend that could not be asked for its state, or did not answer in `silence` seconds."""
+    """A failed probe; `silence` is its timeout where the backend did not answer in that."""
 
     detail: str
     silence: float = 0.0
 
 
 class ItemShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Items (positions in what was asked) that go to one endpoint."""
+    """Items (positions in the request) that go to one endpoint."""
 
     endpoint: Endpoint
     items: tuple[int, ...]
 
 
 class Fleet:
-    """Endpoints by configuration, and what probes and calls have told of each."""
+    """The configured endpoints, with the results of probes and calls to each."""
 
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         self._clock = clock
@@ -70,12 +70,12 @@ class Fleet:
         """The endpoints in order of use."""
         return tuple(member.endpoint for member in self._members.values())
 
-    def on_lost(self, tell: Callable[[Endpoint], None]) -> None:
-        """Have `tell` called for each endpoint that is no longer ready, whoever still waits."""
-        self._on_lost = tell
+    def on_lost(self, callback: Callable[[Endpoint], None]) -> None:
+        """Call `callback` with each endpoint that stops being ready, to give up its calls."""
+        self._on_lost = callback
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
-        """Use these endpoints from now on, keeping what is known of those that stay."""
+        """Use these endpoints from now on, keeping the state of those that stay."""
         members: dict[BackendId, Member] = {}
         for endpoint in endpoints:
             member = self._members.get(endpoint.backend)
@@ -91,7 +91,7 @@ class Fleet:
         self.drain(self._drained)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Give no more work to these backends, by id or entry, and again to all others."""
+        """Drain exactly these backends, by id or entry; all others are in use."""
         self._drained = drained
         now = self._clock()
         for member in self._members.values():
@@ -105,7 +105,7 @@ class Fleet:
     def observe(
         self, endpoint: Endpoint, found: BackendState | ProbeFailure, took: float = 0.0
     ) -> None:
-        """Note what a probe found that `took` so long. An endpoint not configured is ignored."""
+        """Record the result of a probe that took `took` seconds; unknown endpoints are ignored."""
         member = self._member(endpoint)
         if member is None:
             return
@@ -115,23 +115,23 @@ class Fleet:
         if isinstance(found, BackendState):
             member.state = found
             member.silent_probes = 0
-            member.take_report(found.report, now)
-            member.take_round_trip(took)
+            member.record_report(found.report, now)
+            member.record_round_trip(took)
             member.health = Health.READY if found.ready else Health.NOT_READY
             member.models = {info.name: info for info in found.models}
             if before[0] is Health.NOT_READY and found.ready:
-                # It came back: what its predecessor did is not held against it.
+                # It recovered: failures of its former process do not count.
                 member.ejection, member.returned, member.limit = CLEAN, now, CAUTIOUS
                 if self._has_served and self._is_alone(member, now):
-                    # Whoever waited for one of its models comes now, all at once.
+                    # Callers that waited for one of its models come now, all at once.
                     self._recovering = now + self.routing.slow_start
             self._has_served = self._has_served or found.ready
-        elif found.silence and member.heard > now - found.silence:
-            # It still answers calls: it is slow, not away.
+        elif found.silence and member.last_success > now - found.silence:
+            # It still answers calls: it is slow, not gone.
             member.round_trip = found.silence
         else:
-            # Its models stay known: they are unavailable, not unheard of.
-            member.take_silence(is_silent=found.silence > 0)
+            # Its models stay in the catalog: they are unavailable, not unknown.
+            member.record_silence(is_silent=found.silence > 0)
             member.health = Health.NOT_READY
         if before != (member.health, member.models):
             self._placements = catalog(tuple(self._members.values()), self._regions)
@@ -139,7 +139,7 @@ class Fleet:
                 self._on_lost(endpoint)
 
     def model(self, name: str) -> ServedModel | None:
-        """Return the model as served, or `None` when no backend ever named it."""
+        """Return the model as served, or `None` when no backend ever reported it."""
         placement = self._placements.get(name)
         return None if placement is None else placement.model
 
@@ -148,7 +148,7 @@ class Fleet:
         return [placement.model for placement in self._placements.values()]
 
     def knows_models(self) -> bool:
-        """Tell whether any backend has ever said what it serves."""
+        """Return whether any backend has ever reported its models."""
         return bool(self._placements)
 
     def candidates(
@@ -156,45 +156,44 @@ class Fleet:
     ) -> list[Endpoint]:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
-        The others after the first come by region and by when they would answer; after them those
-        that are ejected, and last, unless `with_silent` is false, those that have only just stopped
-        answering probes. Those known to be away are not among them: a probe will tell of their
-        return, and trying them would only take time.
+        After the first come the others by region and predicted finish, then ejected ones, and last,
+        unless `with_silent` is false, those that have only just stopped answering probes. Backends
+        that are not ready are left out: a probe notices their return.
         """
-        moment = self._moment()
-        tiers = available_tiers(self._tiers(model), moment.now, self.routing.panic_threshold)
+        context = self._context()
+        tiers = available_tiers(self._tiers(model), context.now, self.routing.panic_threshold)
         last_resort = self._last_resort(model, with_silent=with_silent)
         if not tiers:
             return last_resort
-        tier = self._choose_tier(tiers, moment)
-        first = choose(tier, affinity, moment, self._random)
+        tier = self._choose_tier(tiers, context)
+        first = choose(tier, affinity, context, self._random)
         found = [first.endpoint]
         for each in [tier, *(other for other in tiers if other is not tier)]:
-            others = sorted((m for m in each if m is not first), key=moment.cost)
+            others = sorted((m for m in each if m is not first), key=context.cost)
             found += [member.endpoint for member in others]
         return found + [each for each in last_resort if each not in found]
 
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[ItemShare]:
-        """Return where the items of one request go first: few backends, equal items together."""
-        moment = self._moment()
+        """Return where the items of one request go first: to few backends, equal items together."""
+        context = self._context()
         tiers = self._tiers(model)
         everything = tuple(range(len(affinities)))
-        tier = easy_tier(tiers, moment, self.routing.spill_after)
+        tier = healthy_first_tier(tiers, context, self.routing.spill_after)
         if tier is None:
-            usable = available_tiers(tiers, moment.now, self.routing.panic_threshold)
+            usable = available_tiers(tiers, context.now, self.routing.panic_threshold)
             if not usable:
                 last_resort = self._last_resort(model)[:1]
                 return [ItemShare(endpoint=endpoint, items=everything) for endpoint in last_resort]
-            tier = self._choose_tier(usable, moment)
+            tier = self._choose_tier(usable, context)
         width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
-        first = choose(tier, affinities[0], moment, self._random)
+        first = choose(tier, affinities[0], context, self._random)
         if width == 1:
             return [ItemShare(endpoint=first.endpoint, items=everything)]
-        others = sorted((m for m in tier if m is not first), key=moment.cost)
+        others = sorted((m for m in tier if m is not first), key=context.cost)
         chosen = [first, *others[: width - 1]]
         items: dict[BackendId, list[int]] = {member.endpoint.backend: [] for member in chosen}
         for position, affinity in enumerate(affinities):
-            best = max(chosen, key=lambda member: score(member, affinity, moment))
+            best = max(chosen, key=lambda member: score(member, affinity, context))
             items[best.endpoint.backend].append(position)
         return [
             ItemShare(endpoint=member.endpoint, items=tuple(items[member.endpoint.backend]))
@@ -203,11 +202,11 @@ class Fleet:
         ]
 
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
-        """Return the seconds after which to come back; `None` where the work is taken.
+        """Return the seconds after which to retry; `None` where the work is admitted.
 
-        Refused is what may be shed while every backend has as much as it answers well, and all but
-        what is critical while there are only backends that have just come back and are full: those
-        who waited for them come all at once.
+        Sheddable work is refused while every backend is at its limit. All but critical work is
+        refused while all backends are at their limit and in their slow start, since callers that
+        waited for them come all at once.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
@@ -222,16 +221,16 @@ class Fleet:
         soonest = min(member.finish_time(now, slow_start) for member in members)
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
-    def time_left_at(self, endpoint: Endpoint, left: float) -> float:
-        """Return what of `left` seconds a backend may take: call and answer travel, too.
+    def time_left_at(self, endpoint: Endpoint, remaining: float) -> float:
+        """Return how many of the `remaining` seconds a backend has, without the round trip.
 
-        That is half of them at least: a probe that took long says little of calls.
+        It is half of them at least: a slow probe says little of calls.
         """
         member = self._member(endpoint)
-        return left if member is None else max(left - member.round_trip, left / 2)
+        return remaining if member is None else max(remaining - member.round_trip, remaining / 2)
 
     def started(self, endpoint: Endpoint, items: int) -> None:
-        """Note that a call of so many items is in flight; `ended` must follow."""
+        """Count a call of so many items in flight; `ended` must follow."""
         member = self._member(endpoint)
         if member is not None:
             member.in_flight += items
@@ -239,10 +238,10 @@ class Fleet:
             member.calls += 1
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
-        """Note that a call of so many items is no longer in flight."""
+        """Remove a call of so many items from those in flight."""
         member = self._member(endpoint)
         if member is not None:
-            # A member made anew since then has not counted the start.
+            # A member replaced since then has not counted the start.
             member.in_flight = max(0, member.in_flight - items)
 
     def record(
@@ -261,15 +260,15 @@ class Fleet:
             return
         now = self._clock()
         if report is not None:
-            member.take_report(report, now)
+            member.record_report(report, now)
         if items:
-            member.take_rows(rows, items)
+            member.record_rows(rows, items)
             if items <= ITEMS_PER_BACKEND:
-                member.take_latency(took)
+                member.record_latency(took)
         self._judge(member, verdict, now)
 
     def _is_alone(self, member: Member, now: float) -> bool:
-        """Tell whether no other backend is available for some model of `member`."""
+        """Return whether some model of `member` is available nowhere else."""
         others = [
             other
             for other in self._members.values()
@@ -278,7 +277,7 @@ class Fleet:
         return any(all(name not in other.models for other in others) for name in member.models)
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
-        """Return what is known of every endpoint."""
+        """Return the statistics of every endpoint."""
         now, slow_start = self._clock(), self.routing.slow_start
         return tuple(
             endpoint_statistics(member, now, slow_start) for member in self._members.values()
@@ -290,7 +289,7 @@ class Fleet:
             failures=routing.eject_after, share=routing.eject_share, rest=routing.eject_for
         )
 
-    def _moment(self) -> ChoiceContext:
+    def _context(self) -> ChoiceContext:
         return ChoiceContext(self._clock(), self.routing.slow_start)
 
     def _member(self, endpoint: Endpoint) -> Member | None:
@@ -308,15 +307,15 @@ class Fleet:
         serving = [
             member
             for member in self._members.values()
-            if (known := member.models.get(info.name)) is not None
-            and info.revision in (known.revision, *known.earlier)
-            and known.profile == info.profile
+            if (served := member.models.get(info.name)) is not None
+            and info.revision in (served.revision, *served.earlier)
+            and served.profile == info.profile
         ]
         return tiers(serving, self._regions)
 
     def _judge(self, member: Member, verdict: ProbeVerdict, now: float) -> None:
         if verdict is ProbeVerdict.OK:
-            member.heard = now
+            member.last_success = now
             member.ejection = after_success(member.ejection, now, self._rules)
         elif verdict is ProbeVerdict.FAILED:
             member.failures += 1
@@ -326,17 +325,17 @@ class Fleet:
             if member.ejection.holds(now):
                 member.returned = member.ejection.until
 
-    def _choose_tier(self, tiers: Sequence[Tier], moment: ChoiceContext) -> Tier:
+    def _choose_tier(self, tiers: Sequence[Tier], context: ChoiceContext) -> Tier:
         return choose_tier(
             tiers,
-            moment,
+            context,
             self._random,
             spill_after=self.routing.spill_after,
             overflow_after=self.routing.overflow_after,
         )
 
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
-        """Return what is ejected or has not been asked yet, and then what missed a probe or two."""
+        """Return ejected and not yet probed endpoints, then those that missed a probe or two."""
         serving = [member for tier in self._tiers(model) for member in tier if not member.drained]
         found = [member for member in serving if member.health is not Health.NOT_READY]
         if with_silent:
@@ -344,6 +343,6 @@ class Fleet:
         return [member.endpoint for member in found]
 
     def _may_eject(self, now: float) -> bool:
-        """Tell whether not too many others are ejected already."""
+        """Return whether one more ejection stays within `max_ejected`."""
         out = sum(other.ejection.holds(now) for other in self._members.values())
         return out + 1 <= ceil(self.routing.max_ejected * len(self._members))

@@ -1,8 +1,8 @@
-"""How many items a backend may have in flight, as arithmetic on how long its answers take.
+"""Computes how many items a backend may have in flight from the latencies of its answers.
 
-A gradient of latencies, after Netflix's concurrency-limits (Gradient2): while answers take about as
-long as they usually do, the limit grows by a fraction of its root; where they take more than twice
-as long, work queues, and the limit shrinks with the ratio.
+It follows a gradient of latencies, after Netflix's concurrency-limits (Gradient2): while answers
+take about as long as usual, the limit grows by a fraction of its root; where they take more than
+twice as long, work queues, and the limit shrinks with the ratio.
 """
 
 import math
@@ -10,7 +10,7 @@ import math
 import msgspec
 
 LEAST = 8.0
-"""What a backend that came back may have in flight at first."""
+"""Items that a recovered backend may have in flight at first."""
 _MOST = 4096.0
 # Answers may take so many times as long as usual before that counts as a queue.
 _TOLERANCE = 2.0
@@ -20,7 +20,7 @@ _UP, _DOWN = 0.005, 0.05
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """Items `allowed` in flight, and the seconds that an answer takes as a rule (0: unknown)."""
+    """Items `allowed` in flight, and the `usual` latency in seconds (0: unknown)."""
 
     allowed: float
     usual: float = 0.0
@@ -38,9 +38,9 @@ def after_answer(limit: Limit, seconds: float, in_flight: int) -> Limit:
     usual += (_UP if seconds > usual else _DOWN) * (seconds - usual)
     gradient = max(0.5, min(1.0, _TOLERANCE * usual / max(seconds, 1e-6)))
     if gradient >= 1.0 and 2 * in_flight < limit.allowed:
-        # What is not made use of says nothing about what would be.
+        # A limit that is not reached says nothing about a higher one.
         return Limit(allowed=limit.allowed, usual=usual)
-    # Shrinks from what is in use: a limit far above it would take long to mean anything.
+    # Shrinks from what is in use: a limit far above that would take long to have an effect.
     base = limit.allowed if gradient >= 1.0 else min(limit.allowed, 2.0 * max(in_flight, LEAST))
     target = base * gradient + math.sqrt(base)
     allowed = base + _SMOOTHING * (target - base)

@@ -1,4 +1,4 @@
-"""What the fleet tells of its endpoints."""
+"""Describes endpoints for operators and readiness."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from gateway.types import BackendId, RegionName
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one endpoint; `in_flight` counts items."""
+    """State and counts of one endpoint; `in_flight` counts items."""
 
     backend: BackendId
     region: RegionName
@@ -24,24 +24,24 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, str]
     """The revision of each model that it serves."""
     problems: dict[str, str]
-    """What is wrong with models, be another revision served in their place or none."""
+    """Problems of models by name, whether or not another revision is served."""
     provider: str
     in_flight: int
     ejected_for: float
     """Seconds until the end of its ejection; 0 when it is in use."""
     share: float
-    """What of its speed is used: less than 1 for a while after it came back."""
+    """Share of its speed that is used: below 1 during its slow start."""
     limit: float
-    """Items it may have in flight before what can be shed is refused."""
+    """Items in flight above which sheddable work is refused."""
     finish_time: float
-    """Seconds after which an item given now should be answered."""
+    """Predicted seconds until an item sent now is answered."""
     calls: int
     failures: int
     report: Report
 
 
 def endpoint_statistics(member: Member, now: float, slow_start: float) -> EndpointStatistics:
-    """Return what is known of `member`."""
+    """Return the statistics of `member`."""
     state = member.state
     return EndpointStatistics(
         backend=member.endpoint.backend,

@@ -1,9 +1,9 @@
-"""What the state Redis holds about configuration: what is published, and who took it.
+"""Reads and writes the configuration state in the state Redis.
 
 Keys share one hash tag, so that a script may use several of them on a Redis Cluster:
 `sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`, `:workers`,
-`:reports`, `:epochs`, `:drained`, `:lineage`. Channel `sg:{config}:changed` says that something is
-new; who misses a message finds out by asking for the versions.
+`:reports`, `:epochs`, `:drained`, `:lineage`. Channel `sg:{config}:changed` announces
+changes; a worker that misses a message finds out by polling the versions.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _ACKS_KEPT = 86_400
 _LIVE = 5
 _LISTEN = 0.25
 
-# Publishes only on top of the generation its author saw.
+# Publishes only on top of the generation that its author saw.
 _PUBLISH = """
 local current = tonumber(redis.call('GET', KEYS[1]) or '0')
 if current ~= tonumber(ARGV[1]) then return current end
@@ -48,7 +48,7 @@ redis.call('LTRIM', KEYS[3], 0, ARGV[4])
 redis.call('PUBLISH', ARGV[5], 'config')
 return -1
 """
-# Puts back what a Redis has lost. What it knows better stays.
+# Restores state that a Redis has lost. Newer state stays.
 _RESTORE = """
 local restored = 0
 if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then
@@ -69,8 +69,8 @@ if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
 end
 return restored
 """
-# The first who knows of more purges than Redis does begins another history of epochs.
-_BEGIN_HISTORY = """
+# The first worker that has seen more purges than Redis starts a new lineage of epochs.
+_START_LINEAGE = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[2], ARGV[2])
 redis.call('SET', KEYS[1], ARGV[1])
@@ -95,7 +95,7 @@ return redis.call('ZRANGEBYSCORE', KEYS[1], now - ARGV[1], '+inf')
 
 
 class Topic(StrEnum):
-    """What may change: the document, the cache's epochs, accounts, models, drained backends."""
+    """A subject of changes: the document, cache epochs, accounts, models, drained backends."""
 
     CONFIG = "config"
     EPOCHS = "epochs"
@@ -123,7 +123,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """A number for each topic; it changes when the topic does."""
+    """The version of each topic, which changes with it."""
 
     config: int = 0
     epochs: int = 0
@@ -131,7 +131,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     models: int = 0
     drains: int = 0
     lineage: str = ""
-    """Another when the epochs were lost; empty until somebody asks for it."""
+    """Changes when the epochs were lost; empty until it is first read."""
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
@@ -145,10 +145,12 @@ class Control:
         self._redis = redis
 
     async def versions(self) -> Versions:
-        """Return what is newest, topic by topic."""
+        """Return the newest version of each topic."""
         topics = (Topic.EPOCHS, Topic.ACCOUNTS, Topic.MODELS, Topic.DRAINS)
         keys = (_GENERATION, *map(_version, topics), _LINEAGE)
-        config, epochs, accounts, models, drains, lineage = await self._ask(self._redis.mget(*keys))
+        config, epochs, accounts, models, drains, lineage = await self._execute(
+            self._redis.mget(*keys)
+        )
         return Versions(
             config=int(config or 0),
             epochs=int(epochs or 0),
@@ -160,12 +162,12 @@ class Control:
 
     async def active(self) -> Published | None:
         """Return the published document; `None` before the first one."""
-        found = await self._ask(self._redis.get(_ACTIVE))
+        found = await self._execute(self._redis.get(_ACTIVE))
         return None if found is None else msgspec.msgpack.decode(found, type=Published)
 
     async def history(self) -> list[Published]:
-        """Return what was published, the newest first."""
-        found = await self._ask(self._redis.lrange(_HISTORY, 0, -1))
+        """Return the published documents, the newest first."""
+        found = await self._execute(self._redis.lrange(_HISTORY, 0, -1))
         return [msgspec.msgpack.decode(entry, type=Published) for entry in found]
 
     async def publish(self, published: Published) -> bool:
@@ -183,51 +185,51 @@ class Control:
 
     async def epochs(self) -> dict[str, int]:
         """Return the cache's epochs by `tenant:<id>` and `model:<name>`."""
-        found = await self._ask(self._redis.hgetall(_EPOCHS))
+        found = await self._execute(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
 
     async def lineage(self) -> str:
-        """Return the name of this history of epochs: a new one where there is none.
+        """Return the lineage of the epochs: a new one where there is none.
 
-        A Redis that lost what it held has no epochs, as before the first purge; the other name
-        keeps what was purged since then from being found again.
+        A Redis that lost its data has no epochs, as before the first purge. The new lineage keeps
+        purged entries from being found again.
         """
-        await self._ask(self._redis.set(_LINEAGE, secrets.token_hex(8), nx=True))
-        found: bytes = await self._ask(self._redis.get(_LINEAGE))
+        await self._execute(self._redis.set(_LINEAGE, secrets.token_hex(8), nx=True))
+        found: bytes = await self._execute(self._redis.get(_LINEAGE))
         return found.decode()
 
-    async def begin_history(self, known: int) -> None:
-        """Give the epochs another name where Redis has lost purges up to version `known`.
+    async def start_lineage(self, version: int) -> None:
+        """Give the epochs another lineage where Redis has lost purges up to `version`.
 
-        It has an older file, or is a replica that lagged: under the old name, what was purged since
-        would be found again.
+        It restarted from an older file, or is a replica that lagged: under the old lineage, entries
+        that were purged since would be found again.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _LINEAGE)
-        await self._script(_BEGIN_HISTORY, keys, known, fresh, _CHANGED)
+        await self._script(_START_LINEAGE, keys, version, fresh, _CHANGED)
 
     async def raise_epoch(self, name: str) -> int:
-        """Make every cached answer of `name` unreachable; return the version to wait for."""
+        """Purge every cached answer of `name`; return the version to wait for."""
         return await self._change(Topic.EPOCHS, "HINCRBY", _EPOCHS, name, 1)
 
     async def drained(self) -> frozenset[str]:
-        """Return the backends, by id, that are given no work."""
-        found = await self._ask(self._redis.smembers(_DRAINED))
+        """Return the ids of drained backends."""
+        found = await self._execute(self._redis.smembers(_DRAINED))
         return frozenset(name.decode() for name in found)
 
     async def drain(self, backend: str) -> int:
-        """Give `backend` no more work; return the version to wait for."""
+        """Drain `backend`; return the version to wait for."""
         return await self._change(Topic.DRAINS, "SADD", _DRAINED, backend)
 
     async def restore(self, backend: str) -> int:
-        """Give `backend` work again; return the version to wait for."""
+        """Undo the draining of `backend`; return the version to wait for."""
         return await self._change(Topic.DRAINS, "SREM", _DRAINED, backend)
 
     async def restore_state(
         self, history: Sequence[Published], drains: int, drained: Iterable[str]
     ) -> bool:
-        """Put back what Redis has lost: documents, the newest first, and version `drains`.
+        """Restore what Redis has lost: documents, the newest first, and version `drains`.
 
-        Return whether anything was lost that nobody had put back before.
+        Return whether anything was lost that no other process had restored.
         """
         newest = history[0].generation if history else 0
         answer = await self._script(
@@ -243,28 +245,29 @@ class Control:
         return bool(answer)
 
     async def touch(self, topic: Topic) -> int:
-        """Tell everybody that `topic` changed; return the version to wait for."""
+        """Announce that `topic` changed; return the version to wait for."""
         return await self._change(topic)
 
     async def acknowledge(
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
     ) -> None:
-        """Record that `worker` took `version`, or why it could not."""
+        """Record that `worker` applied `version`, or why it could not."""
         key = _acks(topic, version)
-        await self._ask(self._redis.hset(key, worker, outcome))
-        await self._ask(self._redis.expire(key, _ACKS_KEPT))
+        await self._execute(self._redis.hset(key, worker, outcome))
+        await self._execute(self._redis.expire(key, _ACKS_KEPT))
 
     async def acknowledgements(self, topic: Topic, version: int) -> dict[str, str]:
         """Return the outcome by worker."""
-        found = await self._ask(self._redis.hgetall(_acks(topic, version)))
+        found = await self._execute(self._redis.hgetall(_acks(topic, version)))
         return {worker.decode(): outcome.decode() for worker, outcome in found.items()}
 
-    async def settled(
+    async def wait_for_workers(
         self, topic: Topic, version: int, *, within: float, interval: float = 0.02
     ) -> dict[str, str]:
-        """Wait until every live worker acknowledged; `pending` stands for who did not in time.
+        """Wait until every live worker acknowledged, and return the outcome by worker.
 
-        Where a newer version takes the place of `version`, that is the one waited for.
+        The outcome of a worker that did not in time is `pending`. Where a newer version replaces
+        `version`, it is waited for instead.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
@@ -278,58 +281,58 @@ class Control:
             version = max(version, (await self.versions()).of(topic))
 
     async def heartbeat(self, worker: str, report: bytes) -> None:
-        """Say that `worker` lives, and leave its `report` (JSON)."""
+        """Record that `worker` is alive, with its `report` (JSON)."""
         await self._script(_HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
 
     async def leave(self, worker: str) -> None:
-        """Say that nobody need wait for `worker` any more."""
-        await self._ask(self._redis.zrem(_WORKERS, worker))
-        await self._ask(self._redis.hdel(_REPORTS, worker))
+        """Remove `worker` from those that are waited for."""
+        await self._execute(self._redis.zrem(_WORKERS, worker))
+        await self._execute(self._redis.hdel(_REPORTS, worker))
 
     async def workers(self) -> list[str]:
-        """Return the workers that gave a sign of life within the last seconds."""
+        """Return the workers with a heartbeat within the last seconds."""
         found = await self._script(_LIVE_WORKERS, (_WORKERS,), _LIVE)
         return sorted(worker.decode() for worker in found)
 
     async def reports(self) -> dict[str, bytes]:
         """Return the last report (JSON) of each live worker."""
-        found = await self._ask(self._redis.hgetall(_REPORTS))
+        found = await self._execute(self._redis.hgetall(_REPORTS))
         live = set(await self.workers())
         return {name.decode(): text for name, text in found.items() if name.decode() in live}
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Give a function that waits a moment for news and says whether there was some."""
+        """Give a function that waits a moment for a change and returns whether there was one."""
         loop = asyncio.get_running_loop()
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
-            await self._ask(pubsub.subscribe(_CHANGED))
+            await self._execute(pubsub.subscribe(_CHANGED))
 
-            async def heard() -> bool:
+            async def receive() -> bool:
                 until = loop.time() + _LISTEN
-                message = await self._ask(pubsub.get_message(timeout=_LISTEN))
-                if message is None and (left := until - loop.time()) > 0:
+                message = await self._execute(pubsub.get_message(timeout=_LISTEN))
+                if message is None and (rest := until - loop.time()) > 0:
                     # Whatever returns at once and with nothing must not make the caller spin.
-                    await asyncio.sleep(left)
+                    await asyncio.sleep(rest)
                 return message is not None
 
-            yield heard
+            yield receive
 
     async def _change(self, topic: Topic, *command: str | int) -> int:
-        """Run `command` and tell everybody: both or neither; return the version to wait for."""
+        """Run `command` and announce it, both or neither; return the version to wait for."""
         async with self._redis.pipeline(transaction=True) as together:
             if command:
                 together.execute_command(*command)
             together.execute_command("INCR", _version(topic))
             together.execute_command("PUBLISH", _CHANGED, topic.value)
-            *_, version, _ = await self._ask(together.execute())
+            *_, version, _ = await self._execute(together.execute())
         return int(version)
 
     async def _script(self, script: str, keys: Sequence[str], *values: str | bytes | int) -> Any:
-        return await self._ask(self._redis.eval(script, len(keys), *keys, *values))
+        return await self._execute(self._redis.eval(script, len(keys), *keys, *values))
 
-    async def _ask(self, question: Any) -> Any:  # Any: redis-py answers by command
+    async def _execute(self, command: Any) -> Any:  # Any: redis-py answers by command
         try:
-            return await cast("Awaitable[Any]", question)
+            return await cast("Awaitable[Any]", command)
         except (RedisError, OSError) as error:
             raise DependencyUnavailable(
                 "the state Redis cannot be reached; try again in a moment", retry_after=1.0

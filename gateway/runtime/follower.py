@@ -1,4 +1,4 @@
-"""Keeps a worker on the published configuration: hears of a change, prepares, takes, confirms."""
+"""Keeps a worker on the published configuration: polls, prepares, swaps and acknowledges."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ async def first_runtime(
     """
     control = Control(redis)
     epochs: Mapping[str, int] = NO_EPOCHS
-    # Of its own until the epochs are known.
+    # A lineage of its own until the epochs are read.
     lineage = secrets.token_hex(8)
     with contextlib.suppress(DependencyUnavailable):
         await recovery.reconcile()
@@ -65,7 +65,7 @@ async def first_runtime(
 
 
 async def _first_published(control: Control, recovery: Recovery) -> Published | None:
-    """Return what is published; of a Redis that is away, what is recorded."""
+    """Return the published document, from the ledger where Redis is away."""
     try:
         return await control.active()
     except DependencyUnavailable:
@@ -75,11 +75,11 @@ async def _first_published(control: Control, recovery: Recovery) -> Published | 
 class RuntimeFollower:
     """Follows the state Redis while it is entered; without Redis nothing changes.
 
-    `report` makes the JSON that a worker leaves with each sign of life; `accounts_changed` is
-    awaited when tenants or keys changed, before that is acknowledged. `models_changed` hears the
-    newest version of the models, and acknowledges it itself. `drains_changed` is told the backends
-    that are given no work. What a Redis has lost that was seen here, `recovery` brings back; until
-    it has, documents and drained backends stay as they are.
+    `report` makes the JSON that goes with each heartbeat. `accounts_changed` is awaited when
+    tenants or keys changed, before that is acknowledged. `models_changed` is called with the newest
+    version of the models, and acknowledges it itself. `drains_changed` is called with the drained
+    backends. `recovery` restores what a Redis has lost that was seen here; until it has, documents
+    and drained backends stay as they are.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RuntimeFollower:
         self._drains_changed = drains_changed
         self._recovery = recovery
         self._is_behind = False
-        """Whether Redis knows less than was seen here."""
+        """Whether the versions in Redis are older than those seen here."""
         self._poll = poll
         self._chance = chance
         self._seen = _NEVER
@@ -140,15 +140,15 @@ class RuntimeFollower:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the state Redis answered when it was asked last."""
+        """Whether the state Redis answered the last command."""
         return self._reached
 
     async def _listen(self) -> None:
         while not self._stopping.is_set():
             try:
-                async with self._control.changes() as heard:
+                async with self._control.changes() as receive_change:
                     while not self._stopping.is_set():
-                        if await heard():
+                        if await receive_change():
                             self._polling.wake()
             except DependencyUnavailable:
                 pause = self._poll * (1.5 - self._chance())
@@ -167,7 +167,7 @@ class RuntimeFollower:
                 await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
             taken = newest
             if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
-                # To be tried again, until the keys are what they should be.
+                # Retried with the next step, until the keys are read.
                 taken = msgspec.structs.replace(newest, accounts=self._seen.accounts)
             self._seen = taken
             self._connected(True)
@@ -175,15 +175,15 @@ class RuntimeFollower:
             self._connected(False)
 
     async def _versions(self) -> Versions:
-        """Return the versions; what was purged stays purged where Redis has lost that."""
+        """Return the versions; start another lineage where Redis has lost purges."""
         newest = await self._control.versions()
         if newest.epochs < self._seen.epochs:
-            await self._control.begin_history(self._seen.epochs)
+            await self._control.start_lineage(self._seen.epochs)
             newest = await self._control.versions()
         return newest
 
     async def _recovered(self, newest: Versions) -> Versions:
-        """Return the versions once a Redis that lost them has them again, or keep those seen."""
+        """Return the versions, restored where Redis had lost them, or those seen before."""
         is_first = self._seen is _NEVER
         self._is_behind = not is_first and _is_behind(newest, self._seen)
         if not (is_first or self._is_behind):
@@ -194,7 +194,7 @@ class RuntimeFollower:
         except DependencyUnavailable:
             if is_first:
                 return newest
-            # What was published is not known: what is in force stays.
+            # The published document cannot be read: the current one stays.
             return msgspec.structs.replace(
                 newest, config=self._seen.config, drains=self._seen.drains
             )
@@ -226,20 +226,20 @@ class RuntimeFollower:
         await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
 
     async def _swap(self, preparing: Awaitable[Runtime]) -> str:
-        """Swap in what is being prepared; return `ok`, or why that failed."""
+        """Swap in the runtime being prepared; return `ok`, or why that failed."""
         try:
             await self._store.swap(await preparing)
         except ConfigurationError as error:
             return explain(error)
         except GatewayError as error:
             return error.detail
-        except Exception as error:  # noqa: BLE001 - a hook failed: this worker stays, its author is told
-            _log.exception("a new configuration was not taken")
+        except Exception as error:  # noqa: BLE001 - a hook failed: the outcome says so, and this worker stays as it is
+            _log.exception("a new configuration was not applied")
             return f"the worker failed to take it: {type(error).__name__}"
         return "ok"
 
     async def _take_accounts(self, newest: Versions) -> bool:
-        """Have the keys read again; return whether they were, and tell who waits for it."""
+        """Reload the keys and acknowledge that; return whether they were read."""
         outcome = "ok"
         try:
             if self._accounts_changed is not None:

@@ -1,4 +1,4 @@
-"""Takes up changes of the models, apart from the configuration: opening a model may take long."""
+"""Reloads models when their version changes, apart from the configuration, as it may take long."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ _log = logging.getLogger(__name__)
 
 
 class ModelsFollower:
-    """Has models read again when told of a newer version, and acknowledges it afterwards.
+    """Reloads models when there is a newer version, and acknowledges it afterwards.
 
-    The `report` (JSON) that it leaves before says what backends serve since.
+    Before that it sends a heartbeat with a `report` (JSON) of what backends serve since.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class ModelsFollower:
         self._worker = worker
         self._reload = reload
         self._report = report
-        self._wanted: int | None = None
-        self._news = asyncio.Event()
+        self._requested: int | None = None
+        self._changed = asyncio.Event()
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -52,25 +52,25 @@ class ModelsFollower:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def newest(self, version: int) -> None:
-        """Hear of the newest version; the first is what the worker began with."""
-        if self._wanted is not None and version != self._wanted:
-            self._news.set()
-        self._wanted = version
+    def on_version(self, version: int) -> None:
+        """Reload where `version` is another one; the first is what the worker began with."""
+        if self._requested is not None and version != self._requested:
+            self._changed.set()
+        self._requested = version
 
     async def _follow(self) -> None:
         while not self._is_stopping:
-            await self._news.wait()
-            self._news.clear()
-            version, outcome = self._wanted or 0, "ok"
+            await self._changed.wait()
+            self._changed.clear()
+            version, outcome = self._requested or 0, "ok"
             try:
                 await self._reload()
             except GatewayError as error:
                 outcome = error.detail
             except Exception as error:  # noqa: BLE001 - later changes must still be taken up
-                _log.exception("the models were not read again")
+                _log.exception("the models were not reloaded")
                 outcome = f"the worker failed to take them: {type(error).__name__}"
-            # Who waits for it finds the worker pending.
+            # Without Redis the worker stays pending for whoever waits.
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)

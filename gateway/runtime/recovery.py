@@ -1,4 +1,4 @@
-"""Brings what a state Redis lost back from the ledger, and tells the ledger what is new."""
+"""Restores what a state Redis lost from the ledger, and records there what is new."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ _decode = msgspec.json.Decoder(Published).decode
 
 
 class Record(Protocol):
-    """Where published documents and drained backends are kept by gateway region.
+    """Stores published documents and drained backends by gateway region.
 
-    Blocks; raises `DependencyUnavailable` when it cannot be asked.
+    Blocks; raises `DependencyUnavailable` when it cannot be reached.
     """
 
     def newest(self, region: str) -> RecordedState:
-        """Return the newest of a region."""
+        """Return the newest state of a region."""
         ...
 
     def documents(self, region: str) -> list[str]:
@@ -33,16 +33,16 @@ class Record(Protocol):
         ...
 
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Keep documents by generation."""
+        """Store documents by generation."""
         ...
 
     def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
-        """Keep which backends are drained, unless a newer version is known."""
+        """Store which backends are drained, unless a newer version is stored."""
         ...
 
 
 class Recovery(Protocol):
-    """Knows what was published where the state Redis does not."""
+    """Recovers what was published when the state Redis has lost it."""
 
     async def reconcile(self) -> None:
         """Bring Redis and the record to the newer of both.
@@ -56,7 +56,7 @@ class Recovery(Protocol):
         """Return the newest recorded document.
 
         Raises:
-            DependencyUnavailable: it cannot be known.
+            DependencyUnavailable: it cannot be read.
         """
         ...
 
@@ -64,13 +64,13 @@ class Recovery(Protocol):
         """Return the backends that are recorded as drained.
 
         Raises:
-            DependencyUnavailable: it cannot be known.
+            DependencyUnavailable: it cannot be read.
         """
         ...
 
 
 class NoRecovery:
-    """A `Recovery` where nothing is recorded."""
+    """A `Recovery` without a record."""
 
     async def reconcile(self) -> None:
         """Do nothing."""
@@ -90,8 +90,8 @@ NOTHING_RECORDED: Final[Recovery] = NoRecovery()
 class LedgerRecovery:
     """A `Recovery` from the ledger, of one gateway region.
 
-    Any process may try at any time: a script in Redis lets the first one that is needed through,
-    and generations only grow.
+    Any process may try at any time: a script in Redis lets only the first one restore, and
+    generations only grow.
     """
 
     def __init__(self, *, control: Control, record: Record, region: str) -> None:
@@ -151,12 +151,12 @@ class LedgerRecovery:
         history = await self._documents()
         if await self._control.restore_state(history, recorded.drains, recorded.drained):
             _log.warning(
-                "the state Redis had lost what was published; it is published again",
+                "the state Redis had lost the published configuration; it was restored",
                 extra={"generation": recorded.generation, "drained": len(recorded.drained)},
             )
 
-    async def _keep_documents(self, known: int) -> None:
-        """Keep what was published after generation `known`."""
+    async def _keep_documents(self, after: int) -> None:
+        """Record what was published after generation `after`."""
         found = {entry.generation: entry for entry in await self._control.history()}
         active = await self._control.active()
         if active is not None:
@@ -164,7 +164,7 @@ class LedgerRecovery:
         new = {
             generation: msgspec.json.encode(entry).decode()
             for generation, entry in found.items()
-            if generation > known
+            if generation > after
         }
         if new:
             await asyncio.to_thread(self._record.keep_documents, self._region, new)

@@ -1,4 +1,4 @@
-"""The compiled form of a document: what requests read, immutable."""
+"""Compiles a document into the immutable runtime that requests read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +23,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Mapping[str, int] = NO_EPOCHS
     """Cache epochs by `tenant:<id>` and `model:<name>`; what is absent is 0."""
     lineage: str = ""
-    """Part of every cache key, so that nothing is found that may have been purged: the name of this
-    history of epochs; another after they were lost, or where they could not be asked for."""
+    """The lineage of the epochs, part of every cache key. It changes when epochs were lost or could
+    not be read, so that no purged entry is found."""
 
 
 def compile_runtime(document: Document, generation: int, epochs: Mapping[str, int]) -> Runtime:
@@ -59,7 +59,7 @@ def _url(backend: BackendEntry) -> str:
 
 
 def folder_runtime(folder: Path, placement: Path | None = None) -> Runtime:
-    """Return the folder's document as generation 0: what is served until Redis knows better.
+    """Return the folder's document as generation 0, which is served until one is published.
 
     Raises:
         ConfigurationError: the folder holds no valid document.

@@ -1,4 +1,4 @@
-"""Holds the current runtime, and swaps it for the next one when everything is prepared."""
+"""Holds the current runtime, and swaps it for the next one once that is prepared."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,10 +6,10 @@ from gateway.runtime.runtime import Runtime
 
 
 class RuntimeStore:
-    """The one place that says which generation is current.
+    """Holds the runtime that is current.
 
-    `prepare` hooks may wait and may refuse, by raising; nothing has changed then. `swap` callbacks
-    follow the change, at once and in order of registration, and must not fail.
+    `prepare` hooks may wait, and may refuse by raising before anything changed. `swap` callbacks
+    run right after the change, in order of registration, and must not fail.
     """
 
     def __init__(self, initial: Runtime) -> None:
@@ -18,11 +18,11 @@ class RuntimeStore:
         self._swapped: list[Callable[[Runtime], None]] = []
 
     def on_prepare(self, hook: Callable[[Runtime], Awaitable[None]]) -> None:
-        """Ask `hook` before every change; it makes what the next runtime needs, or raises."""
+        """Await `hook` before every change; it prepares what the next runtime needs, or raises."""
         self._prepare.append(hook)
 
     def on_swap(self, callback: Callable[[Runtime], None]) -> None:
-        """Tell `callback` of every change, in the same turn of the loop as the change."""
+        """Call `callback` with every change, in the same event-loop iteration."""
         self._swapped.append(callback)
 
     async def swap(self, runtime: Runtime) -> None:
@@ -30,7 +30,7 @@ class RuntimeStore:
 
         Raises:
             Exception: what a `prepare` hook raised (nothing has changed), or an `ExceptionGroup`
-                of what callbacks raised (it is current, and every callback was told).
+                of what callbacks raised (it is current, and every callback was called).
         """
         for hook in self._prepare:
             await hook(runtime)
@@ -39,7 +39,7 @@ class RuntimeStore:
         for callback in self._swapped:
             try:
                 callback(runtime)
-            except Exception as error:  # noqa: BLE001 - one callback must not keep others from it
+            except Exception as error:  # noqa: BLE001 - one failed callback must not keep others from the change
                 failures.append(error)
         if failures:
-            raise ExceptionGroup("the runtime was swapped and some did not take it", failures)
+            raise ExceptionGroup("the runtime was swapped, and some callbacks failed", failures)

@@ -1,4 +1,4 @@
-"""Logs as JSON lines on standard output: a constant message, the rest as fields."""
+"""Writes logs as JSON lines to standard output: a constant message, and fields."""
 
 import logging
 import sys
@@ -17,9 +17,9 @@ _ErrorInfo = (
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. Exceptions are named, with the place they came from, no more.
+    """Formats a record as one JSON object. Of exceptions it shows only type and origin.
 
-    `process` names the process among those whose lines go to the same place.
+    `process` identifies the process among those that write to the same output.
     """
 
     def __init__(self, process: str = "") -> None:
@@ -43,27 +43,27 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def formatException(self, ei: _ErrorInfo) -> str:
-        """Return what was raised and where; not what it says, which may quote a caller's text."""
-        return _named(ei[1]) if ei[1] is not None else ""
+        """Return the exception's type and origin; its message may quote a caller's text."""
+        return _describe(ei[1]) if ei[1] is not None else ""
 
 
-def _named(error: BaseException) -> str:
-    """Return the kind of `error` and of what led to it, each with its place, innermost first."""
+def _describe(error: BaseException) -> str:
+    """Return the types of `error` and its causes, each with its frames, innermost first."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
     parts = [f"{type(error).__qualname__} at {place}" if place else type(error).__qualname__]
     if isinstance(error, BaseExceptionGroup):
-        parts += [f"holding {_named(one)}" for one in error.exceptions]
+        parts += [f"holding {_describe(one)}" for one in error.exceptions]
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if before is not None:
-        parts.append(f"after {_named(before)}")
+        parts.append(f"after {_describe(before)}")
     return "; ".join(parts)
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; one that cannot be written, as on a full disk, is lost without a word.
+    """Writes lines; a line that cannot be written, as on a full disk, is dropped silently.
 
-    Else the library would print a trace of it, in the same place, for every line.
+    The library would print a traceback for each such line, to the same output.
     """
 
     @override
@@ -75,7 +75,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
 def configure_logging(level: str, *, process: str) -> None:
     """Send every logger's records of `level` and above to standard output, as those of `process`.
 
-    What is never caught is a line, too.
+    Uncaught exceptions are logged, too.
     """
     handler = LineHandler(sys.stdout)
     handler.setFormatter(JsonFormatter(process))

@@ -1,11 +1,11 @@
-"""Files that a process's metrics are read from by the admin listener, in the library's format.
+"""Stores a process's metrics in files for the admin listener, in the format of the library.
 
-The library makes them sparse and writes through memory: on a full disk, the kernel ends a process
-that does so. Here every block is reserved first, and where none can be, values stay in the
-process's own memory until there is room.
+The library creates sparse files and maps them: on a full disk, the kernel kills a process that
+writes to these. Here every block is reserved first; while the disk is full, values stay in the
+memory of the process.
 
-A file is locked by its process as long as that lives. What dead processes counted is added to the
-files of process 0 when another one starts, and their files are deleted.
+A process locks its files as long as it lives. When another process starts, the values of dead
+processes are added to the files of process 0, and their files are deleted.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ Allocate = Callable[[int, int, int], None]
 
 
 class MetricFile:
-    """Values by key, in the file at `path` or, where there is no room for that, in memory.
+    """Stores values by key in the file at `path`, or in memory while the disk is full.
 
     Not thread-safe.
     """
@@ -61,24 +61,24 @@ class MetricFile:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether the values are where others read them."""
+        """True while the values are in the file, where others read them."""
         return isinstance(self._buffer, mmap.mmap)
 
     def read(self, key: str) -> float:
-        """Return a value; one that is new is 0."""
+        """Return a value; a new one is 0."""
         value, _ = _VALUE.unpack_from(self._buffer, self._position(key))
         return float(value)
 
     def write(self, key: str, value: float, timestamp: float = 0.0) -> None:
-        """Set a value; comes back to the disk where there is room again."""
+        """Set a value; returns to the file when the disk has room again."""
         position = self._position(key)
         if not self.is_on_disk and self._clock() >= self._retry_at:
             self._attach()
-        # One assignment: a reader must not find half of a value.
+        # One assignment: a reader must not see half of a value.
         self._buffer[position : position + _VALUE.size] = _VALUE.pack(value, timestamp)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if isinstance(self._buffer, mmap.mmap):
             self._buffer.close()
         if self._file >= 0:
@@ -108,7 +108,7 @@ class MetricFile:
         self._attach()
 
     def _attach(self) -> None:
-        """Go over to the file, if the disk has room for all of it."""
+        """Switch to the file, if the disk has room for all of it."""
         self._retry_at = self._clock() + _RETRY
         try:
             if self._file < 0:
@@ -121,7 +121,7 @@ class MetricFile:
         self._buffer = memory
 
     def _create(self) -> None:
-        """Make the file under a hidden name: an empty one is no file of metrics to a reader."""
+        """Create the file under a hidden name, as readers reject an empty file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         hidden = self._path.with_name(f".{self._path.name}")
         file = os.open(hidden, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
@@ -141,7 +141,7 @@ class MetricFile:
 
 
 class MetricFiles:
-    """The files of this process in `folder`, one of a kind, and a lock for all of them."""
+    """Holds the files of this process in `folder`, one per kind, and a lock for all of them."""
 
     def __init__(self, folder: Path) -> None:
         self.lock = Lock()
@@ -156,7 +156,7 @@ class MetricFiles:
 
 
 class FileValue:
-    """A number of a metric, as the library wants it."""
+    """Implements the library's interface of a metric's value."""
 
     _multiprocess = True
 
@@ -179,57 +179,57 @@ class FileValue:
             self._file.read(self._key)
 
     def inc(self, amount: float) -> None:
-        """Add to it."""
+        """Add `amount`."""
         with self._lock:
             self._file.write(self._key, self._file.read(self._key) + amount)
 
     def set(self, value: float, timestamp: float | None = None) -> None:
-        """Set it."""
+        """Set the value."""
         with self._lock:
             self._file.write(self._key, value, timestamp or 0.0)
 
     def get(self) -> float:
-        """Return it."""
+        """Return the value."""
         with self._lock:
             return self._file.read(self._key)
 
     def set_exemplar(self, exemplar: object) -> None:
-        """Do nothing, as the library does with several processes."""
+        """Do nothing, as the library with several processes."""
 
     def get_exemplar(self) -> None:
-        """Return none."""
+        """Return `None`."""
 
 
 def keep_metrics_in_files(folder: Path) -> None:
-    """Let every metric made from now on be kept in files in `folder`, by this process.
+    """Store every metric created from now on in files in `folder`.
 
-    To be called once, before the first metric is made; nothing here forks.
+    Call once per process, before the first metric is created; the process must not fork.
     """
     add_up_dead(folder)
     values.ValueClass = partial(FileValue, MetricFiles(folder))
 
 
 def add_up_dead(folder: Path) -> None:
-    """Add what dead processes counted to the files of process 0, and delete their files."""
+    """Add the values of dead processes to the files of process 0, and delete their files."""
     with files_held(folder, exclusive=True):
         for path in sorted(folder.glob("*_*.db")):
             kind, _, process = path.stem.rpartition("_")
-            if process == _DEAD or not _is_left(path):
+            if process == _DEAD or not _is_orphaned(path):
                 continue
             try:
                 if not kind.startswith("gauge"):
                     _add(path, folder / f"{kind}_{_DEAD}.db")
-            except OSError:  # no room: a later start does it
+            except OSError:  # the disk is full: a later start retries
                 continue
             path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
-    """Keep files from being added up while they are read, or from being read meanwhile."""
+    """Lock the folder: shared to read files, exclusively to add them up."""
     try:
         file = os.open(folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
-    except OSError:  # a disk that is full to its last block: what is read is right a moment later
+    except OSError:  # the disk is full: one read may be wrong
         yield
         return
     try:
@@ -254,7 +254,7 @@ def _add(path: Path, total: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Return the values of a file, none where a crash has spoilt it."""
+    """Return the values of a file; none if a crash has corrupted it."""
     try:
         found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
         return {key: value for key, value, *_ in found}
@@ -263,13 +263,13 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _entry(key: str, value: float) -> bytes:
-    """Return a value as it stands in a file."""
+    """Return the encoding of a value in a file."""
     encoded = key.encode()
     padded = encoded + b" " * (8 - (len(encoded) + _LENGTH.size) % 8)
     return _LENGTH.pack(len(encoded)) + padded + _VALUE.pack(value, 0.0)
 
 
-def _is_left(path: Path) -> bool:
+def _is_orphaned(path: Path) -> bool:
     """Tell whether the process that wrote to `path` is gone."""
     try:
         file = os.open(path, os.O_RDONLY)

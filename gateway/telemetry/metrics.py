@@ -1,10 +1,10 @@
-"""Every instrument of a gateway worker, named once, in the order an operator reads them.
+"""Defines every metric of a gateway worker, in the order that operators read them.
 
-Labels come from closed sets (task, status, model as served, source, region), never from a tenant, a
-key or an input. Processes write to files, see `metric_files`; the admin listener adds up.
+Labels come from closed sets (task, status, served model, source, name of a limit), never from a
+tenant, a key or an input. Processes write to files, see `metric_files`; the admin listener adds up.
 
-The request path only adds to numbers of Python's; `flush` brings them to the instruments, each of
-whose increments costs as much as looking up an answer.
+The request path only adds to Python numbers; `flush` adds these to the instruments, as an increment
+of an instrument costs as much as a cache lookup.
 """
 
 from bisect import bisect_left
@@ -17,10 +17,10 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class TalliedHistogram(Histogram):
-    """A histogram that takes many observations at once."""
+    """Adds many observations to a histogram at once."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add observations: how many fell into each bucket, and their sum."""
+        """Add observations, given as counts per bucket and their sum."""
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
@@ -28,7 +28,7 @@ class TalliedHistogram(Histogram):
 
 
 class _Durations:
-    """Observations that wait for the next flush."""
+    """Holds observations until the next flush."""
 
     __slots__ = ("counts", "total")
 
@@ -37,17 +37,16 @@ class _Durations:
         self.total = 0.0
 
     def take(self) -> tuple[list[int], float]:
-        """Return what was observed since the last time."""
+        """Return the observations since the last call."""
         seen = self.counts, self.total
         self.counts, self.total = [0] * len(self.counts), 0.0
         return seen
 
 
 class GatewayMetrics:
-    """Counters and histograms; each method is one line of the request path.
+    """Counts requests, items and work; each method is called in one line of the request path.
 
-    `flush` is to be called about once a second and at the end; an end without it (`kill -9`) loses
-    what was counted since.
+    Call `flush` about once a second and at the end; `kill -9` loses the counts since the last one.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -96,7 +95,7 @@ class GatewayMetrics:
         )
         self._statistics = Gauge(
             "sluicegate_worker",
-            "What a worker's parts say of themselves: cache, limits, routing, events.",
+            "Statistics of a worker's parts: cache, limits, routing, events.",
             ("part", "figure"),
             registry=registry,
             multiprocess_mode="livesum",
@@ -119,12 +118,12 @@ class GatewayMetrics:
         self._item_counts[model, source] += count
 
     def work(self, model: str, *, rows: int, tokens: int) -> None:
-        """Count what backends computed for a request."""
+        """Count the rows and tokens that backends computed for a request."""
         self._row_counts[model] += rows
         self._token_counts[model] += tokens
 
     def flush(self) -> None:
-        """Bring what was counted since the last time to the instruments."""
+        """Add the counts since the last call to the instruments."""
         for (task, status), durations in self._durations.items():
             counts, total = durations.take()
             self._requests.labels(task, str(status)).inc(sum(counts))
@@ -142,10 +141,10 @@ class GatewayMetrics:
         self._limited.labels(policy).inc()
 
     def shadowed(self, policy: str) -> None:
-        """Count a request that the limit `policy` would have refused, were it not watched only."""
+        """Count a request that the limit `policy`, in shadow mode, would have refused."""
         self._shadowed.labels(policy).inc()
 
     def statistics(self, part: str, figures: Mapping[str, float]) -> None:
-        """Show what a part says of itself; called about once a second."""
+        """Publish the statistics of a part; called about once a second."""
         for name, value in figures.items():
             self._statistics.labels(part, name).set(value)

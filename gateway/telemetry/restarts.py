@@ -1,4 +1,4 @@
-"""Counts how often the supervisor started a process again, and why, in a file for the metrics."""
+"""Counts the restarts of processes by the supervisor, in a file that the metrics page reads."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,7 +9,7 @@ FILE = "restarts.json"
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """How often processes of `role` were started again for `reason`, since the supervisor's start.
+    """Counts restarts of processes of `role` for `reason`, since the supervisor's start.
 
     Reasons: `ended` by itself, `silent` event loop, too much `memory`.
     """
@@ -20,14 +20,14 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartCounts:
-    """The counts of one supervisor, written to `folder` at each change."""
+    """Counts the restarts by one supervisor; writes them to `folder` at each change."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, role: str, reason: str) -> None:
-        """Count one; a disk that takes nothing costs the file, not the count."""
+        """Count a restart; if the disk is full, only the file is not updated."""
         self._counts[role, reason] += 1
         restarts = [
             Restart(role=role, reason=reason, count=count)
@@ -41,12 +41,12 @@ class RestartCounts:
             return
 
     def forget_former(self) -> None:
-        """Remove the file of a supervisor that ran here before."""
+        """Delete the file of a former supervisor."""
         (self._folder / FILE).unlink(missing_ok=True)
 
 
 def read_restarts(folder: Path) -> list[Restart]:
-    """Return the counts in `folder`; empty where no supervisor has counted."""
+    """Return the counts in `folder`; empty if there is no file."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=list[Restart])
     except (OSError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""Shows on the metrics page what the supervisor counted."""
+"""Exports the supervisor's counts of restarts on the metrics page."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from gateway.telemetry.restarts import read_restarts
 
 
 class RestartsCollector(Collector):
-    """Reads the counts in `folder` at each look."""
+    """Reads the counts in `folder` at each scrape."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

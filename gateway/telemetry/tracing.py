@@ -1,7 +1,7 @@
-"""Spans from the gateway to the backend, by W3C `traceparent`; a no-op object when tracing is off.
+"""Records spans from the gateway to the backend, linked by W3C `traceparent`.
 
-A parent is passed as the `traceparent` text, never through context variables: work that outlives
-its request (a detached computation, a probe) then needs no special care.
+A parent is passed as the text of `traceparent`, not through context variables, so that work which
+outlives its request (a detached computation, a probe) needs no special care.
 """
 
 import threading
@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 Attributes = Mapping[str, str | int | float | bool]
 _NONE: Final[Attributes] = {}
-# A collector that is away must not hold up the end of a process: OpenTelemetry waits for 30 s.
+# OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
 _CLOSE_WITHIN: Final = 2.0
 _KINDS = {
     "internal": trace.SpanKind.INTERNAL,
@@ -28,7 +28,7 @@ _KINDS = {
 
 
 class Span(Protocol):
-    """A timed step. `traceparent` names it to children and is empty when nothing is recorded."""
+    """Times a step. `traceparent` is the parent of child spans, empty if nothing is recorded."""
 
     @property
     def traceparent(self) -> str:
@@ -36,37 +36,37 @@ class Span(Protocol):
         ...
 
     def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001 - a value, no flag
-        """Attach an attribute, which never holds text of a caller."""
+        """Set an attribute, which must not contain a caller's text."""
         ...
 
     def fail(self, code: str) -> None:
-        """Mark the step as failed for the reason `code`."""
+        """Mark the step as failed with the reason `code`."""
         ...
 
 
 class Tracer(Protocol):
-    """Opens spans; does not raise, and loses spans rather than wait."""
+    """Opens spans; never raises, and drops spans rather than wait."""
 
     def span(
         self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
     ) -> AbstractContextManager[Span]:
-        """Return a span under `parent`, a new trace when that is empty."""
+        """Return a span under `parent`; a new trace if that is empty."""
         ...
 
     def close(self) -> None:
-        """Send what is waiting; blocks for a few seconds at most."""
+        """Send the buffered spans; blocks for a few seconds at most."""
         ...
 
 
 class NullSpan:
-    """The span of a tracer that is off. Passes an incoming `traceparent` on."""
+    """Implements `Span` while tracing is off; passes an incoming `traceparent` on."""
 
     def __init__(self, traceparent: str = "") -> None:
         self._traceparent = traceparent
 
     @property
     def traceparent(self) -> str:
-        """The parent's, so that a caller's trace does not end at the gateway."""
+        """The parent's value, so that a caller's trace does not end at the gateway."""
         return self._traceparent
 
     def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
@@ -77,7 +77,7 @@ class NullSpan:
 
 
 class NullTracer:
-    """Tracing that is off: no clock is read, nothing is kept."""
+    """Implements `Tracer` while tracing is off: records nothing, reads no clock."""
 
     _nothing = nullcontext(NullSpan())
 
@@ -92,7 +92,7 @@ class NullTracer:
 
 
 class OtelSpan:
-    """A span of OpenTelemetry's SDK."""
+    """Implements `Span` over OpenTelemetry's SDK."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -104,7 +104,7 @@ class OtelSpan:
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
-        """Attach an attribute."""
+        """Set an attribute."""
         self._span.set_attribute(name, value)
 
     def fail(self, code: str) -> None:
@@ -114,7 +114,7 @@ class OtelSpan:
 
 
 class OtelTracer:
-    """Spans sent by OpenTelemetry's batch processor, which drops rather than wait."""
+    """Sends spans by OpenTelemetry's batch processor, which drops rather than wait."""
 
     def __init__(
         self, exporter: SpanExporter, *, service: str, close_within: float = _CLOSE_WITHIN
@@ -137,24 +137,24 @@ class OtelTracer:
         )
         try:
             yield OtelSpan(span)
-        except BaseException as error:  # whatever it was, it ends the span and goes on
+        except BaseException as error:  # any error ends the span
             span.set_status(trace.StatusCode.ERROR, type(error).__name__)
             raise
         finally:
             span.end()
 
     def close(self) -> None:
-        """Send what is waiting, as far as that takes no longer than `close_within`."""
+        """Send the buffered spans, for at most `close_within` seconds."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(self._close_within)
 
 
 def tracer_from(environ: Mapping[str, str], *, service: str) -> Tracer:
-    """Return the tracer that the standard `OTEL_*` variables in `environ` ask for.
+    """Return the tracer configured by the standard `OTEL_*` variables in `environ`.
 
-    Off unless an OTLP endpoint or exporter is named: the SDK's default of a collector on this
-    machine would log errors on every installation that has none.
+    Off unless an OTLP endpoint or exporter is set: the SDK's default, a collector on this machine,
+    would log errors on installations without one.
     """
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return NullTracer()

@@ -1,4 +1,4 @@
-"""Waiting that a stop ends at once; longer waits and smaller batches while something is broken."""
+"""Provides waits that a stop interrupts, and back-off of waits and batch sizes after failures."""
 
 import asyncio
 import random
@@ -18,9 +18,9 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
 
 
 class StoppableBackoff:
-    """Doubles from 50 ms to `longest` with each failure in a row, less up to half by chance.
+    """Doubles the wait from 50 ms to `longest` with each failure in a row, less a random half.
 
-    By chance, so that processes which lost the same server do not come back to it all at once.
+    The jitter keeps processes that lost the same server from returning to it all at once.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class StoppableBackoff:
 
 
 class BatchSize:
-    """How much is taken at a time: half after each failure, twice after twenty successes in a row.
+    """Halves the size of batches after a failure, and doubles it after 20 successes in a row.
 
-    What is slow may end a large batch each time, and would never take it.
+    A slow server may time out on a large batch every time.
     """
 
     def __init__(self, most: int) -> None:

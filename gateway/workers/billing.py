@@ -19,7 +19,7 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers.backoff import StoppableBackoff, pause
 from gateway.workers.group import GroupReader, StreamEntry, consumer_name
-from gateway.workers.intake import Intake, Taken
+from gateway.workers.ledger_writer import LedgerWriter, WriteResult
 from gateway.workers.stream import BILLING
 from gateway.workers.usage_rollup import UsageRollup
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What was billed since the start.
+    """Counts what was billed since the start.
 
     `lag` is the age in seconds of the oldest event when the last blocks were committed; `failures`
     are those in a row, of Redis or of the ledger.
@@ -45,24 +45,24 @@ class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Billing:
-    """Moves entries from `group` to the ledger by `intake`, for ever.
+    """Reads entries of `group` and has `writer` commit them to the ledger.
 
-    Redis or the ledger down: tries again; what was committed and not acknowledged comes again and
-    is not counted again. Several may run, in one process or many.
+    While Redis or the ledger is down, it retries. Entries that were committed but not acknowledged
+    are delivered again and not counted twice. Several may run, in one process or many.
     """
 
     def __init__(
         self,
         *,
         group: GroupReader,
-        intake: Intake,
+        writer: LedgerWriter,
         wait: float = _WAIT,
         drain: float = 5.0,
         clock: Callable[[], int] = time.time_ns,
         report: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
         self._group = group
-        self._intake = intake
+        self._writer = writer
         self._wait = wait
         self._drain = drain
         self._clock = clock
@@ -72,61 +72,63 @@ class Billing:
         self._counts = dict.fromkeys(("events", "duplicates", "dead", "lost"), 0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Bill until `stop`, then what is still in the stream within the drain time."""
+        """Bill until `stop`, then what is still in the stream, for at most the drain time."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
-            await self._turn(stop, self._wait)
+            await self._run_once(stop, self._wait)
         deadline = clock() + self._drain
-        while clock() < deadline and await self._turn(stop, 0.0):
+        while clock() < deadline and await self._run_once(stop, 0.0):
             pass
 
     def statistics(self) -> BillingStatistics:
         """Return the counts so far."""
         return BillingStatistics(**self._counts, lag=self._lag, failures=self._backoff.failures)
 
-    async def _turn(self, stop: asyncio.Event, wait: float) -> bool:
-        """Bill what there is; return whether there was anything, or something is broken."""
+    async def _run_once(self, stop: asyncio.Event, wait: float) -> bool:
+        """Bill the next entries; return whether there may be more, also after a failure."""
         try:
             entries = await self._group.read(wait=wait)
             if entries:
-                await self._take(entries)
+                await self._bill(entries)
         except (RedisError, OSError, DependencyUnavailable) as error:
             if not self._backoff.failures:
                 reason = type(error).__name__
                 if isinstance(error, DependencyUnavailable):
                     reason = error.detail
-                _log.warning("events wait to be billed", extra={"reason": reason})
+                _log.warning(
+                    "billing is retried: events wait in the stream", extra={"reason": reason}
+                )
             await pause(stop, self._backoff.failed())
-            # A stop ends the wait at once, and must not make this loop spin.
+            # A stop interrupts the wait; the loop must not spin then.
             await asyncio.sleep(0.05 if stop.is_set() else 0)
             return True
         if self._backoff.succeeded():
-            _log.info("billing goes on")
+            _log.info("billing has recovered")
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
         return bool(entries)
 
-    async def _take(self, entries: Sequence[StreamEntry]) -> None:
+    async def _bill(self, entries: Sequence[StreamEntry]) -> None:
         try:
-            taken = await asyncio.to_thread(self._intake.take, entries)
+            result = await asyncio.to_thread(self._writer.write, entries)
         except DependencyUnavailable:
-            # A ledger that is slow may end what takes long, and would each time.
-            self._group.again_in_parts()
+            # A slow ledger may time out on the same batch every time.
+            self._group.reread_smaller()
             raise
-        self._count(taken)
+        self._count(result)
         await self._group.acknowledge(entries)
 
-    def _count(self, taken: Taken) -> None:
-        recorded = taken.recorded
+    def _count(self, result: WriteResult) -> None:
+        recorded = result.recorded
         self._counts["events"] += recorded.counted
         self._counts["duplicates"] += recorded.duplicates
         self._counts["dead"] += recorded.dead
         self._counts["lost"] += recorded.lost
-        if taken.oldest:
-            self._lag = max(0.0, (self._clock() - taken.oldest) / 1e9)
+        if result.oldest:
+            self._lag = max(0.0, (self._clock() - result.oldest) / 1e9)
 
 
 async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Bill what is in the streams of all regions until `stop`; one that is away holds no other."""
+    """Bill the streams of all regions until `stop`; a stream that is down delays no other."""
     metrics = GatewayMetrics(CollectorRegistry())
     with Ledger(settings.ledger) as ledger:
         async with asyncio.TaskGroup() as group:
@@ -135,7 +137,7 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
                 report = partial(metrics.statistics, part)
                 redis = connect(url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
                 group.create_task(
-                    _bill(redis, ledger, consumer_name(settings), report=report, stop=stop)
+                    _bill_stream(redis, ledger, consumer_name(settings), report=report, stop=stop)
                 )
             rollup = UsageRollup(
                 ledger.rollup,
@@ -145,7 +147,7 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
             group.create_task(rollup.run(stop))
 
 
-async def _bill(
+async def _bill_stream(
     redis: Redis,
     ledger: Ledger,
     consumer: str,
@@ -153,11 +155,11 @@ async def _bill(
     report: Callable[[Mapping[str, float]], None],
     stop: asyncio.Event,
 ) -> None:
-    """Bill what is in the stream of `redis`, and close that."""
+    """Bill the stream in `redis` until `stop`, then close the connection."""
     try:
         await Billing(
             group=GroupReader(redis, group=BILLING, consumer=consumer, count=_BLOCKS),
-            intake=Intake(ledger),
+            writer=LedgerWriter(ledger),
             report=report,
         ).run(stop)
     finally:

@@ -1,4 +1,4 @@
-"""One process at a time per data directory, whatever happens to the one before."""
+"""Locks a file, so that one process at a time works on a data directory."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class FileLock:
-    """A lock on `path` that ends with its process. `held` says whether it is ours."""
+    """Locks `path` until the process ends; `held` tells whether this process has the lock."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -16,7 +16,7 @@ class FileLock:
         self.held = False
 
     def take(self) -> bool:
-        """Take the lock if nobody has it; return whether it is ours."""
+        """Take the lock if it is free; return whether this process has it."""
         if not self.held:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

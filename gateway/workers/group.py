@@ -1,4 +1,4 @@
-"""The consumers' side of the stream: every entry is read until somebody acknowledged it."""
+"""Reads the event stream in a consumer group: entries come again until they are acknowledged."""
 
 import asyncio
 import socket
@@ -15,23 +15,24 @@ from gateway.workers.backoff import BatchSize
 
 
 class StreamEntry(NamedTuple):
-    """An entry of the stream."""
+    """Holds an entry of the stream."""
 
     id: bytes
     fields: Mapping[bytes, bytes]
 
 
 def consumer_name(settings: Settings) -> str:
-    """Return the same name after a restart, so that a worker finds what it had not finished."""
+    """Return this worker's name in groups, which a restart keeps so that entries are found."""
     return f"{socket.gethostname()}-{settings.worker}"
 
 
 class GroupReader:
     """Reads as `consumer` of `group`; raises what redis-py raises.
 
-    First what this consumer was given and did not acknowledge, as before a crash, an error or a
-    restart; then what another has kept for `claim_after` seconds, as it may be dead; then the new.
-    Both are looked for at the start and three times in `claim_after`; the former after errors, too.
+    Entries come in this order: those pending for this consumer, from before a crash, an error or a
+    restart; those pending for `claim_after` seconds for another, which may be dead; new ones.
+    Pending entries are read at the start and three times in `claim_after`; own ones also after
+    errors.
     """
 
     def __init__(
@@ -51,58 +52,58 @@ class GroupReader:
         self._claim_after = claim_after
         self._clock = clock
         self._claim_at = 0.0
-        self._own: bytes | None = b"0"
+        self._pending_after: bytes | None = b"0"
 
     async def read(self, *, wait: float) -> list[StreamEntry]:
-        """Return entries to process, none if there are none within `wait` seconds."""
+        """Return entries to process; none if none comes within `wait` seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         entries = await self._read_group(wait)
         if not entries and (left := until - loop.time()) > 0:
-            # Whatever replies at once and with nothing must not make the caller spin.
+            # An immediate empty reply must not make the caller spin.
             await asyncio.sleep(left)
         return entries
 
     async def _read_group(self, wait: float) -> list[StreamEntry]:
-        """Read, and make the group where there is none."""
+        """Read, and create the group if it does not exist."""
         try:
             return await self._read(wait)
         except ResponseError as error:
-            self.again()
+            self.reread()
             if "NOGROUP" not in str(error):
                 raise
             await self._create()
             return await self._read(wait)
         except RedisError:
-            self.again()
+            self.reread()
             raise
 
     async def acknowledge(self, entries: Sequence[StreamEntry]) -> None:
-        """Say that `entries` need not be given to anybody again."""
+        """Acknowledge `entries`, so that they are not delivered again."""
         try:
             await self._redis.xack(STREAM, self._group, *(entry.id for entry in entries))
         except RedisError:
-            self.again()
+            self.reread()
             raise
         self._count.succeeded()
 
-    def again(self) -> None:
-        """Give what was not acknowledged once more, first of all."""
-        self._own = b"0"
+    def reread(self) -> None:
+        """Deliver the entries that were not acknowledged again, before any others."""
+        self._pending_after = b"0"
 
-    def again_in_parts(self) -> None:
-        """Give it once more, and fewer entries at a time until that goes well."""
+    def reread_smaller(self) -> None:
+        """Deliver them again, in smaller batches until those succeed."""
         self._count.failed()
-        self.again()
+        self.reread()
 
     async def _read(self, wait: float) -> list[StreamEntry]:
         is_due = self._clock() >= self._claim_at
-        if is_due and self._own is None:
-            # A command of a connection that was given up may have run since, and taken entries.
-            self._own = b"0"
-        while self._own is not None:
-            entries = await self._ask(self._own, None)
-            self._own = entries[-1].id if entries else None
+        if is_due and self._pending_after is None:
+            # A command that timed out may have run since, and left entries pending.
+            self._pending_after = b"0"
+        while self._pending_after is not None:
+            entries = await self._read_after(self._pending_after, None)
+            self._pending_after = entries[-1].id if entries else None
             if present := await self._present(entries):
                 return present
         if is_due:
@@ -110,9 +111,9 @@ class GroupReader:
             if claimed:
                 return claimed
             self._claim_at = self._clock() + self._claim_after / 3
-        return await self._ask(b">", max(1, int(wait * 1000)))
+        return await self._read_after(b">", max(1, int(wait * 1000)))
 
-    async def _ask(self, start: bytes, block: int | None) -> list[StreamEntry]:
+    async def _read_after(self, start: bytes, block: int | None) -> list[StreamEntry]:
         reply: Any = await self._redis.xreadgroup(
             self._group, self._consumer, {STREAM: start}, count=self._count.now, block=block
         )
@@ -130,9 +131,9 @@ class GroupReader:
 
     async def _present(self, entries: list[StreamEntry]) -> list[StreamEntry]:
         """Acknowledge the entries that are no longer in the stream; return the others."""
-        gone = [entry for entry in entries if not entry.fields]
-        if gone:
-            await self.acknowledge(gone)
+        deleted = [entry for entry in entries if not entry.fields]
+        if deleted:
+            await self.acknowledge(deleted)
         return [entry for entry in entries if entry.fields]
 
     async def _create(self) -> None:
@@ -144,7 +145,7 @@ class GroupReader:
 
 
 def _entries(reply: Any) -> list[StreamEntry]:
-    """Take the entries of the one stream out of a reply, in either version of the protocol."""
+    """Return the entries in a reply about one stream, in either version of the protocol."""
     if not reply:
         return []
     found = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]

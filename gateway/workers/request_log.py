@@ -1,4 +1,4 @@
-"""Writes a line of JSON per request to a file: who, what, how long; never a text."""
+"""Writes a line of JSON per request to a file; it never contains input texts."""
 
 import asyncio
 import logging
@@ -25,14 +25,14 @@ GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
 _WAIT: Final = 0.25
 _REMEMBERED: Final = 64
-"""Entries that were written last: more than a read gives, as their acknowledgement may be lost."""
+"""Entries remembered as written, as their acknowledgement may be lost: more than one read."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
 class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines written and events dropped since the start."""
+    """Counts lines written and events dropped since the start."""
 
     lines: int
     dropped: int
@@ -40,7 +40,7 @@ class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestLog:
-    """Writes what `group` gives to `file`; when it cannot, drops and counts."""
+    """Writes the events of `group` to `file`; drops and counts those it cannot write."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class RequestLog:
         self._dropped = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write until `stop`, then what is still in the stream within the drain time."""
+        """Write until `stop`, then what is still in the stream, for at most the drain time."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
-            await self._turn(stop, self._wait)
+            await self._run_once(stop, self._wait)
         deadline = clock() + self._drain
-        while clock() < deadline and await self._turn(stop, 0.0):
+        while clock() < deadline and await self._run_once(stop, 0.0):
             pass
 
     def statistics(self) -> RequestLogStatistics:
@@ -77,23 +77,26 @@ class RequestLog:
             lines=self._lines, dropped=self._dropped, failures=self._backoff.failures
         )
 
-    async def _turn(self, stop: asyncio.Event, wait: float) -> bool:
-        """Write what there is; return whether there was anything."""
+    async def _run_once(self, stop: asyncio.Event, wait: float) -> bool:
+        """Write the next entries; return whether there were any."""
         try:
             entries = await self._group.read(wait=wait)
             if entries:
-                await self._take(entries)
+                await self._append(entries)
         except (RedisError, OSError) as error:
             if not self._backoff.failures:
-                _log.warning("the request log waits", extra={"reason": type(error).__name__})
+                _log.warning(
+                    "the request log is retried: Redis does not answer",
+                    extra={"reason": type(error).__name__},
+                )
             await pause(stop, self._backoff.failed())
             return False
         self._backoff.succeeded()
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
         return bool(entries)
 
-    async def _take(self, entries: Sequence[StreamEntry]) -> None:
-        """Write `entries` but those that are written and were not acknowledged."""
+    async def _append(self, entries: Sequence[StreamEntry]) -> None:
+        """Write and acknowledge `entries`, without those that were written before."""
         new = [entry for entry in entries if entry.id not in self._written]
         if new:
             await asyncio.to_thread(self._write, new)
@@ -107,7 +110,10 @@ class RequestLog:
             self._file.append(b"".join(map(request_lines, events)))
         except OSError as error:
             self._dropped += count
-            _log.warning("request log lines are lost", extra={"reason": type(error).__name__})
+            _log.warning(
+                "request log lines are dropped: check the disk",
+                extra={"reason": type(error).__name__},
+            )
             return
         self._lines += count
 
@@ -120,7 +126,7 @@ class RequestLog:
 
 
 def request_lines(event: RequestEvent) -> bytes:
-    """Return `event` as lines of JSON, one for each request that it stands for."""
+    """Return `event` as lines of JSON, one per request of its run."""
     moment = datetime.fromtimestamp(event.time // 1_000_000_000, UTC)
     fields = msgspec.structs.asdict(event)
     fields["time"] = moment.replace(microsecond=event.time % 1_000_000_000 // 1_000)

@@ -1,4 +1,4 @@
-"""Keeps segments of event logs for a while after the ledger has them, as it may be restored."""
+"""Keeps committed segments of event logs for a time, in case the ledger is restored."""
 
 import contextlib
 import math
@@ -15,25 +15,25 @@ from gateway.events.reader import LogReader
 
 _BLOCK: Final = 512
 _RESERVE_BYTES: Final = 1 << 30
-_RESERVE_SHARE: Final = 0.1
+_RESERVE_FRACTION: Final = 0.1
 
 
-class Disk(NamedTuple):
-    """Bytes of a file system."""
+class DiskSpace(NamedTuple):
+    """Gives the size and the free space of a file system, in bytes."""
 
     free: int
     size: int
 
 
 class RetainedLog(NamedTuple):
-    """A log, and up to where the ledger has it."""
+    """Pairs a log with the mark up to which the ledger has it."""
 
     reader: LogReader
     mark: CommittedMark
 
 
 class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept, and how many segments were deleted since the start."""
+    """Counts the segments kept now, and those deleted since the start."""
 
     segments: int
     size_bytes: int
@@ -41,6 +41,8 @@ class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Segment(NamedTuple):
+    """Describes a committed segment; sorts by the time of its commit."""
+
     committed: float
     log_id: str
     number: int
@@ -51,8 +53,8 @@ class _Segment(NamedTuple):
 class SegmentRetention:
     """Deletes committed segments, the oldest first.
 
-    One goes `keep` seconds after it was committed; earlier where all take more than `keep_bytes`,
-    or where little of the disk is free (a tenth, and 1 GiB): what is written now comes first.
+    A segment is deleted `keep` seconds after its commit; earlier while all take more than
+    `keep_bytes`, or while less than 1 GiB (or a tenth, if that is less) of the disk is free.
     """
 
     def __init__(
@@ -62,41 +64,41 @@ class SegmentRetention:
         keep: float = 0.0,
         keep_bytes: int = 0,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - files keep the time of the day
-        disk: Callable[[Path], Disk] | None = None,
+        disk: Callable[[Path], DiskSpace] | None = None,
     ) -> None:
         self._directory = directory
         self._keep = keep
         self._keep_bytes = keep_bytes
         self._wall = wall
-        self._disk = disk or disk_of
+        self._disk = disk or disk_space
         self._deleted = 0
         self._kept: list[_Segment] = []
 
-    def committed(self, log: RetainedLog, mark: int) -> None:
-        """Learn that the ledger has `log` up to `mark`; its segments are kept from now on."""
+    def record_commit(self, log: RetainedLog, mark: int) -> None:
+        """Record that the ledger has `log` up to `mark`; retention of its segments starts now."""
         if mark != log.mark.value:
             before = set(log.reader.committed_segments(log.mark.value))
             for number in log.reader.committed_segments(mark):
                 if number not in before:
                     self._stamp(log.reader.path_of(number))
-            log.mark.move(mark)
+            log.mark.set(mark)
         with contextlib.suppress(OSError):
-            if (shorter := log.reader.shorten()) is not None:
-                self._stamp(shorter)
+            if (truncated := log.reader.truncate()) is not None:
+                self._stamp(truncated)
 
     def _stamp(self, path: Path) -> None:
-        """Have the file tell when it was committed."""
+        """Store the time of the commit as the modification time of the file."""
         now = self._wall()
         with contextlib.suppress(OSError):
             os.utime(path, (now, now))
 
     def expire(self, logs: Iterable[RetainedLog]) -> None:
-        """Delete what need not, or cannot, be kept."""
+        """Delete segments whose time is over, or for which there is no room."""
         self._kept = sorted(segment for log in logs for segment in _segments(log))
         disk = self._disk(self._directory)
-        short = min(_RESERVE_BYTES, int(disk.size * _RESERVE_SHARE)) - disk.free
+        short = min(_RESERVE_BYTES, int(disk.size * _RESERVE_FRACTION)) - disk.free
         size = sum(segment.size for segment in self._kept)
-        now, left = self._wall(), []
+        now, kept = self._wall(), []
         for segment in self._kept:
             if segment.committed + self._keep <= now or size > self._keep_bytes or short > 0:
                 segment.reader.delete(segment.number)
@@ -104,11 +106,11 @@ class SegmentRetention:
                 size -= segment.size
                 short -= segment.size
             else:
-                left.append(segment)
-        self._kept = left
+                kept.append(segment)
+        self._kept = kept
 
     def statistics(self) -> RetentionStatistics:
-        """Return what there is."""
+        """Return the counts."""
         return RetentionStatistics(
             segments=len(self._kept),
             size_bytes=sum(segment.size for segment in self._kept),
@@ -116,22 +118,22 @@ class SegmentRetention:
         )
 
 
-def disk_of(directory: Path) -> Disk:
-    """Return what is free, to others than root, where `directory` is."""
+def disk_space(directory: Path) -> DiskSpace:
+    """Return the space of the file system of `directory` that others than root may use."""
     try:
         found = os.statvfs(directory)
-    except OSError:  # nothing is known, so nothing is short
-        return Disk(free=_RESERVE_BYTES, size=0)
-    return Disk(free=found.f_bavail * found.f_frsize, size=found.f_blocks * found.f_frsize)
+    except OSError:  # unknown space counts as sufficient
+        return DiskSpace(free=_RESERVE_BYTES, size=0)
+    return DiskSpace(free=found.f_bavail * found.f_frsize, size=found.f_blocks * found.f_frsize)
 
 
 def _segments(log: RetainedLog) -> Iterable[_Segment]:
-    """Yield the committed segments of a log; none counts as younger than those that follow it."""
+    """Yield the committed segments of a log; none is dated later than those after it."""
     committed = math.inf
     for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):
         with contextlib.suppress(OSError):
             found = log.reader.path_of(number).stat()
-            # A segment that was shortened after its commit has the later time.
+            # Shortening a segment after its commit sets a later time.
             committed = min(committed, found.st_mtime)
             yield _Segment(
                 committed=committed,

@@ -1,4 +1,4 @@
-"""A file of lines that is renamed when it is large; the oldest of its kind is deleted."""
+"""Appends lines to a file that is rotated by size."""
 
 import contextlib
 import io
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class RotatingFile:
-    """Appends to `path`; keeps `keep` older ones as `path.1` (the newest) and on. Blocks."""
+    """Appends to `path`; keeps `keep` older files, `path.1` being the newest. Calls block."""
 
     def __init__(self, path: Path, *, max_bytes: int, keep: int) -> None:
         self._path = path
@@ -14,7 +14,7 @@ class RotatingFile:
         self._keep = keep
 
     def append(self, lines: bytes) -> None:
-        """Append all of `lines`, or none; opened each time, as the file may be moved or deleted.
+        """Append all of `lines`, or none; opens the file anew, as it may have been moved.
 
         Raises:
             OSError: they cannot be written.
@@ -41,7 +41,7 @@ class RotatingFile:
 
 
 def _write(file: io.FileIO, lines: bytes) -> None:
-    """Write `lines`; a part of them that a full disk took is taken away again."""
+    """Write all of `lines`; if the disk is full, truncate what was written."""
     size, left = file.tell(), memoryview(lines)
     try:
         while left:

@@ -1,4 +1,4 @@
-"""Carries event logs into the stream, and has them deleted a while after the ledger has them."""
+"""Ships event logs to the stream, and deletes their segments after the ledger has them."""
 
 import asyncio
 import logging
@@ -29,8 +29,8 @@ _REDIS_TIMEOUT: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Marks(Protocol):
-    """Knows up to where logs are committed; blocks, and raises `DependencyUnavailable`."""
+class HighWaterMarks(Protocol):
+    """Reads up to which record logs are committed; blocks; raises `DependencyUnavailable`."""
 
     def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
         """Return the mark per log; 0 is nothing."""
@@ -38,10 +38,10 @@ class Marks(Protocol):
 
 
 class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What was shipped since the start, and how it stands.
+    """Counts what was shipped since the start, and the state of stream and logs.
 
-    `unconsumed` are blocks in the stream; `full` says that no more are added. `lost` events were
-    destroyed by a crash of the machine; `dropped` blocks were not seen by the request log.
+    `unconsumed` are blocks in the stream; `full` tells that no more are added. `lost` events were
+    destroyed by a crash of the machine; `dropped` blocks never reached the request log.
     """
 
     logs: int
@@ -59,24 +59,24 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
-class _Tail:
-    """A log that is being shipped; `known` is its last sequence number in the stream."""
+class _ShippedLog:
+    """Tracks a log that is being shipped; `shipped` is its last sequence number in the stream."""
 
     def __init__(self, path: Path) -> None:
         self.reader = LogReader(path)
         self.mark = CommittedMark(path)
-        self.known: int | None = None
-        self.placed = False
+        self.shipped: int | None = None
+        self.is_positioned = False
 
 
 class Shipper:
-    """Ships every log in `directory`, also those of dead writers. Call it from one process.
+    """Ships every log in `directory`, also those of dead writers, in one process at a time.
 
-    Redis down or full, or a consumer that is dead: the logs wait on the disk. Ledger down, or
-    without an answer in `ledger_timeout` seconds: nothing is deleted, and shipping goes on. Every
-    second the stream is compared with what should be in it, and what Redis lost is shipped again
-    from the ledger's mark; so is what a ledger lacks that was restored from a backup, as far as
-    `retention` has kept it.
+    While Redis is down or full, or a consumer is dead, the logs wait on disk. While the ledger is
+    down, or does not answer in `ledger_timeout` seconds, nothing is deleted; shipping goes on.
+    Every second the stream is compared with the logs. Events that Redis lost are shipped again from
+    the ledger's mark, and so are events missing in a ledger that was restored from a backup, if
+    `retention` still has them.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Shipper:
         directory: Path,
         *,
         stream: EventStream,
-        marks: Marks,
+        marks: HighWaterMarks,
         retention: SegmentRetention | None = None,
         block_events: int = 1000,
         poll: float = 0.25,
@@ -102,12 +102,12 @@ class Shipper:
         self._check_every = check_every
         self._drain = drain
         self._ledger_timeout = ledger_timeout
-        self._question: asyncio.Future[dict[str, int]] | None = None
-        """What the ledger was asked last."""
+        self._query: asyncio.Future[dict[str, int]] | None = None
+        """The last query to the ledger, which may have timed out and still run."""
         self._report = report
-        self._tails: dict[str, _Tail] = {}
+        self._logs: dict[str, _ShippedLog] = {}
         self._unreadable: set[str] = set()
-        self._troubled: set[str] = set()
+        self._unreachable: set[str] = set()
         self._backoff = StoppableBackoff()
         self._check_at = 0.0
         self._counts = dict.fromkeys(("events", "blocks", "rewinds", "lost", "dropped"), 0)
@@ -116,18 +116,18 @@ class Shipper:
         self._busy = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ship until `stop`, then what is there within the drain time."""
+        """Ship until `stop`, then what is left, for at most the drain time."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
-            await pause(stop, await self.turn())
+            await pause(stop, await self.run_once())
         deadline = clock() + self._drain
         while clock() < deadline:
-            await asyncio.sleep(min(await self.turn(), self._poll))
+            await asyncio.sleep(min(await self.run_once(), self._poll))
             if not (self._busy or self._full or self._backoff.failures):
                 return
 
-    async def turn(self) -> float:
-        """Ship a block of each log that has one; return the seconds to wait before the next."""
+    async def run_once(self) -> float:
+        """Ship one block of each log that has any; return the seconds until the next call."""
         clock = asyncio.get_running_loop().time
         before = self._counts["blocks"]
         try:
@@ -135,24 +135,27 @@ class Shipper:
                 await self._check()
                 self._check_at = clock() + self._check_every
             self._discover()
-            self._busy = any([await self._ship(tail) for tail in list(self._tails.values())])
+            self._busy = any([await self._ship(log) for log in list(self._logs.values())])
         except (RedisError, OSError) as error:
-            # A log's own place is kept: the next turn begins where this one ended.
+            # Each log keeps its position: the next call continues there.
             if not self._backoff.failures:
-                _log.warning("events wait on the disk", extra={"reason": type(error).__name__})
+                _log.warning(
+                    "shipping is retried: events wait on disk",
+                    extra={"reason": type(error).__name__},
+                )
             return self._backoff.failed()
         if self._backoff.succeeded():
-            _log.info("shipping goes on")
+            _log.info("shipping has recovered")
         if self._full:
             return self._poll * 5
-        # A log that is found elsewhere again and again is busy, too, and must not make this spin.
+        # Logs whose position is wrong again and again count as busy; the loop must not spin.
         return 0.0 if self._busy and self._counts["blocks"] > before else self._poll
 
     def statistics(self) -> ShipperStatistics:
         """Return the counts so far."""
         kept = self._retention.statistics()
         return ShipperStatistics(
-            logs=len(self._tails),
+            logs=len(self._logs),
             **self._counts,
             unreadable=len(self._unreadable),
             segments_deleted=kept.deleted,
@@ -165,133 +168,137 @@ class Shipper:
 
     def _discover(self) -> None:
         for path in list_logs(self._directory):
-            if path.name in self._tails or path.name in self._unreadable:
+            if path.name in self._logs or path.name in self._unreadable:
                 continue
             try:
-                self._tails[path.name] = _Tail(path)
+                self._logs[path.name] = _ShippedLog(path)
             except UnreadableLog as error:
                 self._unreadable.add(path.name)
-                _log.error("a log is left alone", extra={"reason": str(error)})
-            except OSError as error:  # such as another user's; it may be readable later
-                if path.name not in self._troubled:
-                    self._troubled.add(path.name)
-                    _log.error("a log cannot be read yet", extra={"reason": str(error)})
+                _log.error(
+                    "a log has another format and is not shipped", extra={"reason": str(error)}
+                )
+            except OSError as error:  # such as missing permission; it may be readable later
+                if path.name not in self._unreachable:
+                    self._unreachable.add(path.name)
+                    _log.error(
+                        "a log cannot be read: check its permissions", extra={"reason": str(error)}
+                    )
 
-    async def _ship(self, tail: _Tail) -> bool:
+    async def _ship(self, log: _ShippedLog) -> bool:
         """Ship the next block; return whether there may be more at once."""
-        if not tail.placed:
-            await self._place(tail)
-        reader = tail.reader
-        run = reader.read(self._block_events)
-        if run is None:
+        if not log.is_positioned:
+            await self._set_position(log)
+        reader = log.reader
+        batch = reader.read(self._block_events)
+        if batch is None:
             return False
-        missing = run.first - reader.sequence - 1
+        missing = batch.first - reader.sequence - 1
         if missing:
-            block = gap(reader.id, reader.sequence + 1, run.first - 1)
+            block = gap(reader.id, reader.sequence + 1, batch.first - 1)
         else:
-            block = pack(reader.id, run.first, run.payloads)
-        reply = await self._stream.ship(block, known=tail.known)
+            block = pack(reader.id, batch.first, batch.payloads)
+        reply = await self._stream.ship(block, after=log.shipped)
         self._full = reply.outcome is AppendOutcome.FULL
         if reply.outcome is AppendOutcome.MOVED:
-            tail.placed = False
+            log.is_positioned = False
         if self._full:
             self._check_at = 0.0
         if reply.outcome is not AppendOutcome.SHIPPED:
             return reply.outcome is AppendOutcome.MOVED
-        tail.known = block.last
+        log.shipped = block.last
         if missing:
             reader.sequence = block.last
         else:
-            reader.accept(run)
+            reader.accept(batch)
         self._counts["blocks"] += 1
         self._counts["lost" if missing else "events"] += block.size
-        return missing > 0 or run.more
+        return missing > 0 or batch.more
 
-    async def _place(self, tail: _Tail) -> None:
-        """Go to the first record that is neither in the stream nor in the ledger."""
-        log_id = tail.reader.id
-        tail.known = (await self._stream.known([log_id]))[log_id]
+    async def _set_position(self, log: _ShippedLog) -> None:
+        """Move the reader to the first record that is neither in the stream nor in the ledger."""
+        log_id = log.reader.id
+        log.shipped = (await self._stream.last_shipped([log_id]))[log_id]
         marks = await self._committed([log_id])
-        # Without the ledger, what it had when it was last seen need not be shipped again.
-        mark = marks.get(log_id, max(tail.mark.value, tail.reader.deleted()))
-        behind = mark < tail.mark.value
-        tail.reader.seek(mark if behind else max(tail.known or 0, mark))
-        if behind:
-            self._note_rewind("the ledger has gone back: it lacks events that it had")
-            tail.mark.move(mark)
-        tail.placed = True
+        # While the ledger is down, its last seen mark applies.
+        mark = marks.get(log_id, max(log.mark.value, log.reader.deleted_up_to()))
+        is_behind = mark < log.mark.value
+        log.reader.seek(mark if is_behind else max(log.shipped or 0, mark))
+        if is_behind:
+            self._note_rewind("the ledger was restored: it lacks events that it had")
+            log.mark.set(mark)
+        log.is_positioned = True
 
     async def _check(self) -> None:
-        """Trim the stream, delete what is committed, find what Redis has forgotten."""
+        """Trim the stream, delete committed segments, and rewind logs whose events were lost."""
         trimmed = await self._stream.trim()
         self._unconsumed = trimmed.left
         self._full = False
         self._counts["dropped"] += trimmed.dropped
-        tails = {log_id: tail for log_id, tail in self._tails.items() if tail.placed}
-        known = await self._stream.known(list(tails))
-        # Asked after the stream: an empty stream means that the marks have everything.
-        marks = await self._committed(list(tails))
+        logs = {log_id: log for log_id, log in self._logs.items() if log.is_positioned}
+        shipped = await self._stream.last_shipped(list(logs))
+        # Queried after the stream: if that is empty, these marks cover everything shipped.
+        marks = await self._committed(list(logs))
         for log_id, mark in marks.items():
-            self._compare(tails[log_id], mark, known[log_id], is_empty=trimmed.left == 0)
-        self._retention.expire([RetainedLog(t.reader, t.mark) for t in tails.values()])
+            self._compare(logs[log_id], mark, shipped[log_id], is_empty=trimmed.left == 0)
+        self._retention.expire([RetainedLog(t.reader, t.mark) for t in logs.values()])
         for log_id, mark in marks.items():
-            tail = tails[log_id]
-            reader = tail.reader
-            # One that was never written to holds nothing that a restored ledger could lack.
+            log = logs[log_id]
+            reader = log.reader
+            # A log without records has nothing that a restored ledger could lack.
             is_empty = reader.sequence == 0 or reader.is_empty
             if reader.ended and reader.sequence <= mark and is_empty:
-                await self._remove(tail)
+                await self._remove(log)
         self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
 
-    def _compare(self, tail: _Tail, mark: int, known: int | None, *, is_empty: bool) -> None:
-        """Ship again from the ledger's mark on what the ledger or the stream has lost."""
-        if mark < tail.mark.value:
-            self._rewind(tail, mark, known, "the ledger has gone back: it lacks events that it had")
-        elif tail.reader.sequence > mark and (is_empty or known != tail.known):
-            self._rewind(tail, mark, known, "the stream has lost events")
-        self._retention.committed(RetainedLog(tail.reader, tail.mark), mark)
+    def _compare(self, log: _ShippedLog, mark: int, shipped: int | None, *, is_empty: bool) -> None:
+        """Rewind to the ledger's mark if the ledger or the stream has lost events."""
+        if mark < log.mark.value:
+            self._rewind(log, mark, shipped, "the ledger was restored: it lacks events that it had")
+        elif log.reader.sequence > mark and (is_empty or shipped != log.shipped):
+            self._rewind(log, mark, shipped, "the stream has lost events")
+        self._retention.record_commit(RetainedLog(log.reader, log.mark), mark)
 
-    def _rewind(self, tail: _Tail, mark: int, known: int | None, reason: str) -> None:
+    def _rewind(self, log: _ShippedLog, mark: int, shipped: int | None, reason: str) -> None:
         self._note_rewind(reason)
-        tail.known = known
-        tail.reader.seek(mark)
+        log.shipped = shipped
+        log.reader.seek(mark)
 
     def _note_rewind(self, reason: str) -> None:
         _log.warning("events are shipped again", extra={"reason": reason})
         self._counts["rewinds"] += 1
 
-    async def _remove(self, tail: _Tail) -> None:
-        tail.reader.remove()
-        del self._tails[tail.reader.id]
-        await self._stream.forget(tail.reader.id)
+    async def _remove(self, log: _ShippedLog) -> None:
+        log.reader.remove()
+        del self._logs[log.reader.id]
+        await self._stream.delete_log(log.reader.id)
 
     async def _committed(self, log_ids: list[str]) -> dict[str, int]:
-        """Return the ledger's marks, none while it cannot be reached, or does not answer soon.
+        """Return the ledger's marks; none if it is down or does not answer in time.
 
-        An answer that comes later counts for nothing: the stream has changed since.
+        A late answer is discarded: the stream has changed since.
         """
-        if not log_ids or (self._question is not None and not self._question.done()):
+        if not log_ids or (self._query is not None and not self._query.done()):
             return {}
         ask = partial(self._marks.high_water, log_ids)
-        question = self._question = asyncio.get_running_loop().run_in_executor(None, ask)
-        await asyncio.wait([question], timeout=self._ledger_timeout)
-        if not question.done():
-            question.add_done_callback(_forget)
+        query = self._query = asyncio.get_running_loop().run_in_executor(None, ask)
+        await asyncio.wait([query], timeout=self._ledger_timeout)
+        if not query.done():
+            query.add_done_callback(_discard)
             return {}
         try:
-            return question.result()
+            return query.result()
         except DependencyUnavailable:
             return {}
 
 
-def _forget(question: asyncio.Future[dict[str, int]]) -> None:
-    """Look at what came of a question, as nobody else does."""
-    if not question.cancelled():
-        question.exception()
+def _discard(query: asyncio.Future[dict[str, int]]) -> None:
+    """Retrieve the exception of a late query, which nobody awaits."""
+    if not query.cancelled():
+        query.exception()
 
 
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Ship the logs of the data directory until `stop`; waits while another process does."""
+    """Ship the logs of the data directory until `stop`; wait while another process ships them."""
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
     try:

@@ -1,4 +1,4 @@
-"""The shipper's side of the stream: append once, keep it short, notice what Redis forgot."""
+"""Appends blocks of events to the stream, each once, and trims the stream."""
 
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
@@ -10,13 +10,12 @@ from gateway.events.block import SHIPPED, STREAM, Block
 
 BILLING: Final = "billing"
 
-# The hash and the stream change together, so that after a restart or a failover which lost the
-# last moments, both tell of the same moment. An answer that was lost on its way is found here too:
-# the shipper asks again and is told that the log has moved.
+# The hash and the stream change together, so that they agree after a restart or failover that lost
+# recent writes. This also detects a lost reply: the shipper retries and gets `moved`.
 _SHIP: Final = """
-local known = redis.call('HGET', KEYS[2], ARGV[2]) or ''
-if known ~= ARGV[3] then return {'moved', known} end
-if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'full', known} end
+local shipped = redis.call('HGET', KEYS[2], ARGV[2]) or ''
+if shipped ~= ARGV[3] then return {'moved', shipped} end
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'full', shipped} end
 redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
 return {'shipped', ARGV[4]}
@@ -24,33 +23,33 @@ return {'shipped', ARGV[4]}
 
 
 class AppendOutcome(Enum):
-    """What became of a block."""
+    """Tells whether a block was appended."""
 
     SHIPPED = auto()
     MOVED = auto()
-    """The stream holds another part of the log than the shipper thought."""
+    """The stream does not end where the shipper expected."""
     FULL = auto()
 
 
 class StreamReply(NamedTuple):
-    """What became of a block, and the last sequence number of its log in the stream."""
+    """Tells whether a block was appended, and the last sequence number of its log in the stream."""
 
     outcome: AppendOutcome
-    known: int | None
+    last: int | None
 
 
 class StreamTrimmed(NamedTuple):
-    """Blocks left in the stream, and those taken from groups that had not read them."""
+    """Counts the blocks that remain, and those deleted before every group had read them."""
 
     left: int
     dropped: int
 
 
 class EventStream:
-    """`sg:events` on the state Redis; raises what redis-py raises.
+    """Writes the stream `sg:events` of the state Redis; raises what redis-py raises.
 
     Holds at most `max_blocks`. Only billing may keep more than half of them: other groups that
-    are further behind lose blocks.
+    lag further lose blocks.
     """
 
     def __init__(self, redis: Redis, *, max_blocks: int) -> None:
@@ -58,27 +57,27 @@ class EventStream:
         self._max_blocks = max_blocks
         self._script = redis.register_script(_SHIP)
 
-    async def ship(self, block: Block, *, known: int | None) -> StreamReply:
-        """Append `block`, if the last of its log in the stream is `known`."""
-        expected = "" if known is None else known
+    async def ship(self, block: Block, *, after: int | None) -> StreamReply:
+        """Append `block`, if the last sequence number of its log in the stream is `after`."""
+        expected = "" if after is None else after
         arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
         word, value = await self._script(keys=[STREAM, SHIPPED], args=arguments)
         return StreamReply(AppendOutcome[word.decode().upper()], int(value) if value else None)
 
-    async def known(self, log_ids: list[str]) -> dict[str, int | None]:
-        """Return, per log, the last sequence number that was put into the stream."""
+    async def last_shipped(self, log_ids: list[str]) -> dict[str, int | None]:
+        """Return, per log, the last sequence number that was appended."""
         if not log_ids:
             return {}
         values: list[Any] = await self._redis.hmget(SHIPPED, log_ids)
         return {i: None if v is None else int(v) for i, v in zip(log_ids, values, strict=True)}
 
-    async def forget(self, log_id: str) -> None:
-        """Forget a log that is in the ledger wholly."""
+    async def delete_log(self, log_id: str) -> None:
+        """Delete the state of a log that the ledger has completely."""
         await self._redis.hdel(SHIPPED, log_id)
 
     async def trim(self) -> StreamTrimmed:
-        """Delete what every group is done with."""
-        done = await self._done()
+        """Delete the blocks that every group has acknowledged."""
+        done = await self._acknowledged()
         if BILLING not in done:
             return StreamTrimmed(left=await self._redis.xlen(STREAM), dropped=0)
         await self._delete_before(min(done.values()))
@@ -88,8 +87,8 @@ class EventStream:
         dropped = await self._delete_before(done[BILLING])
         return StreamTrimmed(left=left - dropped, dropped=dropped)
 
-    async def _done(self) -> dict[str, tuple[int, int]]:
-        """Return, per group, the id before which it has acknowledged everything."""
+    async def _acknowledged(self) -> dict[str, tuple[int, int]]:
+        """Return, per group, the id before which it has acknowledged every block."""
         try:
             groups = await self._redis.xinfo_groups(STREAM)
         except ResponseError as error:
@@ -98,7 +97,7 @@ class EventStream:
             raise
         done: dict[str, tuple[int, int]] = {}
         for group in groups:
-            # In this order: what is delivered between the two answers only makes it too careful.
+            # In this order: deliveries between the two replies only make the result smaller.
             delivered = _number(group["last-delivered-id"])
             pending = await self._redis.xpending(STREAM, group["name"])
             following = (delivered[0], delivered[1] + 1)

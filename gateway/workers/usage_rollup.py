@@ -1,4 +1,4 @@
-"""Has the ledger add up usage events that are older than it keeps them, beside billing."""
+"""Rolls up old usage events of the ledger, in the billing process."""
 
 import asyncio
 import logging
@@ -14,15 +14,15 @@ from gateway.workers.backoff import BatchSize, StoppableBackoff, pause
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
 _LONGEST: Final = 1e9
-"""Seconds after which nothing is added up: longer than there have been events."""
+"""Seconds of `keep` that switch the roll-up off: longer than there have been events."""
 _log = logging.getLogger(__name__)
 
 
 class UsageStore(Protocol):
-    """Where usage events are kept; blocks."""
+    """Stores usage events; calls block."""
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Add up events of hours that end before a time, and return how many rows that were.
+        """Add up at most `limit` rows of hours that end before a time; return their number.
 
         Raises:
             DependencyUnavailable: nothing changed; try again.
@@ -31,17 +31,17 @@ class UsageStore(Protocol):
 
 
 class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How many rows were added up since the start; `failures` are those in a row."""
+    """Counts rows added up since the start; `failures` are those in a row."""
 
     rows: int
     failures: int
 
 
 class UsageRollup:
-    """Looks each `every` seconds for events older than `keep` seconds.
+    """Adds up events older than `keep` seconds; looks for them each `every` seconds.
 
-    A transaction takes a thousand rows at most, fewer where it failed, and rests `rest` seconds
-    before the next, so that billing and accounts are not kept waiting.
+    A transaction takes at most a thousand rows, fewer after failures. Transactions are `rest`
+    seconds apart, so that billing and accounts get the lock.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class UsageRollup:
     async def run(self, stop: asyncio.Event) -> None:
         """Add up until `stop`."""
         while not stop.is_set():
-            await pause(stop, await self.turn())
+            await pause(stop, await self.run_once())
 
-    async def turn(self) -> float:
-        """Add up some rows; return the seconds to wait before the next turn."""
+    async def run_once(self) -> float:
+        """Add up some rows; return the seconds to wait before the next call."""
         before = self._clock() - self._keep
         try:
             limit = self._limit.now
             rows = await asyncio.to_thread(self._store.add_up, before=before, limit=limit)
         except GatewayError as error:
             if not self._backoff.failures:
-                _log.warning("usage is not added up yet", extra={"reason": error.detail})
+                _log.warning("the roll-up of usage is retried", extra={"reason": error.detail})
             self._limit.failed()
             return self._backoff.failed()
-        except Exception:  # noqa: BLE001 - what cannot be added up must not end the billing beside it
+        except Exception:  # noqa: BLE001 - a failed roll-up must not end billing
             if not self._backoff.failures:
-                _log.exception("usage cannot be added up")
+                _log.exception("the roll-up of usage failed and is retried")
             return self._backoff.failed()
         self._backoff.succeeded()
         self._limit.succeeded()

@@ -10,9 +10,9 @@ import msgspec
 
 from backends.batching.shared import Caller
 from backends.executors.opening import executor_opener
-from backends.qualification.admit import admit_unmeasured
+from backends.qualification.qualify import qualify_unmeasured
 from backends.repository.catalogue import read_catalogue
-from backends.serving.loading import LoadedCore, Tools, load_core
+from backends.serving.loading import LoadedCore, LoadingTools, load_core
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NoTracing
 from loadtests.gpu.device import UtilizationSampler
@@ -68,13 +68,13 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Me
     quiet_libraries()
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(settings.tokenizer_threads))
-        tools = Tools(
+        tools = LoadingTools(
             settings=settings,
             tracing=NoTracing(),
             clock=time.monotonic,
             tokenizer_pool=pool,
             open_executor=executor_opener(settings),
-            admit=admit_unmeasured,
+            qualify=qualify_unmeasured,
         )
         loaded = load_core(read_catalogue(settings.models), tools)
         if loaded.problems:

@@ -266,3 +266,21 @@ async def test_decisions_are_counted(limiter: RateLimiter) -> None:
     counts = limiter.statistics()
     admitted = counts.admitted_by_lease + counts.admitted_by_redis + counts.admitted_by_share
     assert (admitted, counts.refused) == (10, 2)
+
+
+async def test_a_repeated_charge_takes_what_the_limiter_would_and_never_more(
+    limiter: RateLimiter,
+) -> None:
+    charges = [charge(of=rule(100))]
+    repeated = limiter.repeated_charge(charges)
+
+    admitted = 0
+    for _ in range(150):
+        lines = repeated.charge()
+        assert lines is None or b"x-ratelimit-limit-requests: 100\r\n" in lines
+        admitted += lines is not None or (await limiter.admit(charges)).allowed
+        if lines is None:
+            repeated = limiter.repeated_charge(charges)
+
+    assert admitted == 100
+    assert repeated.charge() is None

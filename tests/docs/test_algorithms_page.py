@@ -56,7 +56,7 @@ async def test_the_example_is_served(tmp_path: Path, demo_models: Path) -> None:
     assert answer == {"queue": "transaction_charged_twice", "urgent": True}
 
 
-def test_every_algorithm_is_told() -> None:
+def test_every_algorithm_is_documented() -> None:
     assert set(RECIPES) - {"reviewer"} <= first_cells(PAGE)
 
 

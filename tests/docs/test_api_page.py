@@ -40,13 +40,13 @@ CODES = {
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_an_error_is_told_with_its_status(code: str) -> None:
-    told = {row[0].strip("`"): row[1] for row in rows(PAGE) if len(row) == 3}
+def test_an_error_is_documented_with_its_status(code: str) -> None:
+    documented = {row[0].strip("`"): row[1] for row in rows(PAGE) if len(row) == 3}
 
-    assert told[code] == str(CODES[code])
+    assert documented[code] == str(CODES[code])
 
 
-def test_every_code_of_an_item_is_told() -> None:
+def test_every_code_of_an_item_is_documented() -> None:
     codes = item_codes()
 
     assert "input_too_long" in codes
@@ -54,7 +54,7 @@ def test_every_code_of_an_item_is_told() -> None:
 
 
 @pytest.mark.parametrize("body", [*TASK_BODIES, InferBody])
-def test_every_field_of_a_request_is_told_beside_its_route(body: type[Body]) -> None:
+def test_every_field_of_a_request_is_documented_beside_its_route(body: type[Body]) -> None:
     suffix = "/{model}" if body is InferBody else ""
     route = f"`POST /v1/{body.task}{suffix}`"
 
@@ -65,5 +65,5 @@ def test_every_field_of_a_request_is_told_beside_its_route(body: type[Body]) -> 
         assert f"`{field.name}`" in (PAGE if field.name in shared else row[1])
 
 
-def test_every_number_of_the_usage_is_told() -> None:
+def test_every_number_of_the_usage_is_documented() -> None:
     assert set(Usage.__struct_fields__) <= first_cells(PAGE)

@@ -53,7 +53,7 @@ VARIABLES = {
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
-def test_a_field_of_the_document_is_told_with_its_default(field: str) -> None:
+def test_a_field_of_the_document_is_documented_with_its_default(field: str) -> None:
     default = FIELDS[field]
 
     written = DOCUMENTED[field]
@@ -65,7 +65,7 @@ def test_a_field_of_the_document_is_told_with_its_default(field: str) -> None:
 
 
 @pytest.mark.parametrize("variable", sorted(VARIABLES))
-def test_a_variable_is_told_with_its_default(variable: str) -> None:
+def test_a_variable_is_documented_with_its_default(variable: str) -> None:
     default = VARIABLES[variable]
 
     written = DOCUMENTED[variable]
@@ -76,7 +76,7 @@ def test_a_variable_is_told_with_its_default(variable: str) -> None:
         assert _equal(written, str(default) if isinstance(default, Path) else default)
 
 
-def test_the_page_tells_of_nothing_that_does_not_exist() -> None:
+def test_the_page_documents_nothing_that_does_not_exist() -> None:
     known = FIELDS.keys() | VARIABLES.keys()
 
     assert {name for name in DOCUMENTED if "." in name or name.isupper()} <= known

@@ -10,7 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric
 
 from backends.telemetry.metrics import BackendMetrics
-from backends.types import CacheStatistics, EncoderStatistics, QueueStatistics, Snapshot
+from backends.types import (
+    CacheStatistics,
+    EncoderStatistics,
+    QueueStatistics,
+    ShadowStatistics,
+    Snapshot,
+)
 from gateway.cli.root import main
 from gateway.supervisor.errors import ExitCode
 from gateway.telemetry.metrics import GatewayMetrics
@@ -19,11 +25,14 @@ from gateway.telemetry.restarts_collector import RestartsCollector
 from tests.docs.tables import ROOT, page, rows
 
 PAGE = page("docs/operations.md")
-_ENCODER = EncoderStatistics(name="minilm", queue=QueueStatistics(), rows=CacheStatistics())
+_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_METRIC = re.compile(r"`(sluicegate_[a-z_]+)(\{[^}`]*\})?`")
+_QUEUE = QueueStatistics(releases={"full": 1})
+_ENCODER = EncoderStatistics(name="minilm", queue=_QUEUE, rows=CacheStatistics())
 
 
 def labels(metric: Metric) -> set[str]:
-    return {name for sample in metric.samples for name in sample.labels}
+    return {name for sample in metric.samples for name in sample.labels} - {"le"}
 
 
 def commands(group: click.Group, path: str) -> Iterator[str]:
@@ -63,24 +72,23 @@ def _routes(body: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
                     yield f"{verb.upper()} {plain.rstrip('/')}"
 
 
-def told(metrics: Iterable[Metric]) -> None:
-    rows_by_name = {row[0].strip("`"): row for row in rows(PAGE) if len(row) == 3}
-    for metric in metrics:
-        written = rows_by_name[metric.name][1]
-        assert labels(metric) <= {label.strip() for label in written.split(",")} | {"le"}
+def backend_metrics() -> list[Metric]:
+    """Return all metrics of a backend, each with a sample."""
+    shadows = ShadowStatistics(
+        outcomes={("sentiment", "next", "same"): 1}, largest={("sentiment", "next"): 0.1}
+    )
+    snapshot = Snapshot(
+        ready=True,
+        calls_in_flight=0,
+        items={("sentiment", "classify", "done"): 1},
+        encoders=[_ENCODER],
+        shadows=shadows,
+    )
+    return list(BackendMetrics(lambda: snapshot).collect())
 
 
-def test_every_metric_of_a_backend_is_told_with_its_labels() -> None:
-    items = {("sentiment", "classify", "done"): 1}
-    snapshot = Snapshot(ready=True, calls_in_flight=0, items=items, encoders=[_ENCODER])
-
-    metrics = list(BackendMetrics(lambda: snapshot).collect())
-
-    assert len(metrics) > 10
-    told(metrics)
-
-
-def test_every_metric_of_a_gateway_is_told_with_its_labels(tmp_path: Path) -> None:
+def gateway_metrics(folder: Path) -> list[Metric]:
+    """Return all metrics of a gateway machine, each with a sample."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
     metrics.request("classify", 200, 0.1)
@@ -90,13 +98,39 @@ def test_every_metric_of_a_gateway_is_told_with_its_labels(tmp_path: Path) -> No
     metrics.shadowed("minute")
     metrics.statistics("cache", {"hits": 1.0})
     metrics.flush()
-    RestartCounts(tmp_path).add("gateway", "ended")
-    registry.register(RestartsCollector(tmp_path))
+    RestartCounts(folder).add("gateway", "ended")
+    registry.register(RestartsCollector(folder))
+    return list(registry.collect())
 
-    collected = list(registry.collect())
 
-    assert all(metric.samples for metric in collected)
-    told(collected)
+def assert_documented(metrics: Iterable[Metric]) -> None:
+    rows_by_name = {row[0].strip("`"): row for row in rows(PAGE) if len(row) == 3}
+    for metric in metrics:
+        assert metric.samples, metric.name
+        written = {label.strip() for label in rows_by_name[metric.name][1].split(",")} - {""}
+        assert labels(metric) == written, metric.name
+
+
+def test_every_metric_of_a_backend_is_told_with_its_labels() -> None:
+    metrics = backend_metrics()
+
+    assert len(metrics) > 10
+    assert_documented(metrics)
+
+
+def test_every_metric_of_a_gateway_is_told_with_its_labels(tmp_path: Path) -> None:
+    assert_documented(gateway_metrics(tmp_path))
+
+
+def test_no_page_names_a_metric_or_label_that_does_not_exist(tmp_path: Path) -> None:
+    known = {m.name: labels(m) for m in [*backend_metrics(), *gateway_metrics(tmp_path)]}
+
+    named = [match for path in _PAGES for match in _METRIC.findall(path.read_text("utf-8"))]
+
+    assert len({name for name, _ in named}) >= len(known)
+    for name, selector in named:
+        metric = name if name in known else re.sub(r"_(total|bucket|sum|count)$", "", name)
+        assert set(re.findall(r"(\w+)=", selector)) <= known[metric], name
 
 
 @pytest.mark.parametrize("command", sorted(commands(main, "sluicegate")))

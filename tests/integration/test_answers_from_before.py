@@ -127,7 +127,7 @@ async def test_a_purged_answer_is_not_given_though_no_backend_answers(
         async with Redis.from_url(own.url) as redis:
             control = Control(redis)
             version = await control.raise_epoch("model:stub")
-            await control.settled(Topic.EPOCHS, version, within=60.0)
+            await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
         purged = await ask(one, "a")
 
     assert purged.status == 503

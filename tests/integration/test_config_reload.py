@@ -56,8 +56,9 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def publisher(redis: Redis, settings: Settings) -> Iterator[Publisher]:
     with Ledger(settings.ledger) as ledger:
+        control = Control(redis)
         yield Publisher(
-            control=Control(redis), ledger=ledger, settings=settings, clock=lambda: 7.0, patience=2
+            control=control, ledger=ledger, settings=settings, clock=lambda: 7.0, workers_timeout=2
         )
 
 
@@ -297,7 +298,7 @@ async def test_a_purge_reaches_every_worker(redis: Redis, settings: Settings) ->
     async with following(redis, settings, "0") as one, following(redis, settings, "1") as two:
         version = await control.raise_epoch("model:m")
 
-        workers = await control.settled(Topic.EPOCHS, version, within=60.0)
+        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
 
         assert set(workers.values()) == {"ok"}
         assert [w.store.current.epochs for w in (one, two)] == [{"model:m": 1}] * 2
@@ -311,7 +312,7 @@ async def test_a_purge_and_a_reload_do_not_undo_each_other(
         await control.raise_epoch("tenant:t")
         await publisher.reload(author="a")
         version = await control.raise_epoch("tenant:t")
-        await control.settled(Topic.EPOCHS, version, within=60.0)
+        await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
 
         current = worker.store.current
         assert (current.generation, current.epochs) == (1, {"tenant:t": 2})
@@ -329,11 +330,11 @@ async def test_a_purge_reaches_a_worker_that_refuses_the_document(
         await control.publish(newer)
         version = await control.raise_epoch("model:m")
 
-        workers = await control.settled(Topic.EPOCHS, version, within=60.0)
+        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
 
         assert set(workers.values()) == {"ok"}
         assert worker.store.current.epochs == {"model:m": 1}
-        refused = await control.settled(Topic.CONFIG, 1, within=60.0)
+        refused = await control.wait_for_workers(Topic.CONFIG, 1, within=60.0)
         assert all("no_such_field" in outcome for outcome in refused.values())
     assert (await first_runtime(redis, settings)).epochs == {"model:m": 1}
 
@@ -345,7 +346,7 @@ async def test_keys_that_could_not_be_read_are_not_acknowledged_until_they_were(
     async with following(redis, settings) as worker:
         worker.trouble = DependencyUnavailable("the ledger cannot be reached")
         version = await control.touch(Topic.ACCOUNTS)
-        told = await control.settled(Topic.ACCOUNTS, version, within=60.0)
+        told = await control.wait_for_workers(Topic.ACCOUNTS, version, within=60.0)
 
         worker.trouble = None
         names = list(told)
@@ -362,7 +363,7 @@ async def test_workers_read_accounts_again_when_told(redis: Redis, settings: Set
         before = worker.accounts
         version = await control.touch(Topic.ACCOUNTS)
 
-        await control.settled(Topic.ACCOUNTS, version, within=60.0)
+        await control.wait_for_workers(Topic.ACCOUNTS, version, within=60.0)
 
         assert worker.accounts > before
 

@@ -71,7 +71,7 @@ async def stage(
             ledger=ledger,
             settings=worker.settings,
             clock=lambda: 0.0,
-            patience=60.0,
+            workers_timeout=60.0,
         )
         yield {
             "worker": worker,
@@ -91,6 +91,8 @@ async def scene(
         found = ReloadScene(name=name, connection=connection, **stage)
         async with found.eu, found.us:
             yield found
+            # The worker opens no connection to backends that stop.
+            await found.put(regions=[])
 
 
 def test_every_field_of_the_schema_has_a_case() -> None:

@@ -122,7 +122,7 @@ async def test_a_server_that_runs_another_graph_than_ours_does_not_pass_for_it(
             if when == "later":
                 assert backend.engine.state().ready
                 server.spoil, server.changes = spoil, {"platform": "other"}
-                await backend.repository.look()
+                await backend.repository.check_upstreams()
 
             assert not backend.engine.state().ready
             (missing,) = (line for line in backend.engine.state().missing if "tiny" in line)
@@ -162,7 +162,7 @@ async def test_a_server_that_goes_and_returns_costs_no_lane(
         server.status, server.ready = 503, False
 
         (failed,) = await backend.ask("mood", Task.CLASSIFY, ["bad film"])
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
         state = backend.engine.state()
 
         assert isinstance(failed, Failed)
@@ -170,7 +170,7 @@ async def test_a_server_that_goes_and_returns_costs_no_lane(
         assert not state.ready
         assert any("is not ready" in line for line in state.missing)
         server.status, server.ready = None, True
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
         assert backend.engine.state().ready
         (answered,) = await backend.ask("mood", Task.CLASSIFY, ["bad film"])
         assert isinstance(answered, Done)
@@ -183,7 +183,7 @@ async def test_another_version_there_is_another_revision_here(
         before = backend.info("mood").revision
         server.versions = ["2"]
 
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
 
         assert backend.info("mood").revision != before
         assert backend.info("mood").earlier == [before]
@@ -197,7 +197,7 @@ async def test_a_server_that_comes_late_is_taken_up(
         assert not backend.engine.state().ready
         server.ready = True
 
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
 
         assert backend.engine.state().ready
 

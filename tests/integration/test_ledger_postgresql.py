@@ -55,7 +55,7 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
 ) -> None:
     url = postgresql.database()
     async with DelayingProxy(postgresql.socket(), delay=line) as proxy:
-        with Ledger(through(url, proxy), patience=0.5) as ledger:
+        with Ledger(through(url, proxy), timeout=0.5) as ledger:
             await asyncio.to_thread(ledger.accounts.create_tenant, "acme")
             line.held = _NEVER
 
@@ -115,7 +115,7 @@ async def test_who_waits_for_another_to_connect_waits_no_longer_than_for_a_state
         silent.setblocking(False)
         port = silent.getsockname()[1]
         url = f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres?connect_timeout={_NEVER:.0f}"
-        with Ledger(url, patience=0.2) as ledger:
+        with Ledger(url, timeout=0.2) as ledger:
             first = asyncio.create_task(asyncio.to_thread(ledger.accounts.tenants))
             connection, _ = await loop.sock_accept(silent)
             others = [asyncio.to_thread(ledger.accounts.tenants) for _ in range(3)]
@@ -136,7 +136,7 @@ async def test_the_kernel_ends_connections_to_a_server_that_is_cut_off(
 ) -> None:
     """Nothing is dropped on loopback here: the options of the socket are what ends it."""
     async with DelayingProxy(postgresql.socket(), delay=line) as proxy:
-        engine = make_engine(make_url(through(postgresql.database(), proxy)), patience=5.0)
+        engine = make_engine(make_url(through(postgresql.database(), proxy)), timeout=5.0)
         connection = await asyncio.to_thread(engine.raw_connection)
         driver: Any = connection.driver_connection
         with socket.socket(fileno=os.dup(driver.fileno())) as own:
@@ -158,7 +158,7 @@ _OPTIONS = {
 
 
 async def test_no_statement_takes_longer_than_it_may(postgresql: PostgreSQL) -> None:
-    engine = make_engine(make_url(postgresql.database()), patience=0.2)
+    engine = make_engine(make_url(postgresql.database()), timeout=0.2)
 
     with pytest.raises(exc.OperationalError, match="statement timeout"), engine.begin() as one:
         one.exec_driver_sql("SELECT pg_sleep(60)")

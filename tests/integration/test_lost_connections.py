@@ -226,8 +226,8 @@ async def test_a_log_that_is_always_elsewhere_does_not_make_the_shipper_spin(
 ) -> None:
     class Elsewhere(EventStream):
         @override
-        async def ship(self, block: object, *, known: int | None) -> StreamReply:
-            return StreamReply(AppendOutcome.MOVED, known)
+        async def ship(self, block: object, *, after: int | None) -> StreamReply:
+            return StreamReply(AppendOutcome.MOVED, after)
 
     class NoMarks:
         def high_water(self, log_ids: object) -> dict[str, int]:
@@ -238,7 +238,7 @@ async def test_a_log_that_is_always_elsewhere_does_not_make_the_shipper_spin(
         stream = Elsewhere(redis, max_blocks=10)
         shipper = Shipper(tmp_path, stream=stream, marks=NoMarks(), poll=0.25)
 
-        waits = [await shipper.turn() for _ in range(3)]
+        waits = [await shipper.run_once() for _ in range(3)]
 
     assert waits == [0.25, 0.25, 0.25]
 

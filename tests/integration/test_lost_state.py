@@ -92,7 +92,7 @@ def publisher_of(redis: Redis, ledger: Ledger, settings: Settings) -> Publisher:
         ledger=ledger,
         settings=settings,
         clock=lambda: 7.0,
-        patience=0.1,
+        workers_timeout=0.1,
         recovery=recovery_of(redis, ledger.published),
     )
 
@@ -229,7 +229,7 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
         await replace(redis, older)
         await until(lambda: len(taken) == 2, what="what was lost is noticed")
         purged = await control.raise_epoch("tenant:a")
-        settled = await control.settled(Topic.EPOCHS, purged, within=WAIT_LIMIT)
+        settled = await control.wait_for_workers(Topic.EPOCHS, purged, within=WAIT_LIMIT)
     restarted = await start(redis, ledger.published, settings)
 
     before, after = taken[0][0], {lineage for lineage, _ in taken[1:]}
@@ -334,7 +334,11 @@ async def test_what_an_older_version_published_is_kept_from_then_on(
     redis: Redis, ledger: Ledger, settings: Settings
 ) -> None:
     without = Publisher(
-        control=Control(redis), ledger=ledger, settings=settings, clock=lambda: 7.0, patience=0.1
+        control=Control(redis),
+        ledger=ledger,
+        settings=settings,
+        clock=lambda: 7.0,
+        workers_timeout=0.1,
     )
     await put(without, 8)
     await put(without, 9)

@@ -29,7 +29,7 @@ class Unacknowledged(GroupReader):
         """Fail at first."""
         if not self.lost:
             self.lost += 1
-            self.again()
+            self.reread()
             raise RedisConnectionError("Connection lost")
         await super().acknowledge(entries)
 

@@ -10,7 +10,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.events.log import EventLog
 from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader, StreamEntry
-from gateway.workers.intake import Intake, Taken
+from gateway.workers.ledger_writer import LedgerWriter, WriteResult
 from gateway.workers.stream import BILLING
 from loadtests.harness.waiting import until
 from tests.support.events import make_event
@@ -19,24 +19,24 @@ from tests.support.pipeline import open_pipeline, running
 pytestmark = pytest.mark.anyio
 
 
-class SlowLedger(Intake):
+class SlowLedger(LedgerWriter):
     """Ends what has more than one block, as a database does that is slow."""
 
     refused = 0
 
     @override
-    def take(self, entries: Sequence[StreamEntry]) -> Taken:
+    def write(self, entries: Sequence[StreamEntry]) -> WriteResult:
         if len(entries) > 1:
             self.refused += 1
             raise DependencyUnavailable("a statement took too long")
-        return super().take(entries)
+        return super().write(entries)
 
 
 async def test_what_takes_a_slow_ledger_too_long_is_billed_in_parts(
     tmp_path: Path, valkey: str
 ) -> None:
     async with open_pipeline(tmp_path, valkey) as pipeline:
-        intake = SlowLedger(pipeline.ledger)
+        writer = SlowLedger(pipeline.ledger)
         group = GroupReader(pipeline.redis, group=BILLING, consumer="one", count=8)
         shipper = pipeline.shipper(block_events=10)
         with EventLog(pipeline.events, name="w0") as log:
@@ -44,7 +44,7 @@ async def test_what_takes_a_slow_ledger_too_long_is_billed_in_parts(
                 log.publish(make_event(number))
             async with running(shipper.run):
                 await until(lambda: shipper.statistics().unconsumed == 20, what="all blocks wait")
-                async with running(Billing(group=group, intake=intake, wait=0.02).run):
+                async with running(Billing(group=group, writer=writer, wait=0.02).run):
                     await until(lambda: pipeline.billed() == 200)
 
-    assert intake.refused > 0
+    assert writer.refused > 0

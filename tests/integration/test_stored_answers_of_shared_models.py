@@ -121,7 +121,7 @@ async def purge(redis: Redis, name: str) -> None:
     """Raise an epoch, and return when the worker goes by it."""
     control = Control(redis)
     version = await control.raise_epoch(name)
-    workers = await control.settled(Topic.EPOCHS, version, within=WAIT_LIMIT)
+    workers = await control.wait_for_workers(Topic.EPOCHS, version, within=WAIT_LIMIT)
     assert set(workers.values()) == {"ok"}
 
 

@@ -200,7 +200,7 @@ async def test_calls_are_refused_at_once_while_the_server_is_known_to_be_away(
 ) -> None:
     async with running_backend(write_remote(tmp_path / "models", server)) as backend:
         server.healthy = False
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
         runs = len(server.runs)
 
         exchange = await backend.exchange(backend.call("mood", Task.CLASSIFY, ["good"])).run()
@@ -229,7 +229,7 @@ async def test_a_server_that_dies_under_load_and_returns_gives_no_wrong_answer_a
             server.cut()
             during = await asking
             with inference_server(toy_graph(), port=port):
-                await backend.repository.look()
+                await backend.repository.check_upstreams()
                 after = await backend.ask("mood", Task.CLASSIFY, texts)
 
     assert all(isinstance(each, Failed) and each.retryable for each in during)
@@ -244,10 +244,10 @@ async def test_a_model_that_hangs_in_a_server_that_says_it_is_ready_is_found_out
         (failed,) = await backend.ask("mood", Task.CLASSIFY, ["good"], remaining=0.3)
         assert isinstance(failed, Failed)
 
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
         hung = backend.engine.state()
         server.gate.set()
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
 
         assert not hung.ready
         assert backend.engine.state().ready
@@ -331,10 +331,10 @@ async def test_a_model_that_could_not_be_loaded_is_tried_again(
         assert not backend.engine.state().ready
         server.status = None
 
-        await backend.repository.look()
+        await backend.repository.check_upstreams()
         too_soon = backend.engine.state().ready
-        backend.repository.try_again_after = 0.0
-        await backend.repository.look()
+        backend.repository.retry_interval = 0.0
+        await backend.repository.check_upstreams()
 
         assert not too_soon
         assert backend.engine.state().ready

@@ -186,7 +186,7 @@ async def test_a_changed_local_share_holds_in_workers_that_run(
                     ledger=ledger,
                     settings=worker.settings,
                     clock=lambda: 0.0,
-                    patience=WAIT_LIMIT,
+                    workers_timeout=WAIT_LIMIT,
                 ).reload(author="test")
             await redis.aclose()
             own.kill()

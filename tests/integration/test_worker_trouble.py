@@ -105,7 +105,7 @@ async def test_what_was_purged_stays_purged_for_a_worker_that_starts_without_the
         stored = await ask(worker, request)
         control = Control(redis)
         version = await control.raise_epoch("tenant:acme")
-        await control.settled(Topic.EPOCHS, version, within=60.0)
+        await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
     await redis.aclose()
     own_valkey.kill()
 
@@ -127,7 +127,7 @@ async def test_what_was_purged_stays_purged_when_the_state_redis_loses_its_epoch
         stored = [await ask(worker, request) for request in (first, second)]
         control = Control(redis)
         version = await control.raise_epoch("tenant:acme")
-        await control.settled(Topic.EPOCHS, version, within=60.0)
+        await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
         own_valkey.flush()
         async with asyncio.timeout(60.0):
             while not (await control.versions()).lineage:

@@ -12,7 +12,7 @@ import tokenizers
 from backends.app import make_routes, open_backend
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
-from backends.qualification.admit import admit_unmeasured
+from backends.qualification.qualify import qualify_unmeasured
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -152,7 +152,7 @@ async def test_padding_on_the_left_breaks_parity(tmp_path: Path, texts: list[str
         return faults.LeftPadding(OnnxExecutor(source, worker_threads=1))
 
     async with open_backend(
-        settings, tracing=NoTracing(), open_executor=open_executor, admit=admit_unmeasured
+        settings, tracing=NoTracing(), open_executor=open_executor, qualify=qualify_unmeasured
     ) as repository:
         routes = make_routes(repository, settings, NoTracing())
         running = Served(Backend(routes, repository))

@@ -31,7 +31,7 @@ async def client_of(
         settings=settings,
         clock=lambda: 0.0,
         recovery=recovery,
-        patience=60.0,
+        workers_timeout=60.0,
     )
     cache = open_pipe(settings.cache_url, timeout=2.0, slow=2.0)
     app = build_admin(

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.hit_events import HitEventBatch
 from gateway.api.fast_path.protocol import FastPath
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
@@ -114,22 +113,11 @@ class Api:
         self.fast_path = FastPath(
             rules=rules,
             heads=RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes),
-            limiter=limiter,
-            inference=self.scene.inference,
-            runtimes=self.runtimes,
-            ids=ids,
-            hit_events=HitEventBatch(
-                ids=ids,
-                events=self.events,
-                metrics=self.metrics,
-                loop_time=self.scene.loop_time,
-                wall=lambda: 7,
-            ),
         )
         self.handler = handler = InferenceHandler(rules=rules, tracer=NullTracer())
         return build_api(
             version="1.2.3",
-            door=handler,
+            handler=handler,
             admission=AdmissionMiddleware(
                 keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
             ),

@@ -33,7 +33,7 @@ from backends.protocol import (
     Report,
     Task,
 )
-from backends.qualification.admit import admit, admit_unmeasured
+from backends.qualification.qualify import qualify, qualify_unmeasured
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing, Tracing
@@ -179,8 +179,8 @@ async def running_backend(
     tracing = tracing or NoTracing()
     opener = executor_opener(given) if executor is None else lambda _: executor
     # A paced executor answers when its test says so: nothing may ask it before.
-    admission = admit if executor is None else admit_unmeasured
+    qualification = qualify if executor is None else qualify_unmeasured
     async with open_backend(
-        given, tracing=tracing, open_executor=opener, admit=admission
+        given, tracing=tracing, open_executor=opener, qualify=qualification
     ) as repository:
         yield Backend(make_routes(repository, given, tracing), repository)

@@ -8,7 +8,7 @@ import numpy as np
 from backends.batching.shared import Caller
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Text, TokenSpan
+from backends.types import FloatArray, Text, TokenOffsets
 
 
 class FakeModel:
@@ -37,7 +37,9 @@ class FakeModel:
     ) -> FloatArray:
         return await self.vectors(text.split("|")[:most], caller)
 
-    async def token_vectors(self, text: str, caller: Caller) -> tuple[list[TokenSpan], FloatArray]:
+    async def token_vectors(
+        self, text: str, caller: Caller
+    ) -> tuple[list[TokenOffsets], FloatArray]:
         raise NotImplementedError
 
 

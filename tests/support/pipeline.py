@@ -11,7 +11,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader
-from gateway.workers.intake import Intake
+from gateway.workers.ledger_writer import LedgerWriter
 from gateway.workers.request_log import GROUP, RequestLog
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
@@ -54,7 +54,7 @@ class Pipeline:
         group = GroupReader(
             self.redis, group=BILLING, consumer=consumer, count=4, claim_after=claim_after
         )
-        return Billing(group=group, intake=Intake(self.ledger), wait=0.02)
+        return Billing(group=group, writer=LedgerWriter(self.ledger), wait=0.02)
 
     def request_log(self, path: Path) -> RequestLog:
         """Make a worker that writes lines to `path`."""

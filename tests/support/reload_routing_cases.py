@@ -1,4 +1,4 @@
-"""What a reload changes, field by field: the section `routing`."""
+"""Changes fields of the document and finds the effect of each: the section `routing`."""
 
 import asyncio
 import contextlib
@@ -285,8 +285,8 @@ async def _(scene: ReloadScene) -> None:
     regions = scene.regions(overflow=True)
 
     found = await scene.both(
-        {"regions": regions, **routing(overflow_after=9_000)},
-        {"regions": regions, **routing(overflow_after=1)},
+        {"regions": regions, **routing(spill_after=1, overflow_after=9_000)},
+        {"regions": regions, **routing(spill_after=1, overflow_after=1)},
         partial(_first_choice, scene),
     )
 

@@ -105,6 +105,9 @@ class ReloadScene:
             "eject_after": 1_000,
             "eject_share": 1.0,
             "slow_start": 0.001,
+            # On a busy machine round trips are long: work must not leave the first region by that.
+            "spill_after": LONG,
+            "overflow_after": LONG,
         }
         base = {
             "regions": self.regions(),

@@ -1,4 +1,4 @@
-"""What a reload changes, field by field: the result cache and limits."""
+"""Changes fields of the document and finds the effect of each: the result cache and limits."""
 
 import asyncio
 from functools import partial
@@ -236,7 +236,7 @@ async def _(scene: ReloadScene) -> None:
 @case_of(CASES, "limits.local_share")
 async def _(scene: ReloadScene) -> None:
     async def share() -> float:
-        return scene.worker.parts.limiter.local.share
+        return scene.worker.parts.limiter.local.fraction
 
     found = await scene.both(
         {"limits": {"local_share": 0.2}}, {"limits": {"local_share": 0.3}}, share

@@ -1,4 +1,4 @@
-"""`python -m backends.model_tools.demo --output DIR`: builds the repository of demo models."""
+"""Builds the repository of demo models: `python -m backends.model_tools.demo --output DIR`."""
 
 from pathlib import Path
 

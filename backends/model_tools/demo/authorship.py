@@ -1,4 +1,4 @@
-"""Tells which revisions in a repository the demo build made, so that it replaces no others.
+"""Records which revisions the demo build made, so that it replaces no others.
 
 Each revision that it writes holds a hidden file with the digests of its files.
 """
@@ -17,7 +17,7 @@ def sign(revision: Path) -> None:
 
 
 def is_own(revision: Path, built: Path) -> bool:
-    """Tell whether a revision is the build's work, whole or damaged.
+    """Whether the build made a revision, whole or damaged.
 
     `built` is the same revision as it is made now: a file that lost its end is the beginning of
     the one there. A file that somebody added or changed makes the revision somebody else's.
@@ -33,7 +33,7 @@ def is_own(revision: Path, built: Path) -> bool:
 
 
 def _is_equal(revision: Path, built: Path) -> bool:
-    """Tell whether an unmarked revision is what would be built: of a release without marks."""
+    """Whether an unmarked revision equals what would be built: releases before marks."""
     try:
         return _digests(revision) == _digests(built)
     except OSError:

@@ -1,4 +1,4 @@
-"""Builds the repository of demo models: once, whole, and again only when something changed.
+"""Builds the repository of demo models, and again only when something changed.
 
 A version of a model appears in the target by one rename, complete. The manifest is written last,
 so an interrupted build is seen and done again. Models of others in the target stay as they are,
@@ -46,16 +46,16 @@ def build_demo_models(
     """
     fingerprint = _fingerprint()
     try:
-        left = _complete(target, fingerprint)
-        if left is None:
+        foreign = _complete(target, fingerprint)
+        if foreign is None:
             target.mkdir(parents=True, exist_ok=True)
             with _sole_builder(target):
-                left = _complete(target, fingerprint)
-                if left is None:
-                    left = _build(target, fingerprint, progress, source)
+                foreign = _complete(target, fingerprint)
+                if foreign is None:
+                    foreign = _build(target, fingerprint, progress, source)
     except OSError as error:
         raise DemoModelsError(f"cannot write the demo models to `{target}`: {error}") from error
-    for name in left:
+    for name in foreign:
         progress(
             f"`{target / name}` is not, or no longer, what this program wrote, and is left as it "
             "is; the demo model of that name is not served"
@@ -73,13 +73,13 @@ def _build(
         progress("Building the demo models")
         _stage(staging, source)
         sizes = _sizes(staging)
-        left = [name for name in _names() if not _publish(staging, target, name)]
-        own = {path: size for path, size in sizes.items() if path.partition("/")[0] not in left}
-        manifest = {"fingerprint": fingerprint, "files": own, "left": left}
+        foreign = [name for name in _names() if not _publish(staging, target, name)]
+        own = {path: size for path, size in sizes.items() if path.partition("/")[0] not in foreign}
+        manifest = {"fingerprint": fingerprint, "files": own, "left": foreign}
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         (staging / MANIFEST).replace(target / MANIFEST)
-    progress(f"Built {len(_names()) - len(left)} demo models in {target}")
-    return left
+    progress(f"Built {len(_names()) - len(foreign)} demo models in {target}")
+    return foreign
 
 
 def _stage(staging: Path, source: Path) -> None:
@@ -139,17 +139,17 @@ def _complete(target: Path, fingerprint: str) -> list[str] | None:
     """Return the names that are left to somebody else; `None` where something is to be built."""
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
-        left = [str(name) for name in manifest["left"]]
+        foreign = [str(name) for name in manifest["left"]]
         is_complete = (
             manifest["fingerprint"] == fingerprint
-            and all((target / name).is_dir() for name in left)
+            and all((target / name).is_dir() for name in foreign)
             and all(
                 (target / name).stat().st_size == size for name, size in manifest["files"].items()
             )
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return left if is_complete else None
+    return foreign if is_complete else None
 
 
 def _fingerprint() -> str:

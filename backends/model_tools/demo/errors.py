@@ -1,5 +1,5 @@
-"""Why the demo models cannot be built."""
+"""Defines the error of building the demo models."""
 
 
 class DemoModelsError(Exception):
-    """One line that says what is wrong and what to do about it."""
+    """Reports in one line what is wrong and what to do about it."""

@@ -1,4 +1,4 @@
-"""The published weights the demo models are made of: where they are, and that they are genuine."""
+"""Downloads the published weights of the demo models and verifies them."""
 
 import hashlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""The attention of a layer, as each kind of kernel wants it (see `GraphForm`)."""
+"""Writes the attention of a layer for each kind of kernel (see `GraphForm`)."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -13,7 +13,7 @@ _NAMES = ("query", "key", "value")
 
 
 class Masking(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells which tokens are real: `mask`, or when packed their `places` and row `ends`."""
+    """Names the tensors of real tokens: `mask`, or when packed `places` and row `ends`."""
 
     mask: str = ""
     places: str = ""

@@ -1,4 +1,4 @@
-"""A BERT encoder as an ONNX graph of ONNX Runtime's fused operators, built without torch.
+"""Builds a BERT encoder as an ONNX graph of ONNX Runtime's fused operators, without torch.
 
 Inputs, int32 [batch, sequence]: `input_ids`, `attention_mask`, `token_type_ids`. Rows must be
 padded on the right: attention takes the number of real tokens, not the mask.

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint of the BERT family as one ONNX graph: encoder, and head or pooling."""
+"""Builds one ONNX graph, encoder and head or pooling, of a checkpoint of the BERT family."""
 
 from collections.abc import Mapping
 from typing import Any

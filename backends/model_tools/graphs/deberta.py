@@ -1,4 +1,4 @@
-"""A DeBERTa-v2 (or v3) encoder as an ONNX graph, built without torch.
+"""Builds a DeBERTa-v2 (or v3) encoder as an ONNX graph, without torch.
 
 Attention is disentangled (He et al. 2021, arXiv:2006.03654): to the product of contents come those
 of content with relative position, both ways. What of them depends on weights alone, the positions
@@ -28,7 +28,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a DeBERTa-v2 encoder; the names are those of its `config.json`."""
+    """Holds the size of a DeBERTa-v2 encoder, by the names of its `config.json`."""
 
     num_hidden_layers: int
     hidden_size: int

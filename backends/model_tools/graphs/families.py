@@ -1,4 +1,4 @@
-"""Checkpoints of the BERT family under one set of names: those of `BertModel`.
+"""Maps checkpoints of the BERT family to one set of names: those of `BertModel`.
 
 DistilBERT is a BERT without token types, RoBERTa one whose positions begin after the padding's:
 renamed, and cut where needed, their weights fit the one graph. The names are those of Hugging

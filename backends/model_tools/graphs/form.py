@@ -1,4 +1,4 @@
-"""The ways one encoder can be written as a graph; which is fastest, a measurement tells."""
+"""Enumerates the forms in which an encoder can be written; measurements choose the fastest."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ Attention = Literal["fused", "heads", "ranges", "gathered", "packed", "packed-qk
 
 
 class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers, attention and outputs of a graph. The default and `gathered` run well on a CPU.
+    """Selects numbers, attention and outputs of a graph. The default and `gathered` suit CPUs.
 
     `attention` is one of
 

@@ -1,4 +1,4 @@
-"""Encoder layers that see real tokens only, from operators that a CPU has.
+"""Writes encoder layers that compute real tokens only, from operators that a CPU has.
 
 The tokens of all rows stand below each other, `[tokens, hidden]`, without padding. Attention wants
 rows of one length, so query, key and value are laid out on a grid, `[batch, sequence, hidden]`,
@@ -17,7 +17,7 @@ _FREE = -40.0
 
 
 class Grid:
-    """Where tokens stand; its attributes are names of tensors.
+    """Names the tensors that hold the places of tokens.
 
     `places` [tokens, 2] is the row and position of each token, `filled` [batch, sequence] the
     number of the token at each place, `lengths` [batch] the number of tokens in each row.

@@ -28,7 +28,7 @@ _ARCHITECTURES: Mapping[str, Purpose] = {
 
 
 class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Which weights make a head: `dense` (with `activation`) where there is one, then `out`."""
+    """Describes the weights of a head: `dense` (with `activation`) if there is one, then `out`."""
 
     out: str
     dense: str | None = None

@@ -1,4 +1,4 @@
-"""The nodes and weights of a graph while it is written, in one precision."""
+"""Collects the nodes and weights of a graph while it is written, in one precision."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ TYPES: Mapping[Precision, int] = {
 
 
 class Parts:
-    """Nodes and initializers so far; a method adds one and returns its output's name."""
+    """Collects nodes and initializers; a method adds one and returns its output's name."""
 
     def __init__(self, weights: Weights, precision: Precision) -> None:
         self.weights = weights

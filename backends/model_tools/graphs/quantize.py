@@ -21,7 +21,7 @@ _ATTENTION_INPUTS = 4
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A product of activations and constant weights; `name` is that of its node's output."""
+    """Describes a product of activations and constant weights; `name` is its output's."""
 
     name: str
     activations: str

@@ -24,7 +24,7 @@ _LEAST = np.float32(1e-5)
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What goes into a product: some rows, and the extremes of each channel over all rows."""
+    """Holds inputs of a product: some rows, and each channel's extremes over all rows."""
 
     rows: FloatArray
     low: FloatArray
@@ -32,7 +32,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """How one product is computed.
+    """Holds the way one product is computed.
 
     `factors` divide the channels of the activations (`None`: they stay), `correction` is what to
     add to the product's columns, on average, and `error` the share of its energy that is lost.

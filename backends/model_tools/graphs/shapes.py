@@ -1,4 +1,4 @@
-"""Sizes of BERT encoders, and the names and shapes of the weights each size needs."""
+"""Describes sizes of BERT encoders, and the names and shapes of the weights each needs."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,7 +8,7 @@ import msgspec
 
 
 class BertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a BERT encoder. The defaults are those every published size shares."""
+    """Holds the size of a BERT encoder. The defaults are those of every published size."""
 
     layers: int
     hidden: int

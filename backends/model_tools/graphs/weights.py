@@ -1,4 +1,4 @@
-"""Weights of a BERT encoder: read from a safetensors file, or made from a seed."""
+"""Reads the weights of a BERT encoder from a safetensors file, or makes them from a seed."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _DTYPES: dict[str, np.dtype[np.floating[Any]]] = {"F32": np.dtype("<f4"), "F16":
 
 
 class WeightsError(ValueError):
-    """Weights that cannot be read, or are not those of the shape asked for."""
+    """Reports weights that are unreadable or not of the requested shape."""
 
 
 def read_safetensors(path: Path) -> Weights:

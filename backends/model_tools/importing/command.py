@@ -1,4 +1,4 @@
-"""`models import`: a Hugging Face folder becomes a model of the repository."""
+"""Implements `models import`: turns a Hugging Face folder into a model of the repository."""
 
 import sys
 from pathlib import Path
@@ -54,5 +54,5 @@ def import_command(
     folder = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()
     options = ImportOptions(name=chosen, truncate=truncate, dry_run=dry_run, variant=wanted)
-    if not import_model(folder, settings, options, say=click.echo):
+    if not import_model(folder, settings, options, echo=click.echo):
         sys.exit(1)

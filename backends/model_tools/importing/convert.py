@@ -10,7 +10,7 @@ from backends.model_tools.graphs.weights import WeightsError
 from backends.model_tools.importing.export import export
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 
-# What tells a repository the rest: task, labels, lengths, pooling.
+# Files from which the rest is inferred: task, labels, lengths, pooling.
 _KEPT = (
     "config.json",
     "tokenizer.json",

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder holds, read for an import."""
+"""Reads a Hugging Face folder for an import."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ _MODES: dict[str, Pooling] = {
 
 
 class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder as `save_pretrained` writes it; `graph` where it holds an ONNX file already."""
+    """Describes a folder of `save_pretrained`; `graph` is its ONNX file, if any."""
 
     folder: Path
     config: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Converts a folder, tries what came of it, and gives it its place in the repository."""
+"""Converts a folder, tries the result, and publishes it in the repository."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import convert
 from backends.model_tools.tuning.gate_options import GateOptions, make_variant
-from backends.model_tools.tuning.profile import Say
+from backends.model_tools.tuning.profile import Echo
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import read_catalogue
 from backends.repository.description import describe_model
@@ -25,7 +25,7 @@ _STAGING = ".importing-"
 
 
 class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make of a folder: a model `name`, and maybe a `variant` in another precision."""
+    """Holds the model's `name`, and a `variant` to make in another precision, if any."""
 
     name: str
     truncate: bool = False
@@ -34,7 +34,7 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def import_model(
-    folder: Path, settings: BackendSettings, options: ImportOptions, *, say: Say
+    folder: Path, settings: BackendSettings, options: ImportOptions, *, echo: Echo
 ) -> bool:
     """Write the next revision of a model, complete before it is seen, and report on it.
 
@@ -56,15 +56,15 @@ def import_model(
             info = asyncio.run(_try(staging, name))
             model = read_catalogue(staging).models[name]
             for line in (f"made of                {origin}", *describe_model(info, model)):
-                say(line)
+                echo(line)
             accepted = True
             if options.variant is not None:
                 here = msgspec.structs.replace(settings, models=staging)
-                made = make_variant(here, name, options.variant, dry_run=False, say=say)
+                made = make_variant(here, name, options.variant, dry_run=False, echo=echo)
                 accepted = made is not None
             for revision in sorted((staging / name).glob("[0-9]*")):
                 if not options.dry_run:
-                    say(f"written to             {publish_revision(revision, root / name)}")
+                    echo(f"written to             {publish_revision(revision, root / name)}")
             return accepted
     except OSError as error:
         raise StartProblem(f"cannot write to `{root}`: {error}") from None

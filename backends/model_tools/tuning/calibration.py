@@ -43,7 +43,7 @@ def collect(
 
 
 class _Collector:
-    """The rows of one tensor: some kept, all counted in the extremes."""
+    """Collects the rows of one tensor: keeps some, counts all in the extremes."""
 
     def __init__(self) -> None:
         self._kept: list[FloatArray] = []

@@ -1,4 +1,4 @@
-"""`models tune`: measures a model on this machine, or makes a faster variant of it."""
+"""Implements `models tune`: measures a model on this machine, or makes a faster variant."""
 
 import sys
 from pathlib import Path
@@ -44,7 +44,7 @@ def tune_command(
         file = plot or Path(f"tune-{name}.svg")
         tune_batches(settings, name, texts=golden, seconds=seconds, plot=file, dry_run=dry_run)
         return
-    written = make_variant(settings, name, wanted, dry_run=dry_run, say=click.echo)
+    written = make_variant(settings, name, wanted, dry_run=dry_run, echo=click.echo)
     if written is None:
         sys.exit(1)
     for folder in written:

@@ -1,4 +1,4 @@
-"""The options of commands that make a variant in another precision, and what they ask for."""
+"""Declares the options of commands that make a variant in another precision."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.profile import Profile, Say
+from backends.model_tools.tuning.profile import Echo, Profile
 from backends.model_tools.tuning.texts import read_golden
 from backends.qualification.gate import Bounds
 from backends.repository.catalogue import read_catalogue
@@ -27,7 +27,7 @@ _OPTIONS = (
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant, what it is made and judged with, and what it must keep to."""
+    """Holds a variant's options: its texts, and the bounds it must keep."""
 
     precision: Profile
     calibrate: Path | None
@@ -72,7 +72,7 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_variant(
-    settings: BackendSettings, name: str, wanted: GateOptions, *, dry_run: bool, say: Say
+    settings: BackendSettings, name: str, wanted: GateOptions, *, dry_run: bool, echo: Echo
 ) -> list[Path] | None:
     """Make and judge a variant; return what was written of it, `None` where it is refused.
 
@@ -92,15 +92,15 @@ def make_variant(
         ) from None
     subject = find_subject(read_catalogue(settings.models), name, settings)
     golden = read_golden(wanted.judge)
-    work = Precision(subject, bounds=wanted.bounds, least_speedup=wanted.min_speedup, say=say)
+    work = Precision(subject, bounds=wanted.bounds, least_speedup=wanted.min_speedup, echo=echo)
     if wanted.calibrate is None or wanted.precision == "fp16":
         graph, report = work.halve(golden)
     else:
         graph, report = work.make(read_golden(wanted.calibrate), golden)
     for line in describe(report):
-        say(line)
+        echo(line)
     if report.reasons:
-        say(f"Refused: {'; '.join(report.reasons)}")
+        echo(f"Refused: {'; '.join(report.reasons)}")
         return None
-    say("Accepted")
+    echo("Accepted")
     return [] if dry_run else publish(settings.models, subject, graph, report)

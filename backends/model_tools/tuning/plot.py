@@ -12,7 +12,7 @@ _GRID_LINES = 4
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of one or more series over the same `steps`, evenly spaced, from zero upwards."""
+    """Holds series over the same `steps`, evenly spaced, from zero upwards."""
 
     title: str
     across: str

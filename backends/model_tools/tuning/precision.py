@@ -1,4 +1,4 @@
-"""Makes a variant of a classifier's graph in int8 or fp16, and judges it."""
+"""Makes a variant of a classifier's graph in int8 or fp16, and evaluates it."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from backends.model_tools.graphs.half import halve
 from backends.model_tools.graphs.quantize import Product, find_products, quantize
 from backends.model_tools.graphs.ranges import Plan, plan_product
 from backends.model_tools.tuning.calibration import collect
-from backends.model_tools.tuning.profile import Profile, Say
+from backends.model_tools.tuning.profile import Echo, Profile
 from backends.model_tools.tuning.runs import Batch, compare_speed, make_batches
 from backends.model_tools.tuning.sensitivity import find_sensitive
 from backends.model_tools.tuning.subject import TunedModel
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class PrecisionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate and its numbers; `reasons` is empty when it may be served.
+    """Reports a candidate's numbers; `reasons` is empty when it may be served.
 
     `expected` is what it answers to a few texts: it must do so wherever it is served.
     """
@@ -59,15 +59,15 @@ class PrecisionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Precision:
-    """The work on one classifier; texts that calibrate are never those that judge."""
+    """Makes and evaluates variants of one classifier, on different texts."""
 
     def __init__(
-        self, subject: TunedModel, *, bounds: Bounds, least_speedup: float, say: Say
+        self, subject: TunedModel, *, bounds: Bounds, least_speedup: float, echo: Echo
     ) -> None:
         self._subject = subject
         self._bounds = bounds
         self._least_speedup = least_speedup
-        self._say = say
+        self._echo = echo
         self._model = onnx.load(subject.graph)
         self._fp32 = subject.open(subject.graph)
         self._products = find_products(self._model)
@@ -75,7 +75,7 @@ class Precision:
     def halve(self, against: GoldenSet) -> tuple[bytes, PrecisionReport]:
         """Return a graph in fp16 and what it is worth."""
         graph: bytes = halve(self._model).SerializeToString()
-        self._say(f"Judging on {len(against.texts)} texts")
+        self._echo(f"Judging on {len(against.texts)} texts")
         return graph, self._judge(graph, against, profile="fp16")
 
     def make(self, calibrate: GoldenSet, against: GoldenSet) -> tuple[bytes, PrecisionReport]:
@@ -91,11 +91,11 @@ class Precision:
         if not texts:
             raise StartProblem("every text to calibrate on is one to judge by; name other texts")
         rows = self._subject.encode(_spread(texts, _SEARCH_TEXTS))
-        self._say(f"Measuring {len(self._products)} products on {len(rows)} texts")
+        self._echo(f"Measuring {len(self._products)} products on {len(rows)} texts")
         plans = self._plan(make_batches(_spread(rows, _RANGE_TEXTS)))
         kept = self._find_kept(plans, rows)
         graph = self._build({name: plan for name, plan in plans.items() if name not in kept})
-        self._say(f"Judging on {len(against.texts)} texts")
+        self._echo(f"Judging on {len(against.texts)} texts")
         report = self._judge(graph, against, profile="int8")
         floats = [product.name for product in self._products if product.name in kept]
         return graph, msgspec.structs.replace(
@@ -118,7 +118,7 @@ class Precision:
             graph = self._build({n: plan for n, plan in plans.items() if n not in kept})
             found, several = self._logits(graph, searched), self._subject.several
             share = judge(reference, found, bounds=self._bounds, several=several).flips
-            self._say(f"{len(kept)} of {len(plans)} products in float: {share:.2%} of labels flip")
+            self._echo(f"{len(kept)} of {len(plans)} products in float: {share:.2%} of labels flip")
             return share
 
         def damage(name: str) -> float:

@@ -1,7 +1,7 @@
-"""The precisions that a variant may have, and how commands report on it."""
+"""Lists the precisions that a variant may have, and types the commands' reports."""
 
 from collections.abc import Callable
 from typing import Literal
 
 Profile = Literal["int8", "fp16"]
-Say = Callable[[str], None]
+Echo = Callable[[str], None]

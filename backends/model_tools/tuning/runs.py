@@ -1,4 +1,4 @@
-"""Runs texts through a graph in batches of like length, and says how long that took."""
+"""Runs texts through a graph in batches of like length, and measures the time."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ _ROWS = 8
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Padded rows, and which of the texts they are."""
+    """Holds padded rows, and the indices of their texts."""
 
     places: list[int]
     ids: IntArray
@@ -38,7 +38,7 @@ def make_batches(rows: Sequence[IntArray], *, size: int = _ROWS) -> list[Batch]:
 
 
 def pooled(executor: ModelExecutor, batches: Sequence[Batch]) -> FloatArray:
-    """Return the pooled vector of every text, on all lanes of the executor."""
+    """Return the pooled vector of every text, on all worker threads of the executor."""
     vectors = np.zeros((sum(len(b.places) for b in batches), executor.dimensions), np.float32)
 
     def keep(batch: Batch) -> None:
@@ -56,7 +56,7 @@ def run_pooled(executor: ModelExecutor, batch: Batch) -> FloatArray:
 
 
 def rows_per_second(executor: ModelExecutor, batches: Sequence[Batch]) -> float:
-    """Return how many rows all lanes together run in a second."""
+    """Return how many rows all worker threads together run in a second."""
     started = time.perf_counter()
     _share(iter(batches), executor.worker_threads, lambda batch: run_pooled(executor, batch))
     rows = sum(len(batch.places) for batch in batches)
@@ -79,7 +79,7 @@ def _share(batches: Iterator[Batch], worker_threads: int, work: Callable[[Batch]
     lock = threading.Lock()
     errors: list[BaseException] = []
 
-    def lane() -> None:
+    def worker() -> None:
         try:
             while not errors:
                 with lock:
@@ -90,7 +90,7 @@ def _share(batches: Iterator[Batch], worker_threads: int, work: Callable[[Batch]
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             errors.append(error)
 
-    threads = [threading.Thread(target=lane) for _ in range(worker_threads)]
+    threads = [threading.Thread(target=worker) for _ in range(worker_threads)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Finds which products of a graph must stay in float, and no more of them than that."""
+"""Finds the fewest products of a graph that must stay in float."""
 
 from collections.abc import Callable, Mapping
 

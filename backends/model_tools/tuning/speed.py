@@ -1,4 +1,4 @@
-"""Tunes how an encoder's rows are batched on this machine, and tells of it."""
+"""Tunes the batching of an encoder's rows on this machine, and reports it."""
 
 import asyncio
 import time
@@ -25,11 +25,11 @@ from backends.model_tools.tuning.sweep import (
     thread_counts,
 )
 from backends.pipelines.ask import Pipeline
-from backends.qualification.admit import Candidate, admit
+from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.tuned import TunedBatching, write_tuned
 from backends.repository.catalogue import Catalogue, Model, read_catalogue
 from backends.repository.manifest import EncoderManifest, HeadManifest
-from backends.serving.loading import Tools, load_core
+from backends.serving.loading import LoadingTools, load_core
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ _DEADLINE = 60.0
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was measured, and the best of it."""
+    """Holds all measurements, and the best of them."""
 
     encoder: str
     shares_batches: bool
@@ -82,7 +82,7 @@ def keep(settings: BackendSettings, sweep: Sweep) -> bool:
 
 
 class _TuningSession:
-    """One encoder, its graph opened once, served in different settings."""
+    """Serves one encoder, its graph opened once, with different settings."""
 
     def __init__(self, settings: BackendSettings, model: Model, pool: ThreadPoolExecutor) -> None:
         self._settings = settings
@@ -97,13 +97,13 @@ class _TuningSession:
         settings = msgspec.structs.replace(
             self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
         )
-        tools = Tools(
+        tools = LoadingTools(
             settings=settings,
             tracing=NoTracing(),
             clock=time.monotonic,
             tokenizer_pool=self._pool,
             open_executor=self.open,
-            admit=self._admit,
+            qualify=self._qualify,
         )
         loaded = load_core(Catalogue(models={self._model.name: self._model}, problems={}), tools)
         if loaded.problems:
@@ -126,8 +126,8 @@ class _TuningSession:
             raise StartProblem(f"`{self._model.name}` was not opened")
         return self._executor
 
-    def _admit(self, candidate: Candidate) -> bool:
-        self.shares_batches = admit(candidate)
+    def _qualify(self, candidate: Candidate) -> bool:
+        self.shares_batches = qualify(candidate)
         return self.shares_batches
 
 

@@ -1,4 +1,4 @@
-"""The model a precision is made for: a classifier, the graph below it, and how both answer."""
+"""Describes the model that a precision is made for: a classifier and the graph below it."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ _EITHER_OR = 2
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A classifier `model`, and `below` it what the graph belongs to: itself, or its encoder.
+    """Holds a classifier `model`, and `below` it the graph's: itself, or its encoder.
 
     `apply` makes logits of the graph's vectors; with `several` each of them is a decision.
     """

@@ -18,13 +18,13 @@ from backends.types import IntArray
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _TEXTS = 512
-_TURNS = 3
+_ROUNDS = 3
 # A smaller batch that does nearly as much answers sooner.
 _NEARLY = 0.97
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting and what it did; `p95` is of a batch's run, or of a client's answer."""
+    """Holds one setting and its results; `p95` is of a batch's run, or a client's answer."""
 
     batch_size: int
     threads: int
@@ -69,15 +69,15 @@ def sweep_batches(
 
     Every setting has several turns, so that a machine that is busy for a while is so for all.
     """
-    turns = [
+    rounds = [
         [
-            _measure(executor, rows, size=size, threads=count, seconds=seconds / _TURNS)
+            _measure(executor, rows, size=size, threads=count, seconds=seconds / _ROUNDS)
             for count in threads
             for size in sizes
         ]
-        for _ in range(_TURNS)
+        for _ in range(_ROUNDS)
     ]
-    return [_median(points) for points in zip(*turns, strict=True)]
+    return [_median(points) for points in zip(*rounds, strict=True)]
 
 
 def choose(points: Sequence[Point]) -> Point:
@@ -97,16 +97,16 @@ async def sweep_clients(
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Point]:
     """Let every number of clients ask one text after the other, `seconds` each, in turns."""
-    turns = [
+    rounds = [
         [
             await _ask_all(
-                ask, texts, count=count, best=best, seconds=seconds / _TURNS, clock=clock
+                ask, texts, count=count, best=best, seconds=seconds / _ROUNDS, clock=clock
             )
             for count in clients
         ]
-        for _ in range(_TURNS)
+        for _ in range(_ROUNDS)
     ]
-    return [_median(points) for points in zip(*turns, strict=True)]
+    return [_median(points) for points in zip(*rounds, strict=True)]
 
 
 def _median(points: Sequence[Point]) -> Point:
@@ -130,7 +130,7 @@ def _measure(
     done = 0
     started = time.perf_counter()
 
-    def lane() -> None:
+    def worker() -> None:
         nonlocal done
         ended = started
         while ended - started < seconds:
@@ -143,7 +143,7 @@ def _measure(
                 took.append(ended - begun)
                 done += len(batch.places)
 
-    worker_threads = [threading.Thread(target=lane) for _ in range(threads)]
+    worker_threads = [threading.Thread(target=worker) for _ in range(threads)]
     for each in worker_threads:
         each.start()
     for each in worker_threads:

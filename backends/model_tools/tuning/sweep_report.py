@@ -1,4 +1,4 @@
-"""Tells of a sweep: tables for people, a plot."""
+"""Formats the report of a sweep: tables and a plot."""
 
 from backends.model_tools.tuning.plot import Chart, draw_page
 from backends.model_tools.tuning.speed import Sweep

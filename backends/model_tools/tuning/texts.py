@@ -1,4 +1,4 @@
-"""Reads the texts that calibrate and judge: one a line, or a CSV with labels."""
+"""Reads the texts that calibrate and evaluate: one a line, or a CSV with labels."""
 
 import csv
 from pathlib import Path
@@ -12,7 +12,7 @@ _LABEL = ("label", "category", "intent")
 
 
 class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts, and their right labels where they are known."""
+    """Holds texts, and their labels where they are known."""
 
     texts: list[str]
     labels: list[str] | None = None

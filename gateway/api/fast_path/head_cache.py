@@ -18,7 +18,6 @@ from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
 from gateway.http.request_head import MAX_FIELDS, has_valid_host
-from gateway.rate_limit.repeated_charges import RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.types import CacheDirectives, Principal
@@ -42,13 +41,6 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     traceparent: str
 
 
-class ReplayableRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A whole request of one item, with plain headers, that was a memory hit."""
-
-    parsed: ParsedBody
-    charge: RepeatedCharge
-
-
 class RequestHeadCache:
     """The heads a worker has seen lately, of requests that the fast path may answer."""
 
@@ -59,7 +51,7 @@ class RequestHeadCache:
         # Copied for each digest: to begin with the key anew would cost a round of it.
         self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
         self._heads: dict[bytes, CachedHead | None] = {}
-        self._requests: dict[bytes, ReplayableRequest] = {}
+        self._requests: dict[bytes, ParsedBody] = {}
         self._runtime: Runtime | None = None
         self._generation = -1
         self._is_closed = False
@@ -83,8 +75,8 @@ class RequestHeadCache:
             known = self._heads[digest] = self._read(head)
         return known
 
-    def find_replayable(self, request: bytes) -> ReplayableRequest | None:
-        """Return the entry of a whole request, head and body."""
+    def find_replayable(self, request: bytes) -> ParsedBody | None:
+        """Return the parsed body of a whole request that was a memory hit."""
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
         if len(request) > _LONGEST:
@@ -93,12 +85,12 @@ class RequestHeadCache:
         hasher.update(request)
         return self._requests.get(hasher.digest())
 
-    def add_replayable(self, request: bytes, known: ReplayableRequest) -> None:
+    def add_replayable(self, request: bytes, parsed: ParsedBody) -> None:
         """Store a whole request, head and body."""
         if len(request) <= _LONGEST and not self._is_closed:
             if len(self._requests) >= _MOST:
                 self._requests.clear()
-            self._requests[self._digest(request)] = known
+            self._requests[self._digest(request)] = parsed
 
     def close(self) -> None:
         """Clear the cache and store nothing more: every request goes to the application."""

@@ -11,20 +11,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from gateway.api.answers import HIT, PRIVATE
-from gateway.api.fast_path.head_cache import CachedHead, ReplayableRequest, RequestHeadCache
-from gateway.api.fast_path.hit_events import HitEventBatch
+from gateway.api.answers import HIT
+from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
 from gateway.api.http import HttpReply
-from gateway.api.request_state import RequestIds, RequestState
-from gateway.api.rules import InferenceRules, Limiter
+from gateway.api.request_state import RequestState
+from gateway.api.rules import InferenceRules
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
-from gateway.inference.inference import Inference
-from gateway.runtime.store import RuntimeStore
-from gateway.types import CacheDirectives
 
-_NO_DIRECTIVES = CacheDirectives()
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
 _MOST_AT_ONCE = 64 * 1024
@@ -38,20 +33,12 @@ class FastPath:
         *,
         rules: InferenceRules,
         heads: RequestHeadCache,
-        limiter: Limiter,
-        inference: Inference,
-        runtimes: RuntimeStore,
-        ids: RequestIds,
-        hit_events: HitEventBatch,
     ) -> None:
         self.heads = heads
-        self.coalescer = WriteCoalescer(before=hit_events.commit)
-        self.hit_events = hit_events
+        self.hit_events = rules.hits.events
+        self.coalescer = WriteCoalescer(before=self.hit_events.commit)
         self._rules = rules
-        self._limiter = limiter
-        self._inference = inference
-        self._runtimes = runtimes
-        self._id_prefix = ids.prefix.encode()
+        self._hits = rules.hits
         self._server_headers: list[tuple[bytes, bytes]] = []
         self._server_lines = b""
         self._hit_lines = b""
@@ -59,39 +46,14 @@ class FastPath:
     def replay(self, request: bytes, server_headers: list[tuple[bytes, bytes]]) -> bytes | None:
         """Return the answer to a whole request that is the same as an earlier memory hit.
 
-        `None`, with nothing charged, where there was none or the answer may be another now.
+        `None` where there was none; see `MemoryHits.replay`.
         """
-        known = self.heads.find_replayable(request)
-        if known is None:
-            return None
-        replay, prepared = known.parsed.replay, known.parsed.prepared
-        if (
-            replay is None
-            or prepared is None
-            or not self._inference.is_current(prepared.plan, self._runtimes.current)
-        ):
-            return None
-        entry, age = self._inference.read_single(prepared, _NO_DIRECTIVES)
-        if entry is not replay.entry:
-            return None
-        run = replay.run
-        if run.count == run.room and not self.hit_events.join(run):
-            return None
-        limits = known.charge.spend()
-        if limits is None:
-            self.hit_events.commit()  # the run may have been joined for nothing
+        parsed = self.heads.find_replayable(request)
+        if parsed is None:
             return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
-        return b"%b%d\r\nx-request-id: %b%010x%b%b%b" % (
-            self._hit_lines,
-            age,
-            self._id_prefix,
-            run.add(),
-            PRIVATE,
-            limits,
-            replay.tail,
-        )
+        return self._hits.replay(parsed, self._hit_lines)
 
     def reply(self, head: CachedHead, body: bytes, *, request: bytes) -> HttpReply | RequestState:
         """Return the answer to a request, or its state where it has to be waited for.
@@ -106,15 +68,8 @@ class FastPath:
         state.body_is_read()
         reply = self._rules.reply_now(state, "", body)
         parsed = state.parsed
-        if (
-            parsed is not None
-            and parsed.replay is not None
-            and head.is_plain
-            # A limit that is only tried out counts what it would have refused, on the longer way.
-            and not any(charge.rule.shadow for charge in parsed.charges)
-        ):
-            charge = self._limiter.spender(parsed.charges)
-            self.heads.add_replayable(request, ReplayableRequest(parsed=parsed, charge=charge))
+        if head.is_plain and parsed is not None and parsed.replay is not None:
+            self.heads.add_replayable(request, parsed)
         return reply or state
 
     def lookup_nowait(

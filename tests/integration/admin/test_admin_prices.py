@@ -133,7 +133,7 @@ async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
     await redis.flushall()
     ledger_file = tmp_path / "another.db"
     stop = asyncio.Event()
-    with Ledger(f"sqlite:///{ledger_file}", patience=0.1) as ledger:
+    with Ledger(f"sqlite:///{ledger_file}", timeout=0.1) as ledger:
         assert ledger.prices.entries() == []
         with closing(sqlite3.connect(ledger_file, isolation_level=None)) as writer:
             publisher = Publisher(
@@ -141,7 +141,7 @@ async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
                 ledger=ledger,
                 settings=settings,
                 clock=lambda: 7.0,
-                patience=0.1,
+                workers_timeout=0.1,
             )
             following = asyncio.create_task(publisher.follow(stop))
             await publisher.put(MODELS + PRICES, if_match="", author="a")
@@ -200,7 +200,7 @@ async def test_gateways_that_start_at_once_all_go_on(
                 ledger=ledger,
                 settings=settings,
                 clock=lambda: 7.0,
-                patience=0.1,
+                workers_timeout=0.1,
                 chance=lambda: 1.5,
             )
             for _ in range(4)

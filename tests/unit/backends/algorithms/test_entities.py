@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from backends.algorithms.entities import Aggregation, find_entity_spans
-from backends.types import FloatArray, TokenSpan
+from backends.algorithms.entities import Aggregation, find_entities
+from backends.types import FloatArray, TokenOffsets
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]
 
 
-def piece(start: int, end: int, *, continues: bool = False, special: bool = False) -> TokenSpan:
-    return TokenSpan(start=start, end=end, special=special, continues_word=continues)
+def piece(start: int, end: int, *, continues: bool = False, special: bool = False) -> TokenOffsets:
+    return TokenOffsets(start=start, end=end, special=special, continues_word=continues)
 
 
 def scores(*best: tuple[int, float]) -> FloatArray:
@@ -35,8 +35,8 @@ SCORES = scores((1, 1.0), (1, 0.9), (2, 0.8), (1, 0.6), (0, 0.9), (3, 0.7), (1, 
 
 
 def found(aggregation: Aggregation) -> list[tuple[str, int, int]]:
-    spans = find_entity_spans(PIECES, SCORES, LABELS, aggregation)
-    return [(m.label, m.start, m.end) for m in spans]
+    entities = find_entities(PIECES, SCORES, LABELS, aggregation)
+    return [(m.label, m.start, m.end) for m in entities]
 
 
 def test_none_shows_every_piece_with_its_whole_label() -> None:
@@ -61,34 +61,34 @@ def test_average_weighs_all_pieces_of_a_word() -> None:
     lines = scores((0, 0.4), (1, 0.9))
     pieces = [piece(0, 2), piece(2, 4, continues=True)]
 
-    (span,) = find_entity_spans(pieces, lines, LABELS, "average")
+    (entity,) = find_entities(pieces, lines, LABELS, "average")
 
-    assert (span.label, span.start, span.end) == ("PER", 0, 4)
-    assert span.score == pytest.approx((0.2 + 0.9) / 2, abs=1e-6)
+    assert (entity.label, entity.start, entity.end) == ("PER", 0, 4)
+    assert entity.score == pytest.approx((0.2 + 0.9) / 2, abs=1e-6)
 
 
 def test_first_and_max_differ_where_the_second_piece_is_surer() -> None:
     lines = scores((0, 0.4), (1, 0.9))
     pieces = [piece(0, 2), piece(2, 4, continues=True)]
 
-    assert find_entity_spans(pieces, lines, LABELS, "first") == []
-    assert find_entity_spans(pieces, lines, LABELS, "max")[0].score == pytest.approx(0.9)
+    assert find_entities(pieces, lines, LABELS, "first") == []
+    assert find_entities(pieces, lines, LABELS, "max")[0].score == pytest.approx(0.9)
 
 
 def test_the_score_of_a_group_is_the_mean_of_its_members() -> None:
-    span = find_entity_spans(PIECES, SCORES, LABELS, "simple")[0]
+    entity = find_entities(PIECES, SCORES, LABELS, "simple")[0]
 
-    assert span.score == pytest.approx(0.85, abs=1e-6)
+    assert entity.score == pytest.approx(0.85, abs=1e-6)
 
 
 def test_a_text_of_no_entities_has_none() -> None:
-    assert find_entity_spans([piece(0, 3)], scores((0, 0.9)), LABELS, "simple") == []
+    assert find_entities([piece(0, 3)], scores((0, 0.9)), LABELS, "simple") == []
 
 
 def test_what_lies_outside_parts_entities() -> None:
     lines = scores((2, 0.9), (0, 0.9), (2, 0.9))
     pieces = [piece(0, 1), piece(2, 3), piece(4, 5)]
 
-    spans = find_entity_spans(pieces, lines, LABELS, "simple")
+    entities = find_entities(pieces, lines, LABELS, "simple")
 
-    assert [(m.start, m.end) for m in spans] == [(0, 1), (4, 5)]
+    assert [(m.start, m.end) for m in entities] == [(0, 1), (4, 5)]

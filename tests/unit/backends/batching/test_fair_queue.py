@@ -15,7 +15,6 @@ def make_row(scope: str, *, deadline: float = 100.0, lane: str = "interactive") 
     ids = np.ones(4, dtype=np.int32)
     return Row(
         encoding=Encoding(ids=ids, type_ids=None, key=ids.tobytes()),
-        kind=OutputKind.POOLED,
         key=(scope, "graph", OutputKind.POOLED, ids.tobytes()),
         deadline=deadline,
         span=NO_SPAN,

@@ -123,7 +123,6 @@ class Simulation:
     def row(self, request: Request, item: int, length: int) -> Row:
         row = Row(
             encoding=Encoding(ids=np.ones(length, dtype=np.int32), type_ids=None, key=b""),
-            kind=OutputKind.POOLED,
             key=("tenant", "graph", OutputKind.POOLED, b""),
             deadline=request.deadline,
             span=NO_SPAN,

@@ -61,7 +61,6 @@ def make_row(arrival: Arrival, now: float) -> tuple[Row, RowWaiter]:
     ids = np.ones(arrival.length, dtype=np.int32)
     row = Row(
         encoding=Encoding(ids=ids, type_ids=None, key=b""),
-        kind=OutputKind.POOLED,
         key=(arrival.scope, "graph", OutputKind.POOLED, b""),
         deadline=now + arrival.patience,
         span=NO_SPAN,

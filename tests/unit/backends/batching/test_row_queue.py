@@ -20,7 +20,6 @@ def make_row(
     ids = np.ones(length, dtype=np.int32)
     row = Row(
         encoding=Encoding(ids=ids, type_ids=None, key=ids.tobytes()),
-        kind=kind,
         key=("tenant", "graph", kind, ids.tobytes()),
         deadline=deadline,
         span=NO_SPAN,

@@ -14,8 +14,8 @@ from backends.app import make_routes
 from backends.errors import ExecutorDied, Overloaded
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Failed, Task
-from backends.qualification.admit import admit_unmeasured
-from backends.serving.loading import Tools
+from backends.qualification.qualify import qualify_unmeasured
+from backends.serving.loading import LoadingTools
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
@@ -92,13 +92,13 @@ async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     settings = BackendSettings(models=write_repository(tmp_path / "models"))
-    tools = Tools(
+    tools = LoadingTools(
         settings=settings,
         tracing=NoTracing(),
         clock=time.monotonic,
         tokenizer_pool=pool,
         open_executor=lambda _: DummyExecutor(dimensions=DIMENSIONS),
-        admit=admit_unmeasured,
+        qualify=qualify_unmeasured,
     )
     async with Repository(root=settings.models, tools=tools, retire_after=1.0) as repository:
         backend = Backend(make_routes(repository, settings, NoTracing()), repository)

@@ -13,7 +13,7 @@ import pytest
 from backends.protocol import Task
 from gateway.api.body_reader import BodyReader
 from gateway.api.decode_errors import explain_decode_error
-from gateway.api.json_bounds import check_json
+from gateway.api.json_bounds import check_json_size
 from gateway.api.request_state import RequestState
 from gateway.config.document import Document
 from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
@@ -104,31 +104,31 @@ def values(count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("number", range(6))
 def test_values_are_counted_and_not_what_texts_say(number: int) -> None:
-    check_json(values(1000)[number], max_values=1000)
+    check_json_size(values(1000)[number], max_values=1000)
 
     with pytest.raises(PayloadTooLarge, match="more than 1000 JSON values"):
-        check_json(values(1002)[number], max_values=1000)
+        check_json_size(values(1002)[number], max_values=1000)
 
 
 def test_a_text_may_have_as_many_commas_and_digits_as_it_likes() -> None:
     text = json.dumps({"input": "1,2[{" * 100_000 + "7" * 100_000 + '\\"' * 1000}).encode()
 
-    check_json(text, max_values=1000)
+    check_json_size(text, max_values=1000)
 
 
 @pytest.mark.parametrize("number", [b"5e-324", b"1.7E+308", b"0." + b"123" * 8, b"7" * 20])
 def test_many_numbers_that_take_long_are_refused(number: bytes) -> None:
     few = b'{"inputs":["%b",%b]}' % (number * 9000, b",".join([number] * 2000))
 
-    check_json(few, max_values=9000)
+    check_json_size(few, max_values=9000)
     with pytest.raises(InvalidRequest, match="round them to 17 digits"):
-        check_json(few[:-2] + b",%b]}" % number, max_values=9000)
+        check_json_size(few[:-2] + b",%b]}" % number, max_values=9000)
 
 
 def test_numbers_as_programs_write_them_are_taken_in_any_number() -> None:
     numbers = [-0.12345678901234567, 1.5e-99, 123456789.123, 2**63, 1e22] * 10_000
 
-    check_json(json.dumps(numbers).encode(), max_values=60_000)
+    check_json_size(json.dumps(numbers).encode(), max_values=60_000)
 
 
 _HOSTILE: dict[str, Callable[[], bytes]] = {

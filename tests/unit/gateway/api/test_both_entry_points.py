@@ -1,4 +1,4 @@
-"""The fast lane and the application answer the same requests with the same bytes."""
+"""The fast path and the application answer the same requests with the same bytes."""
 
 import logging
 import re
@@ -27,27 +27,27 @@ def requests(pytestconfig: pytest.Config) -> int:
     return asked
 
 
-async def test_both_doors_answer_alike_from_before(anyio_backend: str) -> None:
+async def test_both_entry_points_answer_alike_from_before(anyio_backend: str) -> None:
     """Revisions come and go, backends are away for a while: old answers are the same as well."""
-    doors = application, lane = EntryPoint(fast=False), EntryPoint(fast=True)
+    entry_points = application, fast_path = EntryPoint(fast=False), EntryPoint(fast=True)
     entry = ModelEntry(stale_while_revalidate=5.0, stale_if_error=60.0)
-    for door in doors:
-        door.api.configure(models={"sentiment": entry})
+    for entry_point in entry_points:
+        entry_point.api.configure(models={"sentiment": entry})
     traffic = Traffic(_SEED)
     kinds: Counter[bytes] = Counter()
     for number in range(1_200):
         if number % 50 == 0:
-            for door in doors:
-                door.api.scene.models.infos["sentiment"] = _REVISIONS[number // 50 % 3]
-                door.api.scene.runner.failure = _AWAY if number // 50 % 2 else None
+            for entry_point in entry_points:
+                entry_point.api.scene.models.infos["sentiment"] = _REVISIONS[number // 50 % 3]
+                entry_point.api.scene.runner.failure = _AWAY if number // 50 % 2 else None
         parts = traffic.next()
-        expected, found = await application.send(*parts), await lane.send(*parts)
+        expected, found = await application.send(*parts), await fast_path.send(*parts)
         assert found == expected, (number, parts)
-        assert lane.events() == application.events(), (number, parts)
+        assert fast_path.events() == application.events(), (number, parts)
         kinds.update(_KINDS.findall(expected))
-        for door in doors:
-            door.api.clock.advance(1.0)
-            door.api.scene.wall.advance(1.0)
+        for entry_point in entry_points:
+            entry_point.api.clock.advance(1.0)
+            entry_point.api.scene.wall.advance(1.0)
 
     assert set(kinds) == {b"stale", b"stale-if-error"}
     assert min(kinds.values()) > 5
@@ -55,26 +55,26 @@ async def test_both_doors_answer_alike_from_before(anyio_backend: str) -> None:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tier", ["memory", "redis"])
-async def test_both_doors_answer_alike(requests: int, tier: str) -> None:
+async def test_both_entry_points_answer_alike(requests: int, tier: str) -> None:
     """Status, headers and bodies are equal but for ids and times; so are the events."""
     logging.disable(logging.ERROR)
-    application, lane = EntryPoint(fast=False), EntryPoint(fast=True)
-    for door in (application, lane):
-        door.api.scene.cache.has_memory = tier == "memory"
+    application, fast_path = EntryPoint(fast=False), EntryPoint(fast=True)
+    for entry_point in (application, fast_path):
+        entry_point.api.scene.cache.has_memory = tier == "memory"
     traffic = Traffic(_SEED)
     statuses: Counter[bytes] = Counter()
     tiers: Counter[bytes] = Counter()
     for number in range(requests):
         parts = traffic.next()
-        expected, found = await application.send(*parts), await lane.send(*parts)
+        expected, found = await application.send(*parts), await fast_path.send(*parts)
         assert found == expected, (number, parts)
-        assert lane.events() == application.events(), (number, parts)
+        assert fast_path.events() == application.events(), (number, parts)
         statuses.update(line[9:12] for line in expected.split(b"\r\n") if line[:5] == b"HTTP/")
         tiers.update(_TIERS.findall(expected))
         seconds = traffic.advance()
-        for door in (application, lane):
-            door.api.clock.advance(seconds)
-            door.api.scene.wall.advance(seconds)
+        for entry_point in (application, fast_path):
+            entry_point.api.clock.advance(seconds)
+            entry_point.api.scene.wall.advance(seconds)
     logging.disable(logging.NOTSET)
 
     wanted = {b"200", b"400", b"401", b"403", b"404", b"405", b"413", b"429", b"504", b"100"}

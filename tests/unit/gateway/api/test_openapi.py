@@ -21,7 +21,7 @@ from gateway.api.health import HealthController
 from gateway.api.metadata import MetadataController
 from gateway.api.openapi import described_by_litestar
 from gateway.api.openapi_parts import (
-    NOWHERE,
+    UNDOCUMENTED,
     Operation,
     all_errors,
     codes,
@@ -174,7 +174,7 @@ async def test_every_error_is_told_of_where_it_may_happen() -> None:
         for code in response["content"]["application/problem+json"]["examples"]
     }
 
-    assert told | {error.code for error in NOWHERE} == codes()
+    assert told | {error.code for error in UNDOCUMENTED} == codes()
     for document in DOCUMENTS.values():
         schema = document["components"]["schemas"]["Problem"]
         assert schema["properties"]["code"]["enum"] == sorted(codes())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gateway.api.request_headers import cache_directives, criticality, time_allowed
+from gateway.api.request_headers import parse_cache_control, parse_criticality, parse_timeout
 from gateway.auth.bearer import bearer_token
 from gateway.config.document import DeadlineEntry
 from gateway.errors import InvalidRequest
@@ -25,13 +25,13 @@ def test_the_key_is_taken_from_a_bearer_header(value: bytes, key: bytes) -> None
 def test_a_request_gets_the_time_it_asks_for_up_to_the_maximum(
     value: bytes | None, seconds: float
 ) -> None:
-    assert time_allowed(value, _DEADLINE) == seconds
+    assert parse_timeout(value, _DEADLINE) == seconds
 
 
 @pytest.mark.parametrize("value", [b"", b"0", b"-1", b"nan", b"inf", b"soon", b"\xff"])
 def test_a_time_that_is_none_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="X-Request-Timeout"):
-        time_allowed(value, _DEADLINE)
+        parse_timeout(value, _DEADLINE)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_a_time_that_is_none_is_refused(value: bytes) -> None:
     ],
 )
 def test_a_request_says_how_important_it_is(value: bytes | None, expected: Criticality) -> None:
-    assert criticality(value) is expected
+    assert parse_criticality(value) is expected
 
 
 @pytest.mark.parametrize("value", [b"urgent", b""])
 def test_an_importance_that_is_none_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="Sluicegate-Criticality"):
-        criticality(value)
+        parse_criticality(value)
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_an_importance_that_is_none_is_refused(value: bytes) -> None:
 def test_cache_control_is_read_and_unknown_directives_ignored(
     value: bytes, expected: CacheDirectives
 ) -> None:
-    assert cache_directives(value) == expected
+    assert parse_cache_control(value) == expected
 
 
 @pytest.mark.parametrize("value", [b"max-age", b"max-age=soon", b"max-age=-1", b"max-age=\xb2"])
 def test_a_max_age_that_is_no_number_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="max-age"):
-        cache_directives(value)
+        parse_cache_control(value)
 
 
 @pytest.mark.parametrize("value", [b"max-stale=soon", b"max-stale=-1"])
 def test_a_max_stale_that_is_no_number_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="max-stale"):
-        cache_directives(value)
+        parse_cache_control(value)

@@ -1,4 +1,4 @@
-"""The key ring follows the store; while that is down or broken, what was known stays known."""
+"""The key ring follows the store, and keeps its keys while that is down or broken."""
 
 import logging
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ async def test_keys_are_known_as_soon_as_it_is_entered() -> None:
         assert knows(ring)
 
 
-async def test_a_change_is_taken_when_told_and_only_then_read() -> None:
+async def test_keys_are_loaded_again_only_when_the_version_changed() -> None:
     ring, accounts = KeyRing(), Accounts(_KEY)
     async with PrincipalsFollower(ring=ring, accounts=accounts, poll=60.0) as follower:
         await follower.refresh()
@@ -71,7 +71,7 @@ async def test_a_change_is_taken_when_told_and_only_then_read() -> None:
         assert not knows(ring)
 
 
-async def test_a_change_that_nobody_told_of_is_found() -> None:
+async def test_a_change_without_an_announcement_is_found() -> None:
     ring, accounts = KeyRing(), Accounts()
     async with PrincipalsFollower(ring=ring, accounts=accounts, poll=0.001):
         accounts.change(_KEY)
@@ -107,7 +107,7 @@ async def test_a_key_ends_when_it_expires_also_while_the_store_is_down() -> None
         assert (before, knows(ring)) == (True, False)
 
 
-async def test_who_asks_for_the_keys_to_be_read_is_told_that_they_were_not() -> None:
+async def test_a_failed_reload_of_keys_raises() -> None:
     accounts = Accounts(_KEY)
     async with PrincipalsFollower(ring=KeyRing(), accounts=accounts, poll=60.0) as follower:
         accounts.trouble = DependencyUnavailable("the ledger cannot be reached")
@@ -142,7 +142,7 @@ async def test_a_bad_read_does_not_end_the_following(caplog: pytest.LogCaptureFi
             await until(lambda: not knows(ring))
 
 
-async def test_a_store_that_is_away_is_told_of_once_each_time(
+async def test_a_store_that_is_away_is_logged_once_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ring, accounts = KeyRing(), Accounts(_KEY)
@@ -152,5 +152,5 @@ async def test_a_store_that_is_away_is_told_of_once_each_time(
             for _ in range(5):
                 await follower.refresh()
 
-    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == ["keys cannot be read; known ones stay"] * 2
+    logged = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert logged == ["keys cannot be read; the last ones stay in force"] * 2

@@ -42,7 +42,7 @@ class Events:
     def __init__(self, trouble: str = "") -> None:
         self._trouble = trouble
 
-    def trouble(self) -> str:
+    def refusal_reason(self) -> str:
         """Return what is wrong."""
         return self._trouble
 
@@ -71,7 +71,7 @@ async def test_a_worker_that_knows_nothing_says_what_it_waits_for() -> None:
     assert [missing.split(":")[0] for missing in found.missing] == ["keys", "backends"]
 
 
-async def test_one_region_is_enough_and_the_other_is_told_of() -> None:
+async def test_one_region_is_enough_and_the_other_is_reported() -> None:
     principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
     await principals.refresh()
     backends = fleet()

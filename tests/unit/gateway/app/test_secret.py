@@ -1,4 +1,4 @@
-"""The secret of the cache: one per data directory, whoever comes first."""
+"""The secret of cache tags is created once per data directory."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What a worker's parts say of themselves, as metrics and as JSON."""
+"""Statistics of a worker's parts are reported as metrics and as JSON."""
 
 import msgspec
 import pytest
@@ -33,7 +33,7 @@ def test_numbers_are_taken_and_the_rest_left() -> None:
 
 
 @pytest.mark.anyio
-async def test_figures_reach_the_metrics_again_and_again() -> None:
+async def test_statistics_reach_the_metrics_at_each_interval() -> None:
     registry = CollectorRegistry()
     asked: list[int] = []
 
@@ -41,13 +41,13 @@ async def test_figures_reach_the_metrics_again_and_again() -> None:
         asked.append(1)
         return Inner(hits=len(asked))
 
-    figures = StatsReporter(
+    reporter = StatsReporter(
         metrics=GatewayMetrics(registry),
         sources={"cache": source},
         details={"fleet": lambda: [{"region": "eu"}]},
         interval=0.001,
     )
-    async with figures:
+    async with reporter:
         await until(lambda: len(asked) > 2)
 
     labels = {"part": "cache", "figure": "hits"}
@@ -55,13 +55,13 @@ async def test_figures_reach_the_metrics_again_and_again() -> None:
 
 
 def test_a_report_is_json_of_every_part() -> None:
-    figures = StatsReporter(
+    reporter = StatsReporter(
         metrics=GatewayMetrics(CollectorRegistry()),
         sources={"cache": Inner},
         details={"fleet": lambda: [{"region": "eu"}]},
     )
 
-    assert msgspec.json.decode(figures.report()) == {
+    assert msgspec.json.decode(reporter.report()) == {
         "cache": {"hits": 3, "state": "closed"},
         "fleet": [{"region": "eu"}],
     }

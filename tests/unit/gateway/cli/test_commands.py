@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin.operator_access import access_to, hold_access
+from gateway.admin.operator_access import access_to, publish_access
 from gateway.cli import main
 from loadtests.harness.certificates import Authority
 
@@ -149,7 +149,7 @@ def test_without_a_running_instance_a_command_says_how_to_name_one(tmp_path: Pat
 
 def test_a_listener_that_does_not_answer_is_exit_code_4(tmp_path: Path) -> None:
     (tmp_path / "admin-key").write_text(KEY)
-    with hold_access(tmp_path, access_to("127.0.0.1", 1, KEY)):
+    with publish_access(tmp_path, access_to("127.0.0.1", 1, KEY)):
         result = run("keys", "list", "--data-dir", str(tmp_path))
 
     assert result.exit_code == 4
@@ -184,7 +184,7 @@ def test_address_and_key_of_different_instances_are_refused(
     variables = {f"SLUICEGATE_{name}": value for name, value in environment.items()}
     variables = {name: str(data) if v == "X" else v for name, v in variables.items()}
 
-    with hold_access(data, access_to("127.0.0.1", 1, KEY)):
+    with publish_access(data, access_to("127.0.0.1", 1, KEY)):
         result = CliRunner().invoke(main, ["keys", "list", *given], env=variables)
 
     assert result.exit_code == 2, result.output
@@ -205,7 +205,7 @@ def test_a_data_directory_gives_the_address_with_its_key(
 ) -> None:
     """What is given of the same instance, or wholly on the line, is used."""
     (tmp_path / "admin-key").write_text(KEY)
-    with hold_access(tmp_path, access_to("0.0.0.0", 1, KEY)):  # noqa: S104 - told, not bound
+    with publish_access(tmp_path, access_to("0.0.0.0", 1, KEY)):  # noqa: S104 - told, not bound
         result = run("keys", "list", "--data-dir", str(tmp_path), *arguments)
 
     assert result.exit_code == 4

@@ -1,4 +1,4 @@
-"""Which files of a folder are mount points, as the kernel lists them."""
+"""Finding the files of a folder that are mount points, as the kernel lists them."""
 
 from pathlib import Path
 

@@ -59,7 +59,7 @@ def test_one_wrong_record_does_not_hide_the_others() -> None:
     with pytest.raises(MalformedBlock):
         Unpacker().events(block)
 
-    assert Unpacker().readable(block) == ([make_event(1)], [8], [b"\x2a"])
+    assert Unpacker().decode_partially(block) == ([make_event(1)], [8], [b"\x2a"])
 
 
 def test_a_payload_of_another_number_of_events_is_refused() -> None:

@@ -90,11 +90,11 @@ def test_a_log_that_begins_on_a_full_disk_refuses_events_until_there_is_room(
                 log.set_aside(100)
             refusals.append(refused.value.retry_after)
             now[0] += 0.06
-        left, trouble = list_logs(folder), log.trouble()
+        left, trouble = list_logs(folder), log.refusal_reason()
         disk.full = False
         now[0] += 0.1
         log.publish(make_event(1))
-        after = log.trouble()
+        after = log.refusal_reason()
 
     assert (refusals, left, "No space left" in trouble, after) == ([1.0] * 3, [], True, "")
     assert read_all(LogReader(folder / log.id)) == [make_event(1)]
@@ -109,7 +109,7 @@ def test_who_asks_whether_events_are_kept_has_that_tried_again(tmp_path: Path) -
         disk.full = False
         now[0] += 0.1
 
-        assert log.trouble() == ""
+        assert log.refusal_reason() == ""
         assert (during, log.statistics().writable) == (False, True)
 
 

@@ -216,10 +216,10 @@ def test_a_log_that_ended_gives_back_what_it_had_reserved(log: EventLog, tmp_pat
     fill(log, 5)
     log.close()
     reader = LogReader(tmp_path / log.id)
-    assert reader.shorten() is None
+    assert reader.truncate() is None
     read_sequences(reader)
 
-    shorter = reader.shorten()
+    shorter = reader.truncate()
 
     assert shorter is not None
     assert shorter.stat().st_size < 1024
@@ -227,9 +227,9 @@ def test_a_log_that_ended_gives_back_what_it_had_reserved(log: EventLog, tmp_pat
 
 
 def test_what_the_ledger_had_is_remembered_beside_the_log(tmp_path: Path) -> None:
-    CommittedMark(tmp_path).move(600)
+    CommittedMark(tmp_path).set(600)
     again = CommittedMark(tmp_path)
-    again.move(300)
+    again.set(300)
 
     assert (again.value, CommittedMark(tmp_path).value) == (300, 300)
     assert CommittedMark(tmp_path / "away").value == 0

@@ -1,4 +1,4 @@
-"""The use case: what is asked of the cache, joined, computed, kept."""
+"""Items are answered from the cache, joined, or computed and stored."""
 
 import asyncio
 

@@ -14,7 +14,7 @@ from tests.support.ledgers import open_ledger
 def test_who_writes_in_bulk_waits_while_somebody_is_ahead(tmp_path: Path) -> None:
     one, other = (FileWritePriority(tmp_path / "lock") for _ in range(2))
     done: list[str] = []
-    with one.ahead(), other.ahead():
+    with one.prioritized(), other.prioritized():
         bulk = threading.Thread(target=_write_in_bulk, args=(other, done))
         bulk.start()
         done.append("change")
@@ -26,20 +26,20 @@ def test_who_writes_in_bulk_waits_while_somebody_is_ahead(tmp_path: Path) -> Non
 def test_nobody_holds_up_bulk_for_ever(tmp_path: Path) -> None:
     priority = FileWritePriority(tmp_path / "lock")
 
-    with priority.ahead():
+    with priority.prioritized():
         priority.give_way()  # returns after a second
 
 
 def test_order_is_given_up_where_the_file_cannot_be_opened(tmp_path: Path) -> None:
     priority = FileWritePriority(tmp_path / "a folder that is not there" / "lock")
 
-    with priority.ahead():
+    with priority.prioritized():
         priority.give_way()
 
 
 def test_a_file_of_another_user_may_be_locked(tmp_path: Path) -> None:
     priority = FileWritePriority(tmp_path / "lock")
-    with priority.ahead():
+    with priority.prioritized():
         pass
 
     (made,) = tmp_path.iterdir()
@@ -51,7 +51,7 @@ def test_a_process_that_stopped_while_it_looked_holds_nobody_up_for_ever(tmp_pat
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
-        with FileWritePriority(path).ahead():  # after a second
+        with FileWritePriority(path).prioritized():  # after a second
             pass
 
 
@@ -83,7 +83,7 @@ def test_adding_up_old_usage_lets_changes_go_first(tmp_path: Path) -> None:
     with open_ledger(tmp_path) as ledger:
         ledger.audit("admin", "test", "makes the tables")
 
-        with FileWritePriority(tmp_path / "ledger.db-ahead").ahead():
+        with FileWritePriority(tmp_path / "ledger.db-ahead").prioritized():
             began = time.monotonic()
             ledger.rollup.add_up(before=START, limit=10)
             waited = time.monotonic() - began

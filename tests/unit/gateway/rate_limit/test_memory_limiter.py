@@ -57,7 +57,7 @@ def test_an_idle_bucket_fills_up_to_its_capacity_and_no_further() -> None:
 
 def test_a_share_is_that_part_of_capacity_and_refill() -> None:
     clock = Clock()
-    limiter = MemoryRateLimiter(monotonic=clock, share=0.1)
+    limiter = MemoryRateLimiter(monotonic=clock, fraction=0.1)
     limit = rule(100, window=10.0)
 
     at_once = sum(limiter.try_admit([charge(of=limit)]).allowed for _ in range(100))
@@ -68,7 +68,7 @@ def test_a_share_is_that_part_of_capacity_and_refill() -> None:
 
 
 def test_a_share_of_a_small_limit_is_one_unit_and_of_nothing_nothing() -> None:
-    limiter = MemoryRateLimiter(monotonic=Clock(), share=0.1)
+    limiter = MemoryRateLimiter(monotonic=Clock(), fraction=0.1)
 
     small = [limiter.try_admit([charge(of=rule(5))]).allowed for _ in range(2)]
     none = limiter.try_admit([charge(of=rule(0), bucket="rl:{acme}:t:none")])
@@ -79,7 +79,7 @@ def test_a_share_of_a_small_limit_is_one_unit_and_of_nothing_nothing() -> None:
 
 
 def test_what_only_the_share_cannot_hold_may_be_tried_again() -> None:
-    limiter = MemoryRateLimiter(monotonic=Clock(), share=0.1)
+    limiter = MemoryRateLimiter(monotonic=Clock(), fraction=0.1)
 
     decision = limiter.try_admit([charge(50, of=rule(100))])
 

@@ -1,4 +1,4 @@
-"""A spender decides and tells as its limiter does, and takes nothing where it cannot."""
+"""A repeated charge decides as its limiter does, and takes nothing where it cannot."""
 
 import re
 
@@ -49,15 +49,15 @@ async def test_it_tells_what_the_limiter_would_have_told(valkey: str) -> None:
     (asked, one), (spent, two) = [await leased(valkey, clock) for clock in clocks]
     for bucket, lease in spent._leases.items():  # Redis refilled while the other was filled
         lease.level = asked._leases[bucket].level
-    spender = spent.spender(_CHARGES)
-    assert isinstance(spender, LeasedCharge)
+    repeated = spent.repeated_charge(_CHARGES)
+    assert isinstance(repeated, LeasedCharge)
 
     ended = False
     for step in (0.0, 0.0, 0.01, 0.3, 0.0, 0.2, 5.0) * 4:
         for clock in clocks:
             clock.advance(step)
         decision = asked.try_admit(_CHARGES)
-        lines = spender.spend()
+        lines = repeated.charge()
         told = rate_limit_lines(decision) if decision is not None else None
         assert without_times(lines) == without_times(told)
         assert times(lines) == pytest.approx(times(told), abs=50)
@@ -72,9 +72,9 @@ async def test_it_tells_what_the_limiter_would_have_told(valkey: str) -> None:
 async def test_over_any_limiter_it_takes_nothing_that_is_refused() -> None:
     limiter = MemoryRateLimiter(monotonic=Clock())
     charges = (Charge(rule=_RULES[0], bucket="b", amount=400),)
-    spender = limiter.spender(charges)
+    repeated = limiter.repeated_charge(charges)
 
-    told = [spender.spend() for _ in range(3)]
+    told = [repeated.charge() for _ in range(3)]
 
     assert [lines is None for lines in told] == [False, False, True]
     left = limiter.try_admit((Charge(rule=_RULES[0], bucket="b", amount=200),))
@@ -92,7 +92,7 @@ async def test_a_lease_of_a_rule_that_was_changed_is_not_spent(valkey: str) -> N
         for c in _CHARGES
     )
 
-    assert limiter.spender(halved).spend() is None
+    assert limiter.repeated_charge(halved).charge() is None
     assert limiter.try_admit(halved) is None
     await redis.aclose()
 
@@ -105,7 +105,7 @@ async def test_once_asked_it_tells_of_the_rule_that_holds_now(valkey: str) -> No
     )
 
     decision = await limiter.admit(changed)
-    lines = limiter.spender(changed).spend()
+    lines = limiter.repeated_charge(changed).charge()
 
     assert {state.rule.capacity for state in decision.policies} == {2_000}
     assert lines is not None

@@ -1,11 +1,11 @@
-"""Which of several backends an item goes to."""
+"""Choosing one of several backends for an item."""
 
 from collections import Counter
 from random import Random
 
 from backends.protocol import Report
 from gateway.routing.choice import ChoiceContext, choose, favourite
-from gateway.routing.member import LEAST_SHARE, Member
+from gateway.routing.member import INITIAL_SHARE, Member
 from tests.support.dispatching import endpoint
 
 NOW = 1000.0
@@ -18,7 +18,7 @@ def members(count: int, *, weights: tuple[float, ...] = ()) -> list[Member]:
         for n in range(count)
     ]
     for member in made:
-        member.take_report(Report(rows_per_second=100.0), NOW)
+        member.record_report(Report(rows_per_second=100.0), NOW)
     return made
 
 
@@ -44,7 +44,7 @@ def test_items_spread_evenly_by_weight_and_by_speed() -> None:
     even = favourites(members(4), 4000)
     weighted = favourites(members(2, weights=(1.0, 3.0)), 4000)
     unlike = members(2)
-    unlike[1].take_report(Report(rows_per_second=400.0), NOW)
+    unlike[1].record_report(Report(rows_per_second=400.0), NOW)
     by_speed = favourites(unlike, 4000)
 
     assert all(850 < count < 1150 for count in even.values())
@@ -80,14 +80,14 @@ def test_of_two_drawn_the_one_that_finishes_sooner_wins() -> None:
     loved = favourite(three, b"item", MOMENT)
     slow, fast = (member for member in three if member is not loved)
     loved.in_flight = 100
-    slow.take_report(Report(queued_seconds=3.0, rows_per_second=100.0), NOW)
+    slow.record_report(Report(queued_seconds=3.0, rows_per_second=100.0), NOW)
 
     assert chosen(three) == {fast.endpoint.backend}
 
 
 def test_the_far_away_are_passed_by() -> None:
     near, far = members(2)
-    far.take_round_trip(1.0)
+    far.record_round_trip(1.0)
 
     found = {
         str(choose([near, far], bytes([n]), MOMENT, Random(1)).endpoint.backend) for n in range(50)
@@ -98,7 +98,7 @@ def test_the_far_away_are_passed_by() -> None:
 
 def test_what_was_queued_shrinks_and_what_was_sent_since_counts() -> None:
     (member,) = members(1)
-    member.take_report(Report(queued_seconds=1.0, rows_per_second=100.0), NOW)
+    member.record_report(Report(queued_seconds=1.0, rows_per_second=100.0), NOW)
 
     then = member.finish_time(NOW, 5.0)
     later = member.finish_time(NOW + 0.6, 5.0)
@@ -114,7 +114,7 @@ def test_items_of_many_rows_take_longer() -> None:
     (member,) = members(1)
 
     for _ in range(200):
-        member.take_rows(40, 2)
+        member.record_rows(40, 2)
 
     assert 0.19 < member.item_time() < 0.21
 
@@ -125,4 +125,4 @@ def test_a_backend_that_came_back_begins_with_little() -> None:
 
     shares = [member.share(NOW + seconds, 5.0) for seconds in (0.0, 2.5, 5.0, 60.0)]
 
-    assert shares == [LEAST_SHARE, (1.0 + LEAST_SHARE) / 2, 1.0, 1.0]
+    assert shares == [INITIAL_SHARE, (1.0 + INITIAL_SHARE) / 2, 1.0, 1.0]

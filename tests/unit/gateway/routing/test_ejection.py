@@ -1,4 +1,4 @@
-"""When a backend that fails is left out, and for how long."""
+"""Ejecting a backend that fails, and readmitting it."""
 
 from gateway.routing.ejection import CLEAN, Ejection, EjectionRules, after_failure, after_success
 

@@ -1,4 +1,4 @@
-"""What the fleet says of models and of where work should go."""
+"""The fleet's catalog of models, and the backends that it chooses."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from backends.protocol import Report
 from gateway.config.document import RoutingEntry
 from gateway.routing.fleet import Fleet, ProbeFailure, ProbeVerdict
 from gateway.routing.limit import LEAST
-from gateway.routing.member import LEAST_SHARE, Health
+from gateway.routing.member import INITIAL_SHARE, Health
 from gateway.types import Criticality, Endpoint, ServedModel
 from loadtests.harness.stub_backend import stub_model
 from tests.support.clock import Clock
@@ -209,7 +209,7 @@ def test_a_drained_backend_is_given_nothing_until_it_is_restored(clock: Clock) -
     clock.advance(10.0)
 
     assert drained == ["us-0"]
-    assert restored == LEAST_SHARE
+    assert restored == INITIAL_SHARE
     assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-0", "us-0"]
 
 
@@ -332,7 +332,7 @@ def test_a_backend_that_joins_others_begins_with_little(clock: Clock) -> None:
     fleet.configure([*EU, *US], ROUTING)
     fleet.observe(US[0], state())
 
-    assert [each.share for each in fleet.statistics()] == [1.0, 1.0, LEAST_SHARE]
+    assert [each.share for each in fleet.statistics()] == [1.0, 1.0, INITIAL_SHARE]
 
 
 def test_news_of_a_backend_that_left_is_ignored(clock: Clock) -> None:

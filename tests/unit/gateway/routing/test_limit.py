@@ -1,4 +1,4 @@
-"""How many items a backend may have in flight, by how long its answers take."""
+"""The limit on items in flight follows the latencies of a backend."""
 
 from gateway.routing.limit import CAUTIOUS, LEAST, UNLIMITED, Limit, after_answer
 

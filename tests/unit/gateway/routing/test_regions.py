@@ -1,4 +1,4 @@
-"""Which region work goes to, by what each would make of it."""
+"""Choosing a region by its predicted waits and headroom."""
 
 from collections import Counter
 from random import Random
@@ -22,7 +22,7 @@ def tier(
 ) -> list[Member]:
     member = Member(endpoint(f"{region}-0", region=region, overflow=overflow))
     report = Report(queued_seconds=queued, rows_per_second=speed, device_busy_share=busy)
-    member.take_report(report, NOW)
+    member.record_report(report, NOW)
     return [member]
 
 

@@ -1,4 +1,4 @@
-"""Backends that have only just stopped answering probes: when they are still candidates."""
+"""Backends that have only just stopped answering probes are candidates of last resort."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The follower of models ends whatever its cancellation meets."""
+"""The follower of models ends, whatever it is doing when it is cancelled."""
 
 import asyncio
 import contextlib
@@ -34,6 +34,6 @@ async def test_it_ends_though_a_command_to_redis_lost_the_cancellation() -> None
     follower = ModelsFollower(control=control, worker="w", reload=reload)
     async with asyncio.timeout(30.0):
         async with follower:
-            follower.newest(1)
-            follower.newest(2)
+            follower.on_version(1)
+            follower.on_version(2)
             await control.writing.wait()

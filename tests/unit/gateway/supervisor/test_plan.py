@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.config.load import BESIDE_CACHE_BYTES, load_text
+from gateway.config.load import WORKER_BASE_BYTES, load_text
 from gateway.settings import Settings, load_settings
 from gateway.supervisor.credentials import Credentials
 from gateway.supervisor.data_directory import DataDirectory, open_directory
@@ -155,7 +155,7 @@ def test_a_repository_without_models_is_refused_before_anything_starts(
 def test_a_bound_on_memory_that_a_full_cache_would_break_is_refused(tmp_path: Path) -> None:
     cache = Settings().memory_limit_bytes
     (tmp_path / "gateway.yaml").write_text(f"{{cache: {{memory_bytes: {cache}}}}}")
-    allowed = cache + BESIDE_CACHE_BYTES
+    allowed = cache + WORKER_BASE_BYTES
 
     with pytest.raises(CannotStart, match=f"make that {allowed} at least"):
         check_configuration(Settings(config=tmp_path))

@@ -38,7 +38,7 @@ async def test_it_goes_on_soon_while_there_is_more() -> None:
     store = Store(1500)
     rollup = UsageRollup(store, keep=100.0, every=30.0, rest=0.05, clock=lambda: NOW)
 
-    waits = [await rollup.turn() for _ in range(3)]
+    waits = [await rollup.run_once() for _ in range(3)]
 
     assert waits == [0.05, 0.05, 30.0]
     assert set(store.before) == {NOW - 100_000_000_000}
@@ -58,11 +58,11 @@ async def test_it_tries_again_after_what_ends_neither_it_nor_billing(
     store = Store(1)
     rollup = UsageRollup(store, keep=0.0, every=30.0)
     store.trouble = trouble
-    during = await rollup.turn()
+    during = await rollup.run_once()
     failures = rollup.statistics().failures
     store.trouble = None
 
-    await rollup.turn()
+    await rollup.run_once()
 
     assert (during <= 30.0, failures) == (True, 1)
     assert (rollup.statistics().rows, rollup.statistics().failures) == (1, 0)
@@ -84,7 +84,7 @@ async def test_events_may_be_kept_for_ever(tmp_path: Path, keep: float) -> None:
         ledger.record("w0-1", 1, [make_event(1)])
         rollup = UsageRollup(ledger.rollup, keep=keep)
 
-        await rollup.turn()
+        await rollup.run_once()
 
         assert (rollup.statistics().rows, rollup.statistics().failures) == (0, 0)
 
@@ -94,6 +94,6 @@ async def test_what_takes_too_long_is_added_up_in_parts() -> None:
     rollup = UsageRollup(store, keep=0.0)
 
     for _ in range(30):
-        await rollup.turn()
+        await rollup.run_once()
 
     assert rollup.statistics().rows == 300

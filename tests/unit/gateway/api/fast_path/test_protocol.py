@@ -1,4 +1,4 @@
-"""The fast lane on one connection: at once, in order, and no faster than its peer reads."""
+"""The fast path on one connection: at once, in order, and no faster than its peer reads."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def door(anyio_backend: str) -> EntryPoint:
+async def entry_point(anyio_backend: str) -> EntryPoint:
     return EntryPoint(fast=True)
 
 
@@ -27,295 +27,312 @@ def ask(text: str) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def answers(door: EntryPoint) -> list[bytes]:
+def answers(entry_point: EntryPoint) -> list[bytes]:
     """Return how the cache was used for what was answered so far, in its order."""
-    parts = bytes(door.transport.written).split(b"cache-status: sluicegate; ")[1:]
+    parts = bytes(entry_point.transport.written).split(b"cache-status: sluicegate; ")[1:]
     return [part.split(b"\r\n", 1)[0] for part in parts]
 
 
-async def test_a_hit_is_answered_without_a_task(door: EntryPoint) -> None:
-    await door.send(ask("known"))
+async def test_a_hit_is_answered_without_a_task(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("known"))
 
-    door.protocol.data_received(ask("known"))
-    tasks = len(door.state.tasks)
-    await door.rest()
+    entry_point.protocol.data_received(ask("known"))
+    tasks = len(entry_point.state.tasks)
+    await entry_point.rest()
 
     assert tasks == 0
-    assert door.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert b"cache-status: sluicegate; hit; detail=memory\r\n" in door.transport.written
+    assert entry_point.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"cache-status: sluicegate; hit; detail=memory\r\n" in entry_point.transport.written
 
 
-async def test_what_was_decided_before_a_wait_is_not_decided_again(door: EntryPoint) -> None:
-    first = await door.send(ask("new"))
+async def test_what_was_decided_before_a_wait_is_not_decided_again(entry_point: EntryPoint) -> None:
+    first = await entry_point.send(ask("new"))
 
     assert b"x-ratelimit-remaining-requests: 59\r\n" in first
-    assert len(door.events()) == 1
+    assert len(entry_point.events()) == 1
 
 
-async def test_a_hit_does_not_overtake_a_miss_on_its_connection(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    door.api.scene.runner.gate.clear()
+async def test_a_hit_does_not_overtake_a_miss_on_its_connection(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("known"))
+    entry_point.api.scene.runner.gate.clear()
 
-    door.protocol.data_received(ask("new"))
-    door.protocol.data_received(ask("known"))
-    await door.rest()
-    early = answers(door)
-    door.api.scene.runner.gate.set()
-    await door.rest()
+    entry_point.protocol.data_received(ask("new"))
+    entry_point.protocol.data_received(ask("known"))
+    await entry_point.rest()
+    early = answers(entry_point)
+    entry_point.api.scene.runner.gate.set()
+    await entry_point.rest()
 
     assert early == []
-    assert answers(door) == [b"fwd=uri-miss; stored", b"hit; detail=memory"]
+    assert answers(entry_point) == [b"fwd=uri-miss; stored", b"hit; detail=memory"]
 
 
-async def test_a_miss_is_waited_for_without_the_application(door: EntryPoint) -> None:
-    await door.send(ask("new"))
+async def test_a_miss_is_waited_for_without_the_application(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("new"))
 
-    assert door.protocol.cycle is None
-    assert door.state.total_requests == 1
+    assert entry_point.protocol.cycle is None
+    assert entry_point.state.total_requests == 1
 
 
-async def test_little_is_read_while_an_answer_is_waited_for(door: EntryPoint) -> None:
-    door.api.scene.runner.gate.clear()
-    door.protocol.data_received(ask("new") + ask("newer"))
-    held = door.transport.reads
-    door.api.scene.runner.gate.set()
-    await door.rest()
+async def test_little_is_read_while_an_answer_is_waited_for(entry_point: EntryPoint) -> None:
+    entry_point.api.scene.runner.gate.clear()
+    entry_point.protocol.data_received(ask("new") + ask("newer"))
+    held = entry_point.transport.reads
+    entry_point.api.scene.runner.gate.set()
+    await entry_point.rest()
 
     assert not held
-    assert door.transport.reads
-    assert answers(door) == [b"fwd=uri-miss; stored"] * 2
+    assert entry_point.transport.reads
+    assert answers(entry_point) == [b"fwd=uri-miss; stored"] * 2
 
 
-async def test_a_caller_that_left_is_not_answered(door: EntryPoint) -> None:
-    door.api.scene.runner.gate.clear()
-    door.protocol.data_received(ask("new") + ask("newer"))
-    door.transport.close()
-    door.leave()
-    door.api.scene.runner.gate.set()
-    await door.rest()
+async def test_a_caller_that_left_is_not_answered(entry_point: EntryPoint) -> None:
+    entry_point.api.scene.runner.gate.clear()
+    entry_point.protocol.data_received(ask("new") + ask("newer"))
+    entry_point.transport.close()
+    entry_point.leave()
+    entry_point.api.scene.runner.gate.set()
+    await entry_point.rest()
 
-    assert door.transport.written == b""
-    assert len(door.events()) == 1
+    assert entry_point.transport.written == b""
+    assert len(entry_point.events()) == 1
 
 
-async def test_what_is_waited_for_when_the_server_stops_is_answered_last(door: EntryPoint) -> None:
-    door.api.scene.runner.gate.clear()
-    door.protocol.data_received(ask("new"))
-    door.protocol.shutdown()
-    closed_early = door.transport.is_closing()
-    door.api.scene.runner.gate.set()
-    await door.rest()
+async def test_what_is_waited_for_when_the_server_stops_is_answered_last(
+    entry_point: EntryPoint,
+) -> None:
+    entry_point.api.scene.runner.gate.clear()
+    entry_point.protocol.data_received(ask("new"))
+    entry_point.protocol.shutdown()
+    closed_early = entry_point.transport.is_closing()
+    entry_point.api.scene.runner.gate.set()
+    await entry_point.rest()
 
     assert not closed_early
-    assert answers(door) == [b"fwd=uri-miss; stored"]
-    assert b"\r\nconnection: close\r\n" in door.transport.written
-    assert door.transport.is_closing()
+    assert answers(entry_point) == [b"fwd=uri-miss; stored"]
+    assert b"\r\nconnection: close\r\n" in entry_point.transport.written
+    assert entry_point.transport.is_closing()
 
 
-async def test_a_wait_is_no_silence(door: EntryPoint) -> None:
-    door.protocol.timeout_keep_alive = 0.01
-    await door.send(ask("known"))
-    door.api.scene.runner.gate.clear()
-    door.protocol.data_received(ask("new"))
-    door.protocol.timeout_keep_alive_handler()
-    door.protocol.close_if_timed_out(door.protocol.loop.time() + 60)
+async def test_a_wait_is_no_silence(entry_point: EntryPoint) -> None:
+    entry_point.protocol.timeout_keep_alive = 0.01
+    await entry_point.send(ask("known"))
+    entry_point.api.scene.runner.gate.clear()
+    entry_point.protocol.data_received(ask("new"))
+    entry_point.protocol.timeout_keep_alive_handler()
+    entry_point.protocol.close_if_timed_out(entry_point.protocol.loop.time() + 60)
 
-    assert not door.transport.is_closing()
-    door.api.scene.runner.gate.set()
-    await door.rest()
-
-
-async def test_a_peer_that_never_reads_what_it_waited_for_is_left(door: EntryPoint) -> None:
-    door.protocol.data_received(ask("new"))
-    door.protocol.pause_writing()
-    await door.rest()
-    assert not door.transport.written
-
-    door.protocol.close_if_timed_out(door.protocol.loop.time() + 3600)
-    assert door.transport.is_closing()
-    door.leave()
-    await door.rest()
+    assert not entry_point.transport.is_closing()
+    entry_point.api.scene.runner.gate.set()
+    await entry_point.rest()
 
 
-async def test_a_peer_that_reads_again_gets_what_it_waited_for(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    door.api.scene.cache.has_memory = False
+async def test_a_peer_that_never_reads_what_it_waited_for_is_left(entry_point: EntryPoint) -> None:
+    entry_point.protocol.data_received(ask("new"))
+    entry_point.protocol.pause_writing()
+    await entry_point.rest()
+    assert not entry_point.transport.written
+
+    entry_point.protocol.close_if_timed_out(entry_point.protocol.loop.time() + 3600)
+    assert entry_point.transport.is_closing()
+    entry_point.leave()
+    await entry_point.rest()
+
+
+async def test_a_peer_that_reads_again_gets_what_it_waited_for(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("known"))
+    entry_point.api.scene.cache.has_memory = False
     for text in ("known", "new"):
-        door.protocol.data_received(ask(text) + ask(text))
-        door.protocol.pause_writing()
-        await door.rest()
-        assert answers(door) == []
-        door.protocol.resume_writing()
-        await door.rest()
-        found = answers(door)
-        door.transport.written.clear()
+        entry_point.protocol.data_received(ask(text) + ask(text))
+        entry_point.protocol.pause_writing()
+        await entry_point.rest()
+        assert answers(entry_point) == []
+        entry_point.protocol.resume_writing()
+        await entry_point.rest()
+        found = answers(entry_point)
+        entry_point.transport.written.clear()
 
         assert found[1:] == [b"hit; detail=redis"]
         assert found[0] == (b"hit; detail=redis" if text == "known" else b"fwd=uri-miss; stored")
 
 
-async def test_what_was_read_before_the_server_stops_is_answered(door: EntryPoint) -> None:
-    door.api.scene.runner.gate.clear()
-    door.protocol.data_received(ask("new") + ask("newer") + ask("newest"))
-    door.protocol.shutdown()
-    door.api.scene.runner.gate.set()
-    await door.rest()
+async def test_what_was_read_before_the_server_stops_is_answered(entry_point: EntryPoint) -> None:
+    entry_point.api.scene.runner.gate.clear()
+    entry_point.protocol.data_received(ask("new") + ask("newer") + ask("newest"))
+    entry_point.protocol.shutdown()
+    entry_point.api.scene.runner.gate.set()
+    await entry_point.rest()
 
-    assert answers(door) == [b"fwd=uri-miss; stored"] * 3
-    heads = bytes(door.transport.written).split(b"HTTP/1.1 200 OK\r\n")[1:]
+    assert answers(entry_point) == [b"fwd=uri-miss; stored"] * 3
+    heads = bytes(entry_point.transport.written).split(b"HTTP/1.1 200 OK\r\n")[1:]
     assert [b"connection: close" in head for head in heads] == [False, False, True]
-    assert door.transport.is_closing()
+    assert entry_point.transport.is_closing()
 
 
 async def test_a_server_that_stops_reads_no_more_from_those_who_keep_asking(
-    door: EntryPoint,
+    entry_point: EntryPoint,
 ) -> None:
-    door.api.scene.runner.gate.clear()
-    door.protocol.data_received(ask("new"))
-    before = door.transport.reads
-    door.protocol.shutdown()
-    after = door.transport.reads
-    door.protocol.data_received(ask("newer"))  # was under way already
-    door.api.scene.runner.gate.set()
-    await door.rest()
+    entry_point.api.scene.runner.gate.clear()
+    entry_point.protocol.data_received(ask("new"))
+    before = entry_point.transport.reads
+    entry_point.protocol.shutdown()
+    after = entry_point.transport.reads
+    entry_point.protocol.data_received(ask("newer"))  # was under way already
+    entry_point.api.scene.runner.gate.set()
+    await entry_point.rest()
 
-    assert (before, after, door.transport.reads) == (True, False, False)
-    assert answers(door) == [b"fwd=uri-miss; stored"] * 2
-    assert door.transport.is_closing()
+    assert (before, after, entry_point.transport.reads) == (True, False, False)
+    assert answers(entry_point) == [b"fwd=uri-miss; stored"] * 2
+    assert entry_point.transport.is_closing()
 
 
 async def test_a_fault_after_the_cache_was_asked_is_an_answer_and_an_event(
-    door: EntryPoint,
+    entry_point: EntryPoint,
 ) -> None:
-    await door.send(ask("known"))
-    door.events()
-    door.api.scene.cache.has_memory = False
-    (key,) = door.api.scene.cache.entries
-    entry = door.api.scene.cache.entries[key]
+    await entry_point.send(ask("known"))
+    entry_point.events()
+    entry_point.api.scene.cache.has_memory = False
+    (key,) = entry_point.api.scene.cache.entries
+    entry = entry_point.api.scene.cache.entries[key]
     broken: Any = None  # no payload: not what a cache may return
-    door.api.scene.cache.entries[key] = msgspec.structs.replace(entry, payload=broken)
+    entry_point.api.scene.cache.entries[key] = msgspec.structs.replace(entry, payload=broken)
 
-    answer = await door.send(ask("known"))
+    answer = await entry_point.send(ask("known"))
 
     assert answer.startswith(b"HTTP/1.1 500")
-    assert [event[4] for event in door.events()] == [500]
-    door.api.scene.cache.entries[key] = entry
-    assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 200")
+    assert [event[4] for event in entry_point.events()] == [500]
+    entry_point.api.scene.cache.entries[key] = entry
+    assert (await entry_point.send(ask("known"))).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_limit_on_trial_counts_a_miss_once(door: EntryPoint) -> None:
-    door.api.limit(Rule(name="trial", unit="requests", capacity=1, window=60.0, shadow=True))
+async def test_a_limit_on_trial_counts_a_miss_once(entry_point: EntryPoint) -> None:
+    entry_point.api.limit(Rule(name="trial", unit="requests", capacity=1, window=60.0, shadow=True))
 
-    await door.send(ask("new"))
-    await door.send(ask("newer"))
+    await entry_point.send(ask("new"))
+    await entry_point.send(ask("newer"))
 
-    door.api.metrics.flush()
+    entry_point.api.metrics.flush()
     labels = {"policy": "trial"}
-    counted = door.api.registry.get_sample_value("sluicegate_rate_limit_shadowed_total", labels)
+    counted = entry_point.api.registry.get_sample_value(
+        "sluicegate_rate_limit_shadowed_total", labels
+    )
     assert counted == 1
 
 
-async def test_nothing_is_answered_or_read_while_the_peer_does_not_read(door: EntryPoint) -> None:
-    await door.send(ask("known"))
+async def test_nothing_is_answered_or_read_while_the_peer_does_not_read(
+    entry_point: EntryPoint,
+) -> None:
+    await entry_point.send(ask("known"))
 
-    door.protocol.pause_writing()
-    door.protocol.data_received(ask("known") * 3)
-    held = (bytes(door.transport.written), door.transport.reads)
-    door.protocol.resume_writing()
-    await door.rest()
+    entry_point.protocol.pause_writing()
+    entry_point.protocol.data_received(ask("known") * 3)
+    held = (bytes(entry_point.transport.written), entry_point.transport.reads)
+    entry_point.protocol.resume_writing()
+    await entry_point.rest()
 
     assert held == (b"", False)
-    assert len(answers(door)) == 3
-    assert door.transport.reads
+    assert len(answers(entry_point)) == 3
+    assert entry_point.transport.reads
 
 
-async def test_a_key_that_is_gone_is_unknown_to_the_lane_at_once(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    await door.send(ask("known"))
+async def test_a_key_that_is_gone_is_unknown_to_the_fast_path_at_once(
+    entry_point: EntryPoint,
+) -> None:
+    await entry_point.send(ask("known"))
+    await entry_point.send(ask("known"))
 
-    door.api.keys.replace({})
+    entry_point.api.keys.replace({})
 
-    assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 401")
-
-
-async def test_another_document_holds_for_the_next_hit(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    await door.send(ask("known"))
-
-    door.api.limit()
-
-    assert b"x-ratelimit" not in await door.send(ask("known"))
+    assert (await entry_point.send(ask("known"))).startswith(b"HTTP/1.1 401")
 
 
-async def test_a_connection_that_fell_silent_is_closed(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    door.protocol.timeout_keep_alive = 0.01
-    door.protocol.data_received(ask("known"))
+async def test_another_document_holds_for_the_next_hit(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("known"))
+    await entry_point.send(ask("known"))
 
-    door.protocol.timeout_keep_alive_handler()
+    entry_point.api.limit()
 
-    assert not door.transport.is_closing()
-    await until(door.transport.is_closing, what="closed")
+    assert b"x-ratelimit" not in await entry_point.send(ask("known"))
 
 
-async def test_no_answer_leaves_before_its_event_is_kept(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    await door.send(ask("known"))
-    door.events()
+async def test_a_connection_that_fell_silent_is_closed(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("known"))
+    entry_point.protocol.timeout_keep_alive = 0.01
+    entry_point.protocol.data_received(ask("known"))
+
+    entry_point.protocol.timeout_keep_alive_handler()
+
+    assert not entry_point.transport.is_closing()
+    await until(entry_point.transport.is_closing, what="closed")
+
+
+async def test_no_answer_leaves_before_its_event_is_kept(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("known"))
+    await entry_point.send(ask("known"))
+    entry_point.events()
     seen: list[tuple[bool, int]] = []
 
     def look() -> None:
-        seen.append((bool(door.transport.written), sum(e.count for e in door.api.events.events)))
+        seen.append(
+            (
+                bool(entry_point.transport.written),
+                sum(e.count for e in entry_point.api.events.events),
+            )
+        )
 
-    door.protocol.data_received(ask("known"))
+    entry_point.protocol.data_received(ask("known"))
     look()
-    await door.rest()
+    await entry_point.rest()
     look()
 
     assert seen == [(False, 0), (True, 1)]
 
 
-async def test_a_known_request_is_told_when_its_event_cannot_be_kept(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    await door.send(ask("known"))
-    door.api.events.failing = True
+async def test_a_known_request_is_refused_when_its_event_cannot_be_kept(
+    entry_point: EntryPoint,
+) -> None:
+    await entry_point.send(ask("known"))
+    await entry_point.send(ask("known"))
+    entry_point.api.events.failing = True
 
-    refused = await door.send(ask("known"))
-    door.api.events.failing = False
+    refused = await entry_point.send(ask("known"))
+    entry_point.api.events.failing = False
 
     assert refused.startswith(b"HTTP/1.1 503")
     assert b'"event_log_unavailable"' in refused
-    assert (await door.send(ask("known"))).startswith(b"HTTP/1.1 200")
+    assert (await entry_point.send(ask("known"))).startswith(b"HTTP/1.1 200")
 
 
-async def test_hits_on_several_connections_are_one_event(door: EntryPoint) -> None:
-    await door.send(ask("known"))
-    await door.send(ask("known"))
-    door.events()
-    first, transport = door.protocol, door.transport
-    door.connect()
+async def test_hits_on_several_connections_are_one_event(entry_point: EntryPoint) -> None:
+    await entry_point.send(ask("known"))
+    await entry_point.send(ask("known"))
+    entry_point.events()
+    first, transport = entry_point.protocol, entry_point.transport
+    entry_point.connect()
 
-    for protocol in (first, door.protocol, first):
+    for protocol in (first, entry_point.protocol, first):
         protocol.data_received(ask("known"))
-    await door.rest()
+    await entry_point.rest()
 
-    assert [event.count for event in door.api.events.events] == [3]
-    ids = re.findall(rb"req_[0-9a-f]+", bytes(transport.written + door.transport.written))
-    known = [id_.encode() for e in door.api.events.events for id_ in ids_of(e)]
+    assert [event.count for event in entry_point.api.events.events] == [3]
+    ids = re.findall(rb"req_[0-9a-f]+", bytes(transport.written + entry_point.transport.written))
+    known = [id_.encode() for e in entry_point.api.events.events for id_ in ids_of(e)]
     assert sorted(ids) == sorted(known)
 
 
-async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(door: EntryPoint) -> None:
-    await door.send(ask("known"))
+async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(
+    entry_point: EntryPoint,
+) -> None:
+    await entry_point.send(ask("known"))
     head = ask("known").partition(b"content-length")[0]
     head += b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
-    door.protocol.data_received(head + b"no chunk\r\n")
-    refused = door.transport
-    door.connect()
+    entry_point.protocol.data_received(head + b"no chunk\r\n")
+    refused = entry_point.transport
+    entry_point.connect()
 
     # In the iteration of the event loop in which the request asks for its body.
-    asyncio.get_running_loop().call_soon(door.protocol.data_received, ask("known"))
-    await door.rest()
+    asyncio.get_running_loop().call_soon(entry_point.protocol.data_received, ask("known"))
+    await entry_point.rest()
 
     assert re.findall(rb"HTTP/1.1 (\d+)", refused.written) == [b"400"]
-    assert answers(door) == [b"hit; detail=memory"]
+    assert answers(entry_point) == [b"hit; detail=memory"]

@@ -10,7 +10,7 @@ from gateway.events.block import Block, gap, pack
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Batch
 from gateway.workers.group import StreamEntry
-from gateway.workers.intake import Intake, joined
+from gateway.workers.ledger_writer import LedgerWriter, joined
 from tests.support.events import START, make_event
 from tests.support.ledgers import open_ledger
 
@@ -32,15 +32,15 @@ def block_of(first: int, count: int) -> Block:
 
 
 def test_entries_are_committed_with_their_mark(ledger: Ledger) -> None:
-    taken = Intake(ledger).take([entry(block_of(1, 3)), entry(block_of(4, 2))])
+    result = LedgerWriter(ledger).write([entry(block_of(1, 3)), entry(block_of(4, 2))])
 
-    assert taken.recorded.counted == 5
-    assert taken.oldest == START
+    assert result.recorded.counted == 5
+    assert result.oldest == START
     assert ledger.high_water(["w0-1"]) == {"w0-1": 5}
 
 
 def test_blocks_that_follow_each_other_are_one_batch(ledger: Ledger) -> None:
-    unpacker = Intake(ledger)
+    unpacker = LedgerWriter(ledger)
     whole = [unpacker._batch(block_of(first, 2)) for first in (1, 3, 5)]
     other = msgspec.structs.replace(unpacker._batch(block_of(1, 2)), log_id="w1-1")
     lost = Batch(log_id="w0-1", first=7, last=9, lost=True)
@@ -57,21 +57,21 @@ def test_blocks_that_follow_each_other_are_one_batch(ledger: Ledger) -> None:
 
 
 def test_a_block_that_was_counted_before_is_not_counted_with_the_next(ledger: Ledger) -> None:
-    intake = Intake(ledger)
-    intake.take([entry(block_of(1, 3))])
+    writer = LedgerWriter(ledger)
+    writer.write([entry(block_of(1, 3))])
 
-    taken = intake.take([entry(block_of(1, 3)), entry(block_of(4, 2))])
+    result = writer.write([entry(block_of(1, 3)), entry(block_of(4, 2))])
 
-    assert (taken.recorded.counted, taken.recorded.duplicates) == (2, 3)
+    assert (result.recorded.counted, result.recorded.duplicates) == (2, 3)
     assert ledger.high_water(["w0-1"]) == {"w0-1": 5}
 
 
 def test_an_entry_that_is_no_block_is_buried_beside_good_ones(ledger: Ledger) -> None:
     strange = StreamEntry(b"1-0", {b"hello": b"world"})
 
-    taken = Intake(ledger).take([strange, entry(block_of(1, 2)), strange])
+    result = LedgerWriter(ledger).write([strange, entry(block_of(1, 2)), strange])
 
-    assert taken.recorded.counted == 2
+    assert result.recorded.counted == 2
     assert ledger.statistics().dead_letters == 1
 
 
@@ -82,23 +82,23 @@ def test_records_that_are_no_events_do_not_hold_up_their_block(ledger: Ledger) -
         msgspec.msgpack.encode(make_event(3)),
     ]
 
-    taken = Intake(ledger).take([entry(pack("w0-1", 1, payloads))])
+    result = LedgerWriter(ledger).write([entry(pack("w0-1", 1, payloads))])
 
-    assert (taken.recorded.counted, taken.recorded.dead) == (2, 1)
+    assert (result.recorded.counted, result.recorded.dead) == (2, 1)
     assert ledger.high_water(["w0-1"]) == {"w0-1": 3}
 
 
 def test_a_payload_that_is_nothing_at_all_is_kept_and_passed(ledger: Ledger) -> None:
     broken = msgspec.structs.replace(block_of(1, 3), payload=b"\xc1\xc1")
 
-    taken = Intake(ledger).take([entry(broken), entry(block_of(4, 1))])
+    result = LedgerWriter(ledger).write([entry(broken), entry(block_of(4, 1))])
 
-    assert (taken.recorded.counted, taken.recorded.dead) == (1, 1)
+    assert (result.recorded.counted, result.recorded.dead) == (1, 1)
     assert ledger.high_water(["w0-1"]) == {"w0-1": 4}
 
 
 def test_a_gap_is_counted_as_lost(ledger: Ledger) -> None:
-    taken = Intake(ledger).take([entry(gap("w0-1", 1, 4))])
+    result = LedgerWriter(ledger).write([entry(gap("w0-1", 1, 4))])
 
-    assert taken.recorded.lost == 4
-    assert taken.oldest == 0
+    assert result.recorded.lost == 4
+    assert result.oldest == 0

@@ -1,4 +1,4 @@
-"""Decides, when a model is loaded, whether it is served and whether its rows share batches."""
+"""Decides, when a model is loaded, that it is served and that its rows share batches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ RECORD = ".admitted.json"
 # Part of the record's key: another way to measure asks for new measurements.
 _METHOD = "1"
 _MAX_TOKENS = 48
-# How far padding and company may move an output, as a share of its largest value.
+# How far padding and other rows may move an output, as a share of its largest value.
 TOLERANCES = {"fp32": 1e-4, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A model whose graph is open and not yet served, by another server where it `is_remote`."""
+    """Describes a model whose graph is open and not yet served; `is_remote`: elsewhere."""
 
     name: str
     folder: Path
@@ -36,23 +36,23 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     is_remote: bool = False
 
 
-Admit = Callable[[Candidate], bool]
+Qualify = Callable[[Candidate], bool]
 
 
-def admit_unmeasured(_: Candidate) -> bool:
+def qualify_unmeasured(_: Candidate) -> bool:
     """Let every row share batches; for executors that are known to keep rows apart."""
     return True
 
 
-def admit(candidate: Candidate) -> bool:
+def qualify(candidate: Candidate) -> bool:
     """Return whether rows may share batches; measured once per digest and kind of machine.
 
-    What another server runs is measured each time: of its machine nothing is known.
+    An upstream is measured each time: its machine is unknown.
 
     Raises:
         ModelProblem: a shared row's answer moves with its padding by more than its precision
-            explains: such a graph is wrong, or reads no mask. Or it is a judged variant that
-            answers otherwise here than where it was judged.
+            explains: such a graph is wrong, or reads no mask. Or it is an accepted variant
+            whose answers differ from those that it was accepted with.
     """
     key = machine_key(_METHOD, candidate.digest, candidate.executor.provider)
     path = candidate.folder / RECORD

@@ -12,7 +12,7 @@ from gateway.errors import EventLogUnavailable
 from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import Source
+from gateway.types import RequestId, Source
 
 _IDS_AT_ONCE = 4096
 
@@ -65,17 +65,30 @@ class HitEventBatch:
                 self._keep(run)
             self._runs.clear()
 
+    def publish(self, run: HitRun, id_: RequestId, started: float) -> None:
+        """Publish the event of one hit like those of `run`, with an id of its own, at once.
+
+        Raises:
+            EventLogUnavailable: the log has no room.
+        """
+        self._events.set_aside(run.event.size)
+        self._publish(run, id_, self._wall(), self._loop_time() - started, 1)
+
     def _keep(self, run: HitRun) -> None:
         count = run.count
         if not count:
             self._events.give_back(run.event.size)
             run.room = 0
             return
-        duration = self._loop_time() - self.started
         id_ = self._ids.numbered(run.first)
-        self._events.publish_encoded(run.event.payload(id_, self._time, duration, count))
-        self._metrics.request(run.task, 200, duration, count)
-        self._metrics.items(run.model, Source.HIT, count)
+        self._publish(run, id_, self._time, self._loop_time() - self.started, count)
         run.first += count
         run.left -= count
         run.count = run.room = 0
+
+    def _publish(
+        self, run: HitRun, id_: RequestId, time_: int, duration: float, count: int
+    ) -> None:
+        self._events.publish_encoded(run.event.payload(id_, time_, duration, count))
+        self._metrics.request(run.task, 200, duration, count)
+        self._metrics.items(run.model, Source.HIT, count)

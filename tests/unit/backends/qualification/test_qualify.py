@@ -14,8 +14,8 @@ from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
-from backends.qualification.admit import RECORD, Candidate, admit
 from backends.qualification.certificate import FILE, answer
+from backends.qualification.qualify import RECORD, Candidate, qualify
 from backends.types import FloatArray, IntArray, OutputKind
 from loadtests.harness.model_repository import DIMENSIONS, make_tokenizer, toy_graph
 from tests.support.quantized import make_dynamic
@@ -64,7 +64,7 @@ class MasklessExecutor(DummyExecutor):
 
 
 def test_rows_of_an_fp32_graph_share_batches(tmp_path: Path) -> None:
-    assert admit(candidate(tmp_path, load(tmp_path, toy_graph())))
+    assert qualify(candidate(tmp_path, load(tmp_path, toy_graph())))
 
 
 def test_rows_of_a_dynamic_int8_graph_run_alone(
@@ -73,7 +73,7 @@ def test_rows_of_a_dynamic_int8_graph_run_alone(
     graph = make_dynamic(toy_graph())
 
     with caplog.at_level(logging.WARNING):
-        shares = admit(candidate(tmp_path, load(tmp_path, graph), profile="int8"))
+        shares = qualify(candidate(tmp_path, load(tmp_path, graph), profile="int8"))
 
     assert not shares
     assert "run alone" in caplog.text
@@ -81,7 +81,7 @@ def test_rows_of_a_dynamic_int8_graph_run_alone(
 
 def test_a_graph_that_reads_no_mask_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelProblem, match="may ignore `attention_mask`"):
-        admit(candidate(tmp_path, MasklessExecutor()))
+        qualify(candidate(tmp_path, MasklessExecutor()))
 
 
 def test_a_graph_that_cannot_run_a_batch_is_refused(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_a_graph_that_cannot_run_a_batch_is_refused(tmp_path: Path) -> None:
             raise ModelFailed("only one row at a time")
 
     with pytest.raises(ModelProblem, match="a trial batch failed: only one row"):
-        admit(candidate(tmp_path, PacedExecutor(refuse)))
+        qualify(candidate(tmp_path, PacedExecutor(refuse)))
 
 
 def test_a_model_is_measured_once(tmp_path: Path) -> None:
     first, second = DummyExecutor(), DummyExecutor()
 
-    admit(candidate(tmp_path, first))
-    admit(candidate(tmp_path, second))
+    qualify(candidate(tmp_path, first))
+    qualify(candidate(tmp_path, second))
 
     assert first.shapes
     assert not second.shapes
@@ -105,9 +105,9 @@ def test_a_model_is_measured_once(tmp_path: Path) -> None:
 
 def test_another_digest_is_measured_again(tmp_path: Path) -> None:
     executor = DummyExecutor()
-    admit(candidate(tmp_path, DummyExecutor()))
+    qualify(candidate(tmp_path, DummyExecutor()))
 
-    admit(candidate(tmp_path, executor, digest="d2"))
+    qualify(candidate(tmp_path, executor, digest="d2"))
 
     assert executor.shapes
 
@@ -115,14 +115,14 @@ def test_another_digest_is_measured_again(tmp_path: Path) -> None:
 def test_a_record_nobody_can_read_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text("half a rec")
 
-    assert admit(candidate(tmp_path, DummyExecutor()))
+    assert qualify(candidate(tmp_path, DummyExecutor()))
     assert b"mates" in (tmp_path / RECORD).read_bytes()
 
 
 def test_a_folder_that_cannot_be_written_keeps_no_model_from_service(tmp_path: Path) -> None:
     missing = tmp_path / "gone"
 
-    assert admit(candidate(missing, DummyExecutor()))
+    assert qualify(candidate(missing, DummyExecutor()))
 
 
 def test_a_variant_that_answers_otherwise_than_where_it_was_judged_is_refused(
@@ -133,16 +133,16 @@ def test_a_variant_that_answers_otherwise_than_where_it_was_judged_is_refused(
     expected = np.array(answer(executor, encode))
     certificate = tmp_path / FILE
     certificate.write_bytes(msgspec.json.encode({"expected": expected.tolist()}))
-    assert admit(candidate(tmp_path, executor))
+    assert qualify(candidate(tmp_path, executor))
 
     certificate.write_bytes(msgspec.json.encode({"expected": (-expected).tolist()}))
 
     with pytest.raises(ModelProblem, match="answers otherwise than where it was judged"):
-        admit(candidate(tmp_path, executor, digest="d2"))
+        qualify(candidate(tmp_path, executor, digest="d2"))
 
 
 def test_a_certificate_nobody_can_read_is_no_certificate(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{}")
 
     with pytest.raises(ModelProblem, match="it is no certificate"):
-        admit(candidate(tmp_path, DummyExecutor()))
+        qualify(candidate(tmp_path, DummyExecutor()))

@@ -1,4 +1,4 @@
-"""What a lease gives out before Redis answered: a little of a bucket that has plenty."""
+"""A lease may be overdrawn by a little of a bucket that has plenty, until Redis has answered."""
 
 from gateway.rate_limit.lease import Lease
 from gateway.types import CONCURRENT
@@ -8,36 +8,36 @@ from tests.support.limits import rule
 def known(level: float, *, unit: str = "requests") -> Lease:
     """Return the lease of a bucket of 1,000 units with so many left, heard of at 0 s."""
     lease = Lease(rule(1_000, unit=unit))
-    lease.answered(level=level, amount=0, now=0.0, ends=0.0)
+    lease.record_level(level=level, amount=0, now=0.0, ends=0.0)
     return lease
 
 
 def test_a_fiftieth_of_the_limit_may_be_given_out() -> None:
     lease = known(1_000)
 
-    assert lease.may_run_ahead(20, 0.0)
-    assert not lease.may_run_ahead(21, 0.0)
+    assert lease.may_overdraw(20, 0.0)
+    assert not lease.may_overdraw(21, 0.0)
 
 
 def test_what_was_given_out_counts_until_redis_granted_as_much() -> None:
     lease = known(1_000)
-    lease.run_ahead(15)
-    assert not lease.may_run_ahead(6, 0.0)
+    lease.overdraw(15)
+    assert not lease.may_overdraw(6, 0.0)
 
-    lease.granted(10, asked_at=0.0, now=0.0)
+    lease.add_grant(10, sent_at=0.0, now=0.0)
 
-    assert (lease.owed, lease.available) == (5, 0)
-    assert lease.may_run_ahead(15, 0.0)
+    assert (lease.overdrawn, lease.available) == (5, 0)
+    assert lease.may_overdraw(15, 0.0)
 
 
 def test_nothing_is_given_out_of_a_bucket_that_is_less_than_half_full() -> None:
-    assert known(500).may_run_ahead(1, 0.0)
-    assert not known(499).may_run_ahead(1, 0.0)
+    assert known(500).may_overdraw(1, 0.0)
+    assert not known(499).may_overdraw(1, 0.0)
 
 
 def test_nothing_is_given_out_of_a_bucket_that_was_never_heard_of() -> None:
-    assert not Lease(rule(1_000)).may_run_ahead(1, 0.0)
+    assert not Lease(rule(1_000)).may_overdraw(1, 0.0)
 
 
 def test_places_for_work_are_never_given_out() -> None:
-    assert not known(1_000, unit=CONCURRENT).may_run_ahead(1, 0.0)
+    assert not known(1_000, unit=CONCURRENT).may_overdraw(1, 0.0)

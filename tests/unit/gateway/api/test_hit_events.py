@@ -1,4 +1,4 @@
-"""Hits of one turn of the loop become one event for each caller and model, kept in time."""
+"""Memory hits of one event-loop iteration become one event for each caller and model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.api.fast_path.hit_events import HitEventBatch
+from gateway.api.hit_events import HitEventBatch
 from gateway.api.request_state import RequestIds
 from gateway.events.hit_run import HitRun, ids_of
 from gateway.events.log import EventLog
@@ -19,7 +19,7 @@ from tests.support.events import make_event
 
 
 class Scene:
-    """A turn over a log on the disk."""
+    """A batch over a log on the disk."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = Clock()
@@ -62,7 +62,7 @@ def caller(tenant: str) -> HitRun:
     return HitRun(msgspec.structs.replace(make_event(1, tenant=tenant), id="req_" + "0" * 26))
 
 
-def test_alike_hits_of_a_turn_are_one_event_with_all_their_ids(scene: Scene) -> None:
+def test_alike_hits_of_an_iteration_are_one_event_with_all_their_ids(scene: Scene) -> None:
     one, two = caller("one"), caller("two")
 
     given = [scene.hit(run) for run in (one, two, one, one, two)]
@@ -75,7 +75,7 @@ def test_alike_hits_of_a_turn_are_one_event_with_all_their_ids(scene: Scene) -> 
     assert sorted(given) == sorted(id_ for event in events for id_ in ids_of(event))
 
 
-def test_the_next_turn_goes_on_with_ids_never_given_before(scene: Scene) -> None:
+def test_the_next_iteration_goes_on_with_ids_never_given_before(scene: Scene) -> None:
     run = caller("one")
     given = []
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_the_next_turn_goes_on_with_ids_never_given_before(scene: Scene) -> None
     assert sorted([*known, given[3000], given[6001], given[9002]]) == sorted(given)
 
 
-def test_a_turn_has_one_time_and_the_duration_until_its_end(scene: Scene) -> None:
+def test_an_iteration_has_one_time_and_the_duration_until_its_end(scene: Scene) -> None:
     run = caller("one")
     started = scene.clock()
     scene.hit(run)

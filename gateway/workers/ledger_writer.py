@@ -1,4 +1,4 @@
-"""Turns entries of the stream into rows of the ledger; an entry that cannot be is set aside."""
+"""Writes entries of the stream to the ledger; unreadable ones become dead letters."""
 
 from collections.abc import Sequence
 
@@ -11,27 +11,26 @@ from gateway.ledger.types import Batch, Recorded
 from gateway.workers.group import StreamEntry
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of entries; `oldest` is the time of the oldest event among them, 0 if none."""
+class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts the events written; `oldest` is the time of the oldest, 0 if there was none."""
 
     recorded: Recorded
     oldest: int
 
 
 def joined(batches: Sequence[Batch]) -> list[Batch]:
-    """Return `batches` with those that follow each other in a log as one.
+    """Return `batches`, with consecutive batches of the same log joined.
 
-    What a batch costs the ledger hardly depends on its size; while billing is behind, there are
-    many small ones.
+    The cost of a batch hardly depends on its size, and a billing that lags gets many small ones.
     """
     found: list[Batch] = []
     ends: dict[str, int] = {}
-    """Place in `found` of the last batch of each log."""
+    """Index in `found` of the last batch of each log."""
     for batch in batches:
-        place = ends.get(batch.log_id)
-        if place is not None and _follows(found[place], batch):
-            events = [*found[place].events, *batch.events]
-            found[place] = msgspec.structs.replace(found[place], last=batch.last, events=events)
+        index = ends.get(batch.log_id)
+        if index is not None and _follows(found[index], batch):
+            events = [*found[index].events, *batch.events]
+            found[index] = msgspec.structs.replace(found[index], last=batch.last, events=events)
         else:
             ends[batch.log_id] = len(found)
             found.append(batch)
@@ -39,41 +38,41 @@ def joined(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _follows(one: Batch, other: Batch) -> bool:
-    return other.first == one.last + 1 and _is_whole(one) and _is_whole(other)
+    return other.first == one.last + 1 and _is_complete(one) and _is_complete(other)
 
 
-def _is_whole(batch: Batch) -> bool:
-    """Whether there is an event for each number, and nothing else."""
+def _is_complete(batch: Batch) -> bool:
+    """Tell whether the batch has exactly one event for each sequence number."""
     return not batch.wrong and not batch.lost and len(batch.events) == batch.last - batch.first + 1
 
 
-class Intake:
-    """Writes entries to `ledger`. Blocks."""
+class LedgerWriter:
+    """Writes entries to `ledger`. Calls block."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._unpacker = Unpacker()
 
-    def take(self, entries: Sequence[StreamEntry]) -> Taken:
-        """Commit `entries`; once this returns, they may be acknowledged.
+    def write(self, entries: Sequence[StreamEntry]) -> WriteResult:
+        """Commit `entries`; after this returns, they may be acknowledged.
 
         Raises:
-            DependencyUnavailable: not everything is committed; take them again.
+            DependencyUnavailable: not all were committed; write them again.
         """
         blocks: list[Block] = []
-        buried = 0
+        dead = 0
         for entry in entries:
             try:
                 blocks.append(from_fields(entry.fields))
             except MalformedBlock as error:
                 payload = msgspec.msgpack.encode(dict(entry.fields))
-                self._ledger.bury("", str(error), payload)
-                buried += 1
+                self._ledger.add_dead_letter("", str(error), payload)
+                dead += 1
         batches = [self._batch(block) for block in blocks]
         recorded = self._record(blocks, batches)
         oldest = min((e.time for batch in batches for e in batch.events), default=0)
-        whole = msgspec.structs.replace(recorded, dead=recorded.dead + buried)
-        return Taken(recorded=whole, oldest=oldest)
+        recorded = msgspec.structs.replace(recorded, dead=recorded.dead + dead)
+        return WriteResult(recorded=recorded, oldest=oldest)
 
     def _batch(self, block: Block) -> Batch:
         wrong: list[bytes] = []
@@ -81,7 +80,7 @@ class Intake:
         try:
             events = self._unpacker.events(block)
         except MalformedBlock:
-            events, numbers, wrong = self._unpacker.readable(block)
+            events, numbers, wrong = self._unpacker.decode_partially(block)
             wrong = wrong or [block.payload]
         return Batch(
             log_id=block.log_id,

@@ -1,0 +1,159 @@
+"""Replays memory hits: charges, publishes and counts requests whose answer was given before.
+
+A request of one item that was a memory hit leaves a `HitReplay` in its parsed body. It answers
+equal requests while the cache returns the same entry. The fast path calls `replay` for requests
+whose bytes are equal, and `gateway.api.rules` calls `answer` for those whose bodies are.
+"""
+
+from collections.abc import Callable
+
+from backends.protocol import Task
+from gateway.api.answers import HIT, PRIVATE
+from gateway.api.hit_events import HitEventBatch
+from gateway.api.request_state import HitReplay, ParsedBody, RequestIds, RequestState
+from gateway.events.hit_run import HitRun
+from gateway.inference.inference import Inference
+from gateway.rate_limit.base import RateLimiter
+from gateway.runtime.runtime import Runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.types import Answer, CacheDirectives, Principal, Source
+
+_NO_DIRECTIVES = CacheDirectives()
+_MOST_RUNS = 4096
+
+
+class MemoryHits:
+    """The memory hits that can be replayed. One per worker; belongs to its event loop."""
+
+    def __init__(
+        self,
+        *,
+        runtimes: RuntimeStore,
+        inference: Inference,
+        limiter: RateLimiter,
+        events: HitEventBatch,
+        ids: RequestIds,
+        loop_time: Callable[[], float],
+        wall: Callable[[], int],
+        region: str,
+    ) -> None:
+        self.events = events
+        self._runtimes = runtimes
+        self._inference = inference
+        self._limiter = limiter
+        self._now = loop_time
+        self._wall = wall
+        self._region = region
+        self._id_prefix = ids.prefix.encode()
+        self._runtime: Runtime | None = None
+        self._runs: dict[tuple[Principal, Task, str, str, bool], HitRun] = {}
+
+    def replay(self, parsed: ParsedBody, head: bytes) -> bytes | None:
+        """Return the whole answer to a request with plain headers; `head` is what it begins with.
+
+        Its event is published with those of the event-loop iteration. `None`, with nothing charged,
+        where there is no answer to replay, or it may be another now.
+        """
+        replay = parsed.replay
+        if replay is None:
+            return None
+        run = replay.run
+        if run.count == run.room and not self.events.join(run):
+            return None
+        hit = self._charged(parsed, replay, self._runtimes.current, _NO_DIRECTIVES)
+        if hit is None:
+            self.events.commit()  # the run may have been joined for nothing
+            return None
+        age, limit_lines = hit
+        return b"%b%d\r\nx-request-id: %b%010x%b%b%b" % (
+            head,
+            age,
+            self._id_prefix,
+            run.add(),
+            PRIVATE,
+            limit_lines,
+            replay.tail,
+        )
+
+    def answer(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
+        """Return the body of the answer, its event published; the headers are noted in `state`.
+
+        `None`, with nothing charged, where there is no answer to replay, or it may be another now.
+        """
+        replay = parsed.replay
+        if replay is None:
+            return None
+        hit = self._charged(parsed, replay, state.runtime, state.options.directives)
+        if hit is None:
+            return None
+        age, state.limit_lines = hit
+        state.admitted = self._now()
+        state.prepared = parsed.prepared
+        self.events.publish(replay.run, state.id, state.started)
+        state.model, state.revision, state.usage = replay.model, replay.revision, replay.usage
+        state.lines = b"%b%d\r\n" % (HIT, age)
+        return replay.body
+
+    def add(self, state: RequestState, answer: Answer, body: bytes) -> None:
+        """Note an answer from memory, to be replayed."""
+        _, parsed = state.caller_and_body()
+        prepared = parsed.prepared
+        parsed.replay = None
+        if prepared is None or len(answer.outcomes) > 1:
+            return
+        # Limits that are only tried out are counted where others are checked.
+        is_tried = any(charge.rule.shadow for charge in parsed.charges)
+        if is_tried or answer.outcomes[0].source is not Source.HIT:
+            return
+        entry, _ = self._inference.read_single(prepared, state.options.directives)
+        run = self._run(state)
+        if entry is None or run is None:
+            return
+        parsed.replay = HitReplay(
+            entry=entry,
+            model=state.model,
+            revision=state.revision,
+            usage=state.usage,
+            body=body,
+            tail=b"content-length: %d\r\n\r\n%b" % (len(body), body),
+            run=run,
+            charge=self._limiter.repeated_charge(parsed.charges),
+        )
+
+    def _charged(
+        self,
+        parsed: ParsedBody,
+        replay: HitReplay,
+        runtime: Runtime,
+        directives: CacheDirectives,
+    ) -> tuple[float, bytes] | None:
+        """Charge a request that `replay` answers; return the entry's age and the limits' lines."""
+        prepared = parsed.prepared
+        if prepared is None or not self._inference.is_current(prepared.plan, runtime):
+            return None
+        entry, age = self._inference.read_single(prepared, directives)
+        if entry is not replay.entry:
+            if directives is _NO_DIRECTIVES:
+                parsed.replay = None  # the entry has gone or was replaced
+            return None
+        limit_lines = replay.charge.charge()
+        return None if limit_lines is None else (age, limit_lines)
+
+    def _run(self, state: RequestState) -> HitRun | None:
+        """Return the run of all memory hits like this one."""
+        principal, _ = state.caller_and_body()
+        # Hits of texts that were cut are counted as such.
+        is_truncated = state.usage.truncated > 0
+        name = (principal, state.task, state.model, state.revision, is_truncated)
+        if state.runtime is not self._runtime:
+            self._runtime = state.runtime
+            self._runs.clear()
+        run = self._runs.get(name)
+        if run is None:
+            event = state.event(wall=self._wall, now=self._now(), region=self._region)
+            if event is None:
+                return None
+            if len(self._runs) >= _MOST_RUNS:
+                self._runs.clear()
+            run = self._runs[name] = HitRun(event)
+        return run

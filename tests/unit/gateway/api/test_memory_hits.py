@@ -1,0 +1,71 @@
+"""A memory hit is replayed to equal requests, charged and counted each time, while it holds."""
+
+import msgspec
+import pytest
+
+from gateway.config.document import LimitsEntry
+from gateway.types import Rule
+from tests.support.api import KEY
+from tests.support.entry_points import EntryPoint
+
+pytestmark = pytest.mark.anyio
+_RULE = Rule(name="minute", unit="requests", capacity=10, window=60.0)
+
+
+@pytest.fixture
+async def entry_point(anyio_backend: str) -> EntryPoint:
+    entry_point = EntryPoint(fast=True)
+    entry_point.api.configure(limits=LimitsEntry(tenant=(_RULE,)))
+    return entry_point
+
+
+def ask(extra: str = "") -> bytes:
+    body = msgspec.json.encode({"model": "sentiment", "input": "popular"})
+    head = f"POST /v1/classify HTTP/1.1\r\nhost: w\r\nauthorization: Bearer {KEY}\r\n{extra}"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def remaining(answer: bytes) -> bytes:
+    """Return how many requests the answer says remain."""
+    return answer.split(b"x-ratelimit-remaining-requests: ")[1].split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("extra", ["", "x-more: 1\r\n", "x-server-timing: 1\r\n"])
+async def test_a_replay_is_charged_and_has_an_event(entry_point: EntryPoint, extra: str) -> None:
+    for _ in range(2):
+        await entry_point.send(ask())
+    entry_point.events()
+
+    answer = await entry_point.send(ask(extra))
+
+    assert b"cache-status: sluicegate; hit; detail=memory\r\n" in answer
+    assert remaining(answer) == b"7"
+    assert len(entry_point.events()) == 1
+    entry_point.api.metrics.flush()
+    labels = {"model": "sentiment", "source": "hit"}
+    assert entry_point.api.registry.get_sample_value("sluicegate_items_total", labels) == 2
+
+
+async def test_an_entry_that_was_replaced_is_not_replayed(entry_point: EntryPoint) -> None:
+    for _ in range(2):
+        await entry_point.send(ask())
+    ((key, entry),) = entry_point.api.scene.cache.entries.items()
+    entry_point.api.scene.cache.entries[key] = msgspec.structs.replace(entry, payload=b'"newer"')
+
+    answer = await entry_point.send(ask())
+
+    assert b"newer" in answer
+    assert remaining(answer) == b"7"
+
+
+async def test_a_limit_that_is_only_tried_out_is_checked_each_time(entry_point: EntryPoint) -> None:
+    tried = msgspec.structs.replace(_RULE, name="tried", capacity=1, shadow=True)
+    entry_point.api.configure(limits=LimitsEntry(tenant=(_RULE, tried)))
+
+    for _ in range(4):
+        await entry_point.send(ask())
+
+    value = entry_point.api.registry.get_sample_value(
+        "sluicegate_rate_limit_shadowed_total", {"policy": "tried"}
+    )
+    assert value == 3
