@@ -11,12 +11,10 @@ QUESTION_WORDS = frozenset(
     {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"}
 )
 """First words that no module docstring may have: it says in a sentence what the module does."""
-DESCRIBED_TREES = ("loadtests", "tools", "training")
+DESCRIBED_TREES = (*SOURCES, "loadtests", "tools", "training")
 """Where each module docstring is held to that."""
 MAX_TOP_MODULES = {"gateway": 5}
 """Modules at the top of a package, besides `__init__` and the packages there."""
-SHARED_CLASS_NAMES = {"gateway": frozenset({"Limiter"})}
-"""Public class names that may stand for several classes of one package."""
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +67,8 @@ def check_structure(modules: list[Module]) -> Iterator[Problem]:
             yield Problem(path=module.path, line=1, text=text)
     for tree in SOURCES:
         for name, places in shared_names(tree, modules).items():
-            if name not in SHARED_CLASS_NAMES.get(tree, ()):
-                text = f"`{name}` is also a class in {', '.join(places[1:])}: rename one"
-                yield Problem(path=places[0], line=1, text=text)
+            text = f"`{name}` is also a class in {', '.join(places[1:])}: rename one"
+            yield Problem(path=places[0], line=1, text=text)
     for tree, most in MAX_TOP_MODULES.items():
         found = _top_modules(tree, modules)
         if len(found) > most:
