@@ -301,6 +301,9 @@ class StubBackend:
     async def _serve(
         self, closed: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        if self._server is None or not self._server.is_serving():
+            writer.transport.abort()  # it was accepted while the server stopped
+            return
         self._open[writer] = closed
         self.connections += 1
         await self._notify()
