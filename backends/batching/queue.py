@@ -129,7 +129,7 @@ class RowQueue:
             dropped: list[Row] = []
             now = self._clock()
             lead = self._flows.lead()
-            while lead is not None and not self._remove_if_dead(lead, now, dropped):
+            while lead is not None and not self._keep_or_drop(lead, now, dropped):
                 lead = self._flows.lead()
             if lead is None:
                 return self._make_batch([], dropped, Release.IDLE, 0.0) if dropped else None
@@ -172,7 +172,7 @@ class RowQueue:
         dropped: list[Row] = []
         with self._changed:
             now = self._clock()
-            kept = [row for row in rows if self._is_runnable(row, now, dropped)]
+            kept = [row for row in rows if self._check_or_drop(row, now, dropped)]
         return kept, dropped
 
     def limit_tokens(self, tokens: int) -> None:
@@ -207,7 +207,7 @@ class RowQueue:
         rows: list[Row] = []
         following: Row | None = lead
         while following is not None and len(rows) < self._limits.rows:
-            if self._remove_if_dead(following, now, dropped):
+            if self._keep_or_drop(following, now, dropped):
                 self._remove(following, self._cost.alone(following.length))
                 rows.append(following)
             following = self._flows.lead()
@@ -229,7 +229,7 @@ class RowQueue:
             for queue in (request.by_length.get(length, _NONE), batch_class.get(length, _NONE)):
                 while missing and queue:
                     row = queue.popleft()
-                    if row.is_dequeued or not self._remove_if_dead(row, now, dropped):
+                    if row.is_dequeued or not self._keep_or_drop(row, now, dropped):
                         continue
                     self._remove(row, share)
                     rows.append(row)
@@ -248,13 +248,13 @@ class RowQueue:
             more=self.rows > 0,
         )
 
-    def _remove_if_dead(self, row: Row, now: float, dropped: list[Row]) -> bool:
-        if self._is_runnable(row, now, dropped):
+    def _keep_or_drop(self, row: Row, now: float, dropped: list[Row]) -> bool:
+        if self._check_or_drop(row, now, dropped):
             return True
         self._remove(row, 0.0)
         return False
 
-    def _is_runnable(self, row: Row, now: float, dropped: list[Row]) -> bool:
+    def _check_or_drop(self, row: Row, now: float, dropped: list[Row]) -> bool:
         if not row.is_awaited:
             self.skipped += 1
         elif row.deadline <= (least := now + self._minimum_time(row)):

@@ -26,8 +26,8 @@ _REPEATS = 3
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     """Predicts a batch's seconds: fixed, per token, per padded token, per length^2.
 
-    `tokens` are real ones: a graph that leaves padding out pays for those, another for the padded
-    ones. The defaults apply where nothing was measured.
+    `token` is the price of a real token, `padded` that of a position of the padded batch. A graph
+    that skips padding has `padded` near 0. The defaults apply where nothing was measured.
     """
 
     base: float = 1e-3

@@ -62,7 +62,7 @@ class InvoicedModel(msgspec.Struct, frozen=True, kw_only=True):
     exact: str
     """The price of the units: a decimal number."""
     amount: str
-    """That, rounded half-even to the currency."""
+    """`exact`, rounded half-even to the smallest unit of the currency."""
 
 
 class InvoicedTotal(msgspec.Struct, frozen=True, kw_only=True):

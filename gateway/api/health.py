@@ -12,7 +12,7 @@ class Liveness(msgspec.Struct, frozen=True, kw_only=True):
     """The process answers."""
 
     status: Literal["live"] = "live"
-    """Always that."""
+    """Always `live`."""
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

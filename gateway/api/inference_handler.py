@@ -10,7 +10,7 @@ from litestar.types import HTTPScope, Receive, Send
 
 from backends.protocol import Task
 from gateway.api.body_budget import LARGE, BodyMemoryBudget
-from gateway.api.fast_path.body_timeouts import BodyTimeouts
+from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,

@@ -69,9 +69,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[str, ...] = ()
     """Headers of a successful response beside those of its kind."""
     parameters: tuple[Json, ...] = ()
-    """Those that the handler does not name."""
+    """Parameters that are not in the signature of the handler."""
     about: Mapping[str, Json] = {}
-    """More about the parameters that it names: bounds, descriptions, examples."""
+    """Bounds, descriptions and examples of the parameters in the signature."""
 
 
 def header_components() -> Json:

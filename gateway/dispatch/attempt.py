@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from backends.protocol import Done, Failed
 from gateway.dispatch import failures
 from gateway.dispatch.work import WorkItem
-from gateway.routing.fleet import ProbeVerdict
+from gateway.routing.fleet import CallVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause
 
@@ -84,11 +84,11 @@ class Attempt:
         failed, self.failed = self.failed, []
         return failed
 
-    def verdict(self) -> ProbeVerdict:
+    def verdict(self) -> CallVerdict:
         """Judge the backend by a call that ended with a report."""
         if self._is_useful:
-            return ProbeVerdict.OK
-        return ProbeVerdict.FAILED if self.waiting or self._is_to_blame else ProbeVerdict.UNDECIDED
+            return CallVerdict.OK
+        return CallVerdict.FAILED if self.waiting or self._is_to_blame else CallVerdict.UNDECIDED
 
 
 # The backend refuses our token.
@@ -105,10 +105,10 @@ def is_misplaced(error: CallFailed) -> bool:
     return error.cause is Cause.REFUSED and error.status in failures.CHANGED | _UNAUTHORIZED
 
 
-def verdict_on(error: CallFailed, *, has_full_timeout: bool) -> ProbeVerdict:
+def verdict_on(error: CallFailed, *, has_full_timeout: bool) -> CallVerdict:
     """Judge the backend by a call that failed; silence counts after a full time-out only."""
     if error.cause is Cause.REFUSED and error.status not in _UNAUTHORIZED:
-        return ProbeVerdict.UNDECIDED
+        return CallVerdict.UNDECIDED
     if error.cause is Cause.TIMED_OUT and not has_full_timeout:
-        return ProbeVerdict.UNDECIDED
-    return ProbeVerdict.FAILED
+        return CallVerdict.UNDECIDED
+    return CallVerdict.FAILED

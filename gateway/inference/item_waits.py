@@ -12,7 +12,7 @@ from gateway.types import Caller, Criticality, ItemOutcome
 _GRACE = 0.05
 # Failures of a leader that say nothing about whoever joined it.
 _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
-# What one that matters less is refused with, one that matters more may yet be given.
+# A joined request of higher criticality is tried again where its leader is refused with this.
 _SHED = "overloaded"
 
 

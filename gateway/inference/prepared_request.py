@@ -13,7 +13,7 @@ from gateway.runtime.runtime import Runtime
 from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
 
 _OK = 200
-# Of the tags of flights whose texts are not cut: no key has one.
+# Part of the tag of a flight with `truncate: false`; no cache key has it.
 _WHOLE = b"whole"
 
 

@@ -1,4 +1,4 @@
-"""Computes the charges of a request, and the buckets that they are tenant_names from."""
+"""Computes the charges of a request, and the buckets that they are taken from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

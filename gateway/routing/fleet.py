@@ -27,7 +27,7 @@ ITEMS_PER_BACKEND = 16
 _SOONEST = 0.5
 
 
-class ProbeVerdict(StrEnum):
+class CallVerdict(StrEnum):
     """Judgement of a backend by one call."""
 
     OK = "ok"
@@ -131,7 +131,7 @@ class Fleet:
             member.round_trip = found.silence
         else:
             # Its models stay in the catalog: they are unavailable, not unknown.
-            member.record_silence(is_silent=found.silence > 0)
+            member.record_probe_failure(timed_out=found.silence > 0)
             member.health = Health.NOT_READY
         if before != (member.health, member.models):
             self._placements = catalog(tuple(self._members.values()), self._regions)
@@ -247,7 +247,7 @@ class Fleet:
     def record(
         self,
         endpoint: Endpoint,
-        verdict: ProbeVerdict,
+        verdict: CallVerdict,
         report: Report | None = None,
         *,
         items: int = 0,
@@ -313,11 +313,11 @@ class Fleet:
         ]
         return tiers(serving, self._regions)
 
-    def _judge(self, member: Member, verdict: ProbeVerdict, now: float) -> None:
-        if verdict is ProbeVerdict.OK:
+    def _judge(self, member: Member, verdict: CallVerdict, now: float) -> None:
+        if verdict is CallVerdict.OK:
             member.last_success = now
             member.ejection = after_success(member.ejection, now, self._rules)
-        elif verdict is ProbeVerdict.FAILED:
+        elif verdict is CallVerdict.FAILED:
             member.failures += 1
             ejection = after_failure(member.ejection, now, self._rules)
             if not ejection.holds(now) or self._may_eject(now):

@@ -98,13 +98,13 @@ class Member:
         """Return whether the backend is ready, in use and not ejected."""
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
-    def record_silence(self, *, is_silent: bool) -> None:
-        """Count a failed probe; `is_silent` says that it timed out.
+    def record_probe_failure(self, *, timed_out: bool) -> None:
+        """Count a failed probe; `timed_out` says that it timed out.
 
         A backend that refuses connections is gone; one that does not answer may only be busy.
         """
         was_ready = self.health is Health.READY or self.silent_probes > 0
-        self.silent_probes = self.silent_probes + 1 if is_silent and was_ready else 0
+        self.silent_probes = self.silent_probes + 1 if timed_out and was_ready else 0
 
     def is_doubtful(self) -> bool:
         """Return whether it was ready lately and has missed a probe or two only."""

@@ -302,8 +302,7 @@ class StubBackend:
         self, closed: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if self._server is None or not self._server.is_serving():
-            writer.transport.abort()  # it was accepted while the server stopped
-            return
+            return writer.transport.abort()  # it was accepted while the server stopped
         self._open[writer] = closed
         self.connections += 1
         await self._notify()

@@ -8,7 +8,7 @@ from functools import partial
 
 from backends.protocol import Report
 from gateway.dispatch.prober import MIN_INTERVAL
-from gateway.routing.fleet import ProbeVerdict
+from gateway.routing.fleet import CallVerdict
 from gateway.routing.member import Health
 from loadtests.harness.stub_backend import StubBackend, cut_after, hang
 from loadtests.harness.waiting import until
@@ -181,19 +181,19 @@ async def _(scene: ReloadScene) -> None:
 # Ejection: the fleet is told of calls that failed, as the dispatcher does.
 
 
-def _call(scene: ReloadScene, stub: StubBackend, verdict: ProbeVerdict) -> None:
+def _call(scene: ReloadScene, stub: StubBackend, verdict: CallVerdict) -> None:
     endpoint = next(e for e in scene.fleet.endpoints if e.backend == stub.backend_id)
     scene.fleet.record(endpoint, verdict)
 
 
-async def _ejected_after(scene: ReloadScene, *verdicts: ProbeVerdict) -> bool:
+async def _ejected_after(scene: ReloadScene, *verdicts: CallVerdict) -> bool:
     for verdict in verdicts:
         _call(scene, scene.eu, verdict)
     return scene.statistics(scene.eu).ejected_for > 0
 
 
-_FAILED = ProbeVerdict.FAILED
-_MIXED = (ProbeVerdict.OK, _FAILED) * 20
+_FAILED = CallVerdict.FAILED
+_MIXED = (CallVerdict.OK, _FAILED) * 20
 for _field, _before, _after, _verdicts in (
     ("eject_after", {"eject_after": 1_000}, {"eject_after": 2}, (_FAILED, _FAILED)),
     ("eject_share", {"eject_share": 1.0}, {"eject_share": 0.1}, _MIXED),
@@ -206,7 +206,7 @@ for _field, _before, _after, _verdicts in (
 ):
 
     async def _ejects(
-        scene: ReloadScene, before: Section, after: Section, verdicts: tuple[ProbeVerdict, ...]
+        scene: ReloadScene, before: Section, after: Section, verdicts: tuple[CallVerdict, ...]
     ) -> None:
         observe = partial(_ejected_after, scene, *verdicts)
         assert await scene.both({"routing": before}, {"routing": after}, observe) == (False, True)

@@ -10,7 +10,7 @@ from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import RoutingEntry
 from gateway.errors import DependencyUnavailable
-from gateway.routing.fleet import Fleet, ProbeFailure, ProbeVerdict
+from gateway.routing.fleet import CallVerdict, Fleet, ProbeFailure
 from gateway.types import Principal
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
@@ -106,7 +106,7 @@ async def test_backends_that_are_all_ejected_still_serve_and_the_worker_is_ready
     backends = fleet()
     backends.observe(_EU, state("eu-0"))
     for _ in range(20):
-        backends.record(_EU, ProbeVerdict.FAILED)
+        backends.record(_EU, CallVerdict.FAILED)
     model = backends.model("stub")
     assert model is not None
 

@@ -6,7 +6,7 @@ import pytest
 
 from backends.protocol import Report
 from gateway.config.document import RoutingEntry
-from gateway.routing.fleet import Fleet, ProbeFailure, ProbeVerdict
+from gateway.routing.fleet import CallVerdict, Fleet, ProbeFailure
 from gateway.routing.limit import LEAST
 from gateway.routing.member import INITIAL_SHARE, Health
 from gateway.types import Criticality, Endpoint, ServedModel
@@ -45,7 +45,7 @@ def ids(endpoints: list[Endpoint]) -> list[str]:
 
 def fail(fleet: Fleet, target: Endpoint, times: int = 5) -> None:
     for _ in range(times):
-        fleet.record(target, ProbeVerdict.FAILED)
+        fleet.record(target, CallVerdict.FAILED)
 
 
 def test_a_model_is_known_once_a_backend_names_it(clock: Clock) -> None:
@@ -226,7 +226,7 @@ def test_a_slow_backend_that_still_answers_is_far_away_and_not_lost(clock: Clock
     fleet = fleet_of([*EU[:1], *US], clock)
     fleet.on_lost(lost.append)
 
-    fleet.record(EU[0], ProbeVerdict.OK)
+    fleet.record(EU[0], CallVerdict.OK)
     clock.advance(0.5)
     fleet.observe(EU[0], ProbeFailure(detail="late", silence=1.0))
     while_slow = ids(fleet.candidates(model_of(fleet), b"item"))
@@ -350,7 +350,7 @@ def test_statistics_tell_what_is_known(clock: Clock) -> None:
     fleet = fleet_of(US, clock)
 
     fleet.started(US[0], 3)
-    fleet.record(US[0], ProbeVerdict.OK, Report(queued_tokens=9))
+    fleet.record(US[0], CallVerdict.OK, Report(queued_tokens=9))
     fail(fleet, US[0])
 
     (found,) = fleet.statistics()

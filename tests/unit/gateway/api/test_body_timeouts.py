@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.api.fast_path.body_timeouts import BodyTimeouts
+from gateway.api.body_timeouts import BodyTimeouts
 from gateway.errors import RequestTimeout
 from loadtests.harness.waiting import until
 
