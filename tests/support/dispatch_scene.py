@@ -1,7 +1,7 @@
 """Builds a dispatcher over scripted backends."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from random import Random
 
 from backends.protocol import Call, Failed
@@ -27,6 +27,7 @@ class Scene:
         endpoints: tuple[Endpoint, ...] = (EU, US),
         routing: RoutingEntry | None = None,
         tracer: CallTracer | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.scripts = scripts or {}
         self.loop = asyncio.get_running_loop()
@@ -40,7 +41,7 @@ class Scene:
             fleet=self.fleet,
             client=self.client,
             reprobe=lambda each: self.reprobed.append(each.backend),
-            clock=self.loop.time,
+            clock=clock or self.loop.time,
             tracer=tracer,
         )
         self.outcomes = Outcomes()
