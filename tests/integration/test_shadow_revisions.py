@@ -202,7 +202,7 @@ async def test_a_share_of_the_items_is_mirrored_and_always_the_same_ones() -> No
         model = mirrored(mirror, shadow, share=25)
         for text in TEXTS:
             await model.run(text, None, ask())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # tasks run in the order they were made: each has ended then
         seen.append(shadow.items)
 
     assert seen[0] == seen[1]
