@@ -43,7 +43,7 @@ ENTRIES = {
 }
 BOOTSTRAP = "run-bootstrap"
 _log = logging.getLogger("gateway")
-# Their work waits on the disk: they run at the lowest priority.
+# They answer nobody: they run at a low priority, once they have started.
 _LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log"})
 
 
@@ -53,8 +53,6 @@ def run_entry(entry: str, settings: Settings) -> None:
 
     configure_logging(settings.log_level, process=process_name(entry, settings))
     _log.info("the process starts", extra={"pid": os.getpid()})
-    if entry in _LOW_PRIORITY:
-        give_way()
     export_metrics_dir(settings)
     from gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
         keep_metrics_in_files,
@@ -63,6 +61,8 @@ def run_entry(entry: str, settings: Settings) -> None:
     keep_metrics_in_files(settings.metrics_dir)
     module, function = ENTRIES[entry]
     run: _ProcessMain = getattr(importlib.import_module(module), function)
+    if entry in _LOW_PRIORITY:
+        give_way()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_signal(run, settings))
     # No object holds a resource any more, and the last collection of cycles would take a quarter of

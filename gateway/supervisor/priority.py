@@ -2,6 +2,9 @@
 
 Linux may group processes by session (autogroup) and schedule groups before processes: there `nice`
 alone changes nothing between two processes of different sessions.
+
+The niceness is 10, about a tenth of the weight of a process at 0. At 19, a seventieth, billing took
+102 s to start and to store 200 events beside eight busy processes on two cores; at 10, 0.2 s.
 """
 
 import contextlib
@@ -10,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_LOWEST = 19
+_LOW = 10
 _NORMAL = 0
 # Without root, the kernel lets one autogroup of the machine be changed every 0.1 s.
 _ATTEMPTS = 10
@@ -20,13 +23,13 @@ _BETWEEN = 0.11
 def give_way(
     group: Path = Path("/proc/self/autogroup"), *, pause: Callable[[float], None] = time.sleep
 ) -> None:
-    """Give this process, and its autogroup where there is one, the lowest priority."""
+    """Give this process, and its autogroup where there is one, a low priority."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+        os.setpriority(os.PRIO_PROCESS, 0, _LOW)
     if os.getsid(0) != os.getpid():
         return
     for _ in range(_ATTEMPTS):
-        if _weigh(group, _LOWEST):
+        if _weigh(group, _LOW):
             return
         pause(_BETWEEN)
 

@@ -71,7 +71,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     """Resident memory above which it is replaced; 0: no bound."""
     gives_way: bool = False
-    """Runs at the lowest priority (`gateway.supervisor.priority`), until it is stopped."""
+    """Runs at a low priority (`gateway.supervisor.priority`), until it is stopped."""
 
     @property
     def is_heard(self) -> bool:

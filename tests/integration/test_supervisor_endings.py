@@ -95,7 +95,7 @@ async def test_a_process_that_gives_way_is_given_time_to_end(bench: Bench) -> No
 
     await bench.stop()
 
-    assert bench.log.read_text().endswith(" nice 19\n")
+    assert bench.log.read_text().endswith(" nice 10\n")
     assert [line for line in bench.said if "stopped" in line] == ["stopped billing"]
 
 

@@ -43,8 +43,8 @@ def test_a_leader_of_a_session_lowers_itself_and_its_group(tmp_path: Path) -> No
         for path, own in [(group, True), (tmp_path / "missing", True), (group, False)]
     ]
 
-    assert said == [b"19\n"] * 3
-    assert group.read_text() == "19"
+    assert said == [b"10\n"] * 3
+    assert group.read_text() == "10"
 
 
 @pytest.mark.skipif(
@@ -70,7 +70,7 @@ def test_several_that_start_at_once_all_lower_their_groups() -> None:
         child.stdin.flush()
     said = [child.communicate()[0] for child in children]
 
-    assert said == [b"19\n"] * 3
+    assert said == [b"10\n"] * 3
 
 
 def test_the_group_of_somebody_elses_session_stays(tmp_path: Path) -> None:
