@@ -103,7 +103,8 @@ class Row:
         self.length = len(encoding.ids)
         self.flow = (lane, key[0])
         self.batch_class = (self.kind, lane)
-        # `due` is the earliest deadline of its callers, `deadline` the latest.
+        # `due` is its first caller's, and orders the queue: later callers with clearly less time
+        # get a row of their own, unless this one runs. `deadline` is the latest of all callers'.
         self.due = self.deadline = deadline
         self.work = 0.0
         self.request = request

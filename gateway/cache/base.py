@@ -51,7 +51,7 @@ class RemoteTier(Protocol):
     """
 
     async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
-        """Return what is known of each key, within the tier's timeout; may be out of date."""
+        """Return what was stored under each very key, maybe expired, within the tier's timeout."""
         ...
 
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
@@ -65,7 +65,7 @@ class RemoteTier(Protocol):
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Tell others that this worker computes `keys`; say which another does, or just has.
+        """Claim `keys`; return `True` for each that another worker computes or has just answered.
 
         What another computes is claimed for a short while only, and may yet have to be computed.
         An answer that is not current is replaced by the claim.

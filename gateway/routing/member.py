@@ -95,7 +95,7 @@ class Member:
         return self.health is Health.READY and not self.drained
 
     def is_available(self, now: float) -> bool:
-        """Return whether the backend is ready, in use and not ejected."""
+        """Return whether the backend is ready, not drained and not ejected."""
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
     def record_probe_failure(self, *, timed_out: bool) -> None:
