@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from backends.protocol import Done, Failed
 from gateway.dispatch import failures
 from gateway.dispatch.work import WorkItem
-from gateway.routing.fleet import CallVerdict
+from gateway.routing.member import CallVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause
 

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from backends.protocol import BackendState
-from gateway.routing.fleet import Fleet, ProbeFailure
-from gateway.routing.member import Health
+from gateway.routing.fleet import Fleet
+from gateway.routing.member import Health, ProbeFailure
 from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
