@@ -1,14 +1,14 @@
 """Sends items to backends and settles each, whatever the backends do."""
 
 import asyncio
+import copy
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.operation import DispatchContext, DispatchOperation, Settle
-from gateway.dispatch.statistics import Counters, DispatchStatistics
+from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
 from gateway.dispatch.work import Work
 from gateway.routing.fleet import Fleet
@@ -34,7 +34,7 @@ class Dispatcher:
         tracer: CallTracer | None = None,
     ) -> None:
         self._tasks = TaskScope()
-        self._counters = Counters()
+        self._counters = DispatchStatistics()
         self.hedging = Hedging()
         """Latencies and the credit for hedges."""
         self._operations: set[DispatchOperation] = set()
@@ -49,18 +49,13 @@ class Dispatcher:
             counters=self._counters,
             operations=self._operations,
         )
-        fleet.on_lost(self._fail_over)
+        fleet.on_lost(self._endpoint_lost)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._tasks.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._tasks.__aexit__(None, None, None)
         # Cancelled attempts settle their items in callbacks of this event-loop iteration.
         await asyncio.sleep(0)
 
@@ -80,10 +75,10 @@ class Dispatcher:
             )
             await operation.finish()
 
-    def _fail_over(self, endpoint: Endpoint) -> None:
+    def _endpoint_lost(self, endpoint: Endpoint) -> None:
         for operation in tuple(self._operations):
-            operation.fail_over(endpoint)
+            operation.endpoint_lost(endpoint)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""
-        return self._counters.statistics()
+        return copy.deepcopy(self._counters)

@@ -11,7 +11,7 @@ from gateway.dispatch import failures
 from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.hedging import Hedging
-from gateway.dispatch.statistics import Counters
+from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer
 from gateway.dispatch.work import Work, WorkItem
 from gateway.errors import Overloaded
@@ -36,7 +36,7 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     tasks: TaskScope
     budget: RetryBudget
     hedging: Hedging
-    counters: Counters
+    counters: DispatchStatistics
     operations: "set[DispatchOperation]"
     """The operations in progress."""
 
@@ -56,7 +56,7 @@ class DispatchOperation:
         self._context = context
         self._work = work
         self._deadline = deadline
-        self._settle_item = settle
+        self._on_settled = settle
         self._traceparent = traceparent
         self._loop = asyncio.get_running_loop()
         self._open = {item.index for item in work.items}
@@ -82,13 +82,13 @@ class DispatchOperation:
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            self._fail(self._work.items, failures.cancelled())
+            self._settle_failed(self._work.items, failures.CANCELLED)
             raise
         finally:
             self._context.operations.discard(self)
             for task in () if is_complete else self._attempts:
                 task.cancel()
-            self._fail(self._work.items, failures.expired())
+            self._settle_failed(self._work.items, failures.EXPIRED)
         if self._bug is not None:
             raise self._bug
 
@@ -96,7 +96,7 @@ class DispatchOperation:
         items, context = self._work.items, self._context
         retry_after = context.fleet.shed(self._work.model, self._work.criticality)
         if retry_after is not None:
-            self._fail(items, failures.shed(retry_after))
+            self._settle_failed(items, failures.shed(retry_after))
             return
         context.budget.earn(len(items))
         context.hedging.earn(len(items))
@@ -104,10 +104,10 @@ class DispatchOperation:
         for share in shares:
             self._launch(Attempt(share.endpoint, [items[n] for n in share.items]))
         if not shares:
-            self._fail(items, failures.unavailable())
+            self._settle_failed(items, failures.unavailable())
 
-    def fail_over(self, endpoint: Endpoint) -> None:
-        """Try items that wait for a failing backend at a second one as well."""
+    def endpoint_lost(self, endpoint: Endpoint) -> None:
+        """Try the items that wait for `endpoint` at a second one as well: it is not ready now."""
         for attempt in list(self._attempts.values()):
             if attempt.endpoint.backend != endpoint.backend:
                 continue
@@ -117,7 +117,7 @@ class DispatchOperation:
 
     def _launch(self, attempt: Attempt) -> None:
         attempt.started = self._loop.time()
-        task = self._context.tasks.create_task(self._attempt(attempt))
+        task = self._context.tasks.create_task(self._run(attempt))
         self._attempts[task] = attempt
         task.add_done_callback(self._attempt_ended)
         late = self._latencies.late
@@ -148,10 +148,10 @@ class DispatchOperation:
     def _attempt_ended(self, task: asyncio.Task[None]) -> None:
         attempt = self._attempts.pop(task)
         if task.cancelled():
-            self._fail(self._unanswered(attempt), failures.cancelled())
+            self._settle_failed(self._unanswered(attempt), failures.CANCELLED)
         elif (bug := task.exception()) is not None:
             self._bug = bug
-            self._fail(attempt.items, failures.unexpected())
+            self._settle_failed(attempt.items, failures.UNEXPECTED)
 
     def _unanswered(self, attempt: Attempt) -> list[WorkItem]:
         """Return the open items of `attempt` that no other attempt may still answer."""
@@ -165,7 +165,7 @@ class DispatchOperation:
             other is not attempt and other.holds(item.index) for other in self._attempts.values()
         )
 
-    async def _attempt(self, attempt: Attempt) -> None:
+    async def _run(self, attempt: Attempt) -> None:
         context, endpoint, count = self._context, attempt.endpoint, len(attempt.items)
         idle_timeout = context.fleet.routing.attempt_timeout
         has_full_timeout = self._deadline - self._loop.time() >= idle_timeout
@@ -256,7 +256,7 @@ class DispatchOperation:
             credit = 1 if error.cause is Cause.REFUSED else len(left)
             self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
         else:
-            self._fail(unanswered, failure)
+            self._settle_failed(unanswered, failure)
 
     def _retry(
         self,
@@ -286,7 +286,7 @@ class DispatchOperation:
             granted = (granted if spent else 0) if whole else spent
             context.counters.denied += len(left) - granted
         for item, failure in left[granted:]:
-            self._fail([item], failure)
+            self._settle_failed([item], failure)
         if endpoint is not None and granted:
             context.counters.retried += granted
             self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
@@ -305,7 +305,7 @@ class DispatchOperation:
             return None
         return min(candidates, key=lambda endpoint: tried.index(endpoint.backend))
 
-    def _fail(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
+    def _settle_failed(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
         outcome = ItemOutcome(source=Source.FAILED, failure=failure)
         for item in items:
             self._settle(item, outcome)
@@ -317,4 +317,4 @@ class DispatchOperation:
         self._context.counters.count(outcome)
         if not self._open:
             self._ended.set()
-        self._settle_item(item.index, outcome)
+        self._on_settled(item.index, outcome)

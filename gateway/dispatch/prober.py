@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from random import Random
-from types import TracebackType
 from typing import Self
 
 from backends.protocol import BackendState
@@ -84,15 +83,10 @@ class Prober:
         self.refresh()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         for endpoint in tuple(self._probe_loops):
             self._stop(endpoint)
-        await self._tasks.__aexit__(kind, error, trace)
+        await self._tasks.__aexit__(None, None, None)
 
     def refresh(self) -> None:
         """Follow the fleet's endpoints as now configured: new ones are probed at once.

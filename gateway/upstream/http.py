@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
@@ -122,13 +121,8 @@ class HttpBackendClient:
             self._tasks.start(follow_files(self._tls, self._look_interval))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._tasks.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._tasks.__aexit__(None, None, None)
         for transport in self._transports.values():
             await transport.aclose()
 
