@@ -1,7 +1,7 @@
 """Calls backends over HTTP, and turns their responses into frames, reports and failures."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Literal, Self
 
@@ -16,8 +16,6 @@ from backends.protocol import (
     UNREADABLE,
     BackendState,
     Call,
-    Frame,
-    FrameReader,
     Refusal,
     Report,
     Task,
@@ -32,11 +30,13 @@ from gateway.upstream.base import (
     Cause,
     Receive,
     Transport,
+    TransportError,
     TransportResponse,
+    locate,
 )
 from gateway.upstream.shared_call import SharedCall
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, TlsFiles, follow_files
-from gateway.upstream.transport import BackendTransport, TransportError, locate
+from gateway.upstream.transport import BackendTransport
 
 # Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm gathers
 # bytes. An idle backend gets the first item at once.
@@ -68,26 +68,6 @@ class _Channel:
         self.slots = asyncio.Semaphore(limit)
         self.joinable: dict[CallKind, SharedCall] = {}
         self.in_flight = 0
-
-
-class _ReplyReader:
-    """Decodes the frames of one response and passes them on.
-
-    `final_report` is the last frame so far, if that is a report.
-    """
-
-    def __init__(self, receive: Callable[[Frame], None]) -> None:
-        self._frames = FrameReader()
-        self._receive = receive
-        self.final_report: Report | None = None
-
-    def feed(self, chunk: bytes) -> None:
-        try:
-            for frame in self._frames.feed(chunk):
-                self.final_report = frame if isinstance(frame, Report) else None
-                self._receive(frame)
-        except msgspec.DecodeError as error:
-            raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
 
 
 class HttpBackendClient:
@@ -152,9 +132,7 @@ class HttpBackendClient:
         An atomic call is sent alone, so that the backend learns when it is cancelled.
         """
         channel = self._channel(endpoint)
-        shared = (
-            self._send_alone(channel, call) if call.atomic else self._joinable_call(channel, call)
-        )
+        shared = self._shared_call(channel, call)
         part = shared.join(call, receive, deadline=deadline, idle_timeout=idle_timeout)
         return await part.outcome
 
@@ -168,25 +146,25 @@ class HttpBackendClient:
         channel = self._channel(endpoint)
         return await self._tasks.run(self._fetch_state(channel, time_limit, channel.reload_head))
 
-    def _joinable_call(self, channel: _Channel, call: Call) -> SharedCall:
-        """Return the call that the items of `call` may join."""
+    def _shared_call(self, channel: _Channel, call: Call) -> SharedCall:
+        """Return the call that the items of `call` join."""
+        loop = asyncio.get_running_loop()
+        if call.atomic:
+            shared = SharedCall(call)
+            loop.call_soon(self._start, channel, shared)
+            return shared
         kind = (
             *(call.model, call.revision, call.profile, call.task, call.parameters, call.lane),
             call.truncate,
         )
-        shared = channel.joinable.get(kind)
-        if shared is None or not shared.has_room(call):
-            shared = channel.joinable[kind] = SharedCall(call)
-            loop = asyncio.get_running_loop()
-            if channel.in_flight:
-                loop.call_later(GATHERING_DELAY, self._close_and_start, channel, kind, shared)
-            else:
-                loop.call_soon(self._close_and_start, channel, kind, shared)
-        return shared
-
-    def _send_alone(self, channel: _Channel, call: Call) -> SharedCall:
-        shared = SharedCall(call)
-        asyncio.get_running_loop().call_soon(self._start, channel, shared)
+        found = channel.joinable.get(kind)
+        if found is not None and found.has_room(call):
+            return found
+        shared = channel.joinable[kind] = SharedCall(call)
+        if channel.in_flight:
+            loop.call_later(GATHERING_DELAY, self._close_and_start, channel, kind, shared)
+        else:
+            loop.call_soon(self._close_and_start, channel, kind, shared)
         return shared
 
     def _close_and_start(self, channel: _Channel, kind: CallKind, shared: SharedCall) -> None:
@@ -202,7 +180,8 @@ class HttpBackendClient:
     async def _run_call(self, channel: _Channel, shared: SharedCall) -> None:
         channel.in_flight += 1
         try:
-            shared.end(await self._exchange(channel, shared))
+            await self._stream_reply(channel, shared)
+            shared.end()
         except CallFailed as error:
             shared.fail(error)
         except BaseException as error:
@@ -212,25 +191,8 @@ class HttpBackendClient:
         finally:
             channel.in_flight -= 1
 
-    async def _exchange(self, channel: _Channel, shared: SharedCall) -> Report:
-        reply = _ReplyReader(shared.deliver)
-        failure = CallFailed(Cause.CUT, "the backend's answer ended too early")
-        try:
-            await self._stream_reply(channel, shared, reply)
-        except CallFailed as error:
-            failure = error
-        else:
-            if reply.final_report is not None:
-                return reply.final_report
-        if reply.final_report is None or not shared.is_answered:
-            raise failure
-        # Every item is answered: how the connection ended does not matter.
-        return reply.final_report
-
-    async def _stream_reply(
-        self, channel: _Channel, shared: SharedCall, reply: _ReplyReader
-    ) -> None:
-        """Send the call, and feed its answer to `reply` until it ends."""
+    async def _stream_reply(self, channel: _Channel, shared: SharedCall) -> None:
+        """Send the call, and deliver the frames of its answer until it ends."""
         loop = asyncio.get_running_loop()
         deadline, idle_timeout = shared.deadline, shared.idle_timeout
         response: TransportResponse | None = None
@@ -249,10 +211,12 @@ class HttpBackendClient:
                     raise _refusal(response.status, await _body(response, MAX_REFUSAL_BYTES))
                 while chunk := await response.read():
                     scope.reschedule(min(deadline, loop.time() + idle_timeout))
-                    reply.feed(chunk)
+                    shared.feed(chunk)
         except TimeoutError as error:
             if not is_sent:
-                raise _too_many_calls() from error
+                detail = "the backend has the maximum number of calls in flight"
+                refused = CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
+                raise refused from error
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
             raise _connection_failure(error, response) from error
@@ -313,11 +277,6 @@ def _transport(
 
 def _address(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.url, endpoint.server_name
-
-
-def _too_many_calls() -> CallFailed:
-    detail = "the backend has the maximum number of calls in flight"
-    return CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
 
 
 def _connection_failure(error: TransportError, response: TransportResponse | None) -> CallFailed:

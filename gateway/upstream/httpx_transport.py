@@ -15,8 +15,8 @@ import httpx
 from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import TaskScope
+from gateway.upstream.base import Origin, TransportError, explain_early_loss
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
-from gateway.upstream.transport import Origin, TransportError, explain_early_loss
 
 # Requests over `http://` need no authorities, and reading the system's takes 20 ms.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

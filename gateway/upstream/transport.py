@@ -7,14 +7,13 @@ and response objects, which cost more than the call. The parser is the server's,
 import asyncio
 import ssl
 from collections import deque
-from typing import NamedTuple
-from urllib.parse import quote, urlsplit
 
 import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
+from gateway.upstream.base import Origin, TransportError, explain_early_loss
 from gateway.upstream.connecting import Connector
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
@@ -26,51 +25,6 @@ _MOST_BUFFERED = 256 * 1024
 _MOST_HEADERS = 64 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _FIRST_FINAL_STATUS = 200
-_PORTS = {"http": 80, "https": 443}
-
-
-class TransportError(ConnectionError):
-    """There is no connection, it was lost, or no HTTP came over it; the message says which."""
-
-
-class Origin(NamedTuple):
-    """The address of a server, and the name that its certificate must hold."""
-
-    scheme: str
-    host: str
-    port: int
-    server_name: str
-
-
-class Location(NamedTuple):
-    """An origin, its `Host` header, and the path before those of the protocol."""
-
-    origin: Origin
-    host: bytes
-    path: bytes
-
-
-def locate(url: str, server_name: str = "") -> Location:
-    """Return the location of `url`; `server_name` takes the place of its host in certificates.
-
-    Raises:
-        ValueError: `url` is not the URL of a backend.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError("a backend's URL begins with `http://` or `https://` and a host")
-    port = parts.port or _PORTS[parts.scheme]
-    origin = Origin(parts.scheme, parts.hostname, port, server_name or parts.hostname)
-    host = parts.netloc.rpartition("@")[2].encode()
-    path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
-    return Location(origin, host, path.encode())
-
-
-def explain_early_loss(*, is_tls: bool) -> str:
-    """Return why a connection may have been lost before any byte of the response."""
-    # A server judges our certificate when we believe to be done, and may say nothing.
-    hint = "is our certificate accepted?" if is_tls else "should the URL be `https://`?"
-    return f"the connection was lost before anything came: {hint}"
 
 
 class BackendTransport:
@@ -176,13 +130,9 @@ class BackendTransport:
         loop = asyncio.get_running_loop()
         oldest = loop.time() - self._keepalive
         for origin, idle in list(self._idle.items()):
-            for since, connection in idle:
-                if since <= oldest:
-                    connection.abort()
-            left = [(since, connection) for since, connection in idle if since > oldest]
-            if left:
-                self._idle[origin] = left
-            else:
+            while idle and idle[0][0] <= oldest:
+                idle.pop(0)[1].abort()
+            if not idle:
                 del self._idle[origin]
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
 

@@ -28,7 +28,8 @@ from gateway.runtime.runtime import folder_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.sockets.tcp_keepalive import TcpKeepalive
-from gateway.upstream.transport import BackendTransport, locate
+from gateway.upstream.base import locate
+from gateway.upstream.transport import BackendTransport
 from gateway.workers.group import GroupReader
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import AppendOutcome, EventStream, StreamReply
