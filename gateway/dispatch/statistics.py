@@ -1,4 +1,7 @@
-"""Counts calls, retries, hedges and outcomes of the dispatcher."""
+"""Counts calls, retries, hedges and outcomes of the dispatcher, for all endpoints together.
+
+A counter by region is one of `GatewayMetrics`, added to in `CallSpans`, which is around each call.
+"""
 
 import msgspec
 

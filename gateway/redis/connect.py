@@ -5,14 +5,14 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from gateway.redis.cluster import ClusterPipe
-from gateway.redis.pipeline import Command, RedisPipe, Replies
+from gateway.redis.cluster import ClusterClient
+from gateway.redis.pipeline import Command, Replies, StandaloneClient
 from gateway.redis.sentinel import Sentinels
 from gateway.redis.url import Servers, read_servers
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
-class Pipe(Protocol):
+class PipelinedClient(Protocol):
     """Runs commands; raises `OSError` when Redis is unreachable, and returns error replies."""
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -33,7 +33,7 @@ class Pipe(Protocol):
         ...
 
 
-class _PrimaryPipe(RedisPipe):
+class _SentinelClient(StandaloneClient):
     """Connects to the primary that Sentinel names, and reconnects after a `READONLY` error."""
 
     def __init__(self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive) -> None:
@@ -62,9 +62,9 @@ class _PrimaryPipe(RedisPipe):
         await self._sentinels.aclose()
 
 
-def open_pipe(
+def open_client(
     url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
-) -> Pipe:
+) -> PipelinedClient:
     """Return a pipe to the Redis at `url`; everything may take `timeout` seconds.
 
     For a cluster, calls slower than `slow` seconds count towards opening a node's breaker.
@@ -74,7 +74,7 @@ def open_pipe(
     """
     servers = read_servers(url)
     if servers is None:
-        return RedisPipe(url, timeout=timeout, keepalive=keepalive)
+        return StandaloneClient(url, timeout=timeout, keepalive=keepalive)
     if servers.kind == "sentinel":
-        return _PrimaryPipe(servers, timeout=timeout, keepalive=keepalive)
-    return ClusterPipe(servers, timeout=timeout, slow=slow, keepalive=keepalive)
+        return _SentinelClient(servers, timeout=timeout, keepalive=keepalive)
+    return ClusterClient(servers, timeout=timeout, slow=slow, keepalive=keepalive)

@@ -15,6 +15,7 @@ import hiredis
 from redis.asyncio.connection import SSLConnection, parse_url
 from typing_extensions import override
 
+from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 Command = tuple[bytes | str | int, ...]
@@ -25,7 +26,7 @@ _NOTHING: Final = object()
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
-class RedisPipe:
+class StandaloneClient:
     """Runs commands on the Redis at `url`; connects at first use, and reconnects after a failure.
 
     A call may take `timeout` seconds, connecting included. A caller may be cancelled at any time:
@@ -45,6 +46,7 @@ class RedisPipe:
         self._timeout = timeout
         self._locate = locate
         self._keepalive = keepalive
+        self._connector = Connector()
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
 
@@ -97,7 +99,12 @@ class RedisPipe:
             if self._locate is not None:
                 host, port = await self._locate()
             context = ssl.create_default_context() if is_tls else None
-            transport, connection = await loop.create_connection(make, host, port, ssl=context)
+            transport, connection = await loop.create_connection(
+                make,
+                sock=await self._connector.connect(host, port, connect_timeout=self._timeout),
+                ssl=context,
+                server_hostname=host if is_tls else None,
+            )
         try:
             self._keepalive.apply(transport)
             discard_at_close(transport)
@@ -118,7 +125,7 @@ class RedisPipe:
         return commands
 
 
-class _Batch:
+class _SentCommands:
     """Holds the replies and the timeout of commands that were sent together."""
 
     __slots__ = ("missing", "on_done", "replies", "timer")
@@ -144,7 +151,7 @@ class _Connection(asyncio.Protocol):
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._sent_batches: deque[_Batch] = deque()
+        self._sent_batches: deque[_SentCommands] = deque()
         self.is_closed = False
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -160,7 +167,7 @@ class _Connection(asyncio.Protocol):
         # First: commands that cannot be encoded must not wait for replies.
         self._transport.write(b"".join(map(_pack, commands)))
         timer = self._loop.call_later(self._timeout, self._end_late)
-        self._sent_batches.append(_Batch(len(commands), on_done, timer))
+        self._sent_batches.append(_SentCommands(len(commands), on_done, timer))
 
     async def authenticate(self, commands: Sequence[Command]) -> None:
         """Log in and select the database by `commands`."""

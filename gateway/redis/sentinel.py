@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.redis.pipeline import RedisPipe
+from gateway.redis.pipeline import StandaloneClient
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
@@ -18,7 +18,9 @@ class Sentinels:
         keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._primary = primary
-        self._pipes = [RedisPipe(url, timeout=timeout, keepalive=keepalive) for url in urls]
+        self._clients = [
+            StandaloneClient(url, timeout=timeout, keepalive=keepalive) for url in urls
+        ]
 
     async def locate(self) -> tuple[str, int]:
         """Return the host and port of the primary; the next call tries the same Sentinel first.
@@ -26,24 +28,24 @@ class Sentinels:
         Raises:
             OSError: no Sentinel knows the primary.
         """
-        for pipe in list(self._pipes):
+        for client in list(self._clients):
             try:
-                (reply,) = await pipe.execute(
+                (reply,) = await client.execute(
                     [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._primary)]
                 )
             except OSError:
                 continue
             found = _address(reply)
             if found is not None:
-                self._pipes.remove(pipe)
-                self._pipes.insert(0, pipe)
+                self._clients.remove(client)
+                self._clients.insert(0, client)
                 return found
         raise ConnectionError(f"no Sentinel knows a primary `{self._primary}`")
 
     async def aclose(self) -> None:
         """Close every connection."""
-        for pipe in self._pipes:
-            await pipe.aclose()
+        for client in self._clients:
+            await client.aclose()
 
 
 def _address(reply: object) -> tuple[str, int] | None:

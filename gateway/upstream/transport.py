@@ -14,7 +14,7 @@ from typing_extensions import override
 from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 from gateway.upstream.base import Origin, TransportError, explain_early_loss
-from gateway.upstream.connecting import Connector
+from gateway.sockets.connecting import Connector
 from gateway.upstream.tls import ClientTls, TlsFiles, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
