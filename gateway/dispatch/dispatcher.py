@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.operation import DispatchContext, DispatchOperation, Settle
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
 from gateway.dispatch.work import Work
 from gateway.routing.fleet import Fleet
-from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient
 
@@ -33,29 +31,21 @@ class Dispatcher:
         clock: Callable[[], float],
         tracer: CallTracer | None = None,
     ) -> None:
-        self._tasks = TaskScope()
-        self._counters = DispatchStatistics()
-        self.hedging = Hedging()
-        """Latencies and the credit for hedges."""
-        self._operations: set[DispatchOperation] = set()
         self._context = DispatchContext(
             fleet=fleet,
             client=client,
             reprobe=reprobe,
             tracer=tracer or NoTracing(),
-            tasks=self._tasks,
             budget=RetryBudget(clock=clock),
-            hedging=self.hedging,
-            counters=self._counters,
-            operations=self._operations,
         )
+        self.hedging = self._context.hedging
         fleet.on_lost(self._endpoint_lost)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._tasks.__aexit__(None, None, None)
+        await self._context.tasks.__aexit__(None, None, None)
         # Cancelled attempts settle their items in callbacks of this event-loop iteration.
         await asyncio.sleep(0)
 
@@ -76,9 +66,9 @@ class Dispatcher:
             await operation.finish()
 
     def _endpoint_lost(self, endpoint: Endpoint) -> None:
-        for operation in tuple(self._operations):
+        for operation in tuple(self._context.operations):
             operation.endpoint_lost(endpoint)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""
-        return copy.deepcopy(self._counters)
+        return copy.deepcopy(self._context.counters)

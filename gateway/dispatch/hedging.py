@@ -39,9 +39,9 @@ class Latencies:
         self._total += 1.0
         self._unseen += 1
         if self._unseen >= _FRESH and self._total >= _FEW:
-            self._look()
+            self._compute_late()
 
-    def _look(self) -> None:
+    def _compute_late(self) -> None:
         self._unseen = 0
         left = (1.0 - _SHARE) * self._total
         step = _STEPS - 1

@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, Report
+from backends.protocol import Done, Failed, Report
 from gateway.dispatch import failures
 from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
@@ -33,11 +33,11 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     client: BackendClient
     reprobe: Callable[[Endpoint], None]
     tracer: CallTracer
-    tasks: TaskScope
     budget: RetryBudget
-    hedging: Hedging
-    counters: DispatchStatistics
-    operations: "set[DispatchOperation]"
+    tasks: TaskScope = msgspec.field(default_factory=TaskScope)
+    hedging: Hedging = msgspec.field(default_factory=Hedging)
+    counters: DispatchStatistics = msgspec.field(default_factory=DispatchStatistics)
+    operations: "set[DispatchOperation]" = msgspec.field(default_factory=set)
     """The operations in progress."""
 
 
@@ -192,33 +192,16 @@ class DispatchOperation:
             context.fleet.ended(endpoint, count)
 
     async def _call(self, attempt: Attempt, idle_timeout: float) -> Report:
-        work, info, items = self._work, self._work.model.info, attempt.items
         left = self._context.fleet.time_left_at(
             attempt.endpoint, self._deadline - self._loop.time()
         )
         tracer = self._context.tracer
         with tracer.on_call(
-            attempt.endpoint, items=len(items), traceparent=self._traceparent
+            attempt.endpoint, items=len(attempt.items), traceparent=self._traceparent
         ) as traceparent:
-            call = Call(
-                model=info.name,
-                revision=info.revision,
-                profile=info.profile,
-                task=work.task,
-                parameters=work.parameters,
-                items=[
-                    CallItem(
-                        body=item.body, remaining=left, scope=item.scope, traceparent=traceparent
-                    )
-                    for item in items
-                ],
-                lane=work.lane,
-                truncate=work.truncate,
-                atomic=work.atomic and len(items) > 1,
-            )
             return await self._context.client.call(
                 attempt.endpoint,
-                call,
+                attempt.call(self._work, remaining=left, traceparent=traceparent),
                 deadline=self._deadline,
                 idle_timeout=idle_timeout,
                 receive=partial(self._receive, attempt),
@@ -235,18 +218,18 @@ class DispatchOperation:
             self._loop.call_soon(self._retry_failed, attempt)
 
     def _retry_failed(self, attempt: Attempt) -> None:
-        failed = attempt.take_failed()
+        failed, attempt.failed = attempt.failed, []
         self._retry(attempt, failed, credit=len(failed))
 
     def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
         """Retry the unanswered items of `attempt` at another backend, if that may help."""
         if error.cause is Cause.UNREACHABLE or is_changed(error):
             self._context.reprobe(attempt.endpoint)
-        failure = failures.of_call(error)
         unanswered = self._unanswered(attempt) if attempt.waiting or attempt.duplicated else []
         attempt.end()
         if not unanswered:
             return
+        failure = failures.of_call(error)
         left = [(item, failure) for item in unanswered]
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):

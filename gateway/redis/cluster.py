@@ -136,19 +136,11 @@ class ClusterClient:
 
     async def _read_owners(self, url: str) -> bool:
         """Read the slot map from one node; return whether it was complete."""
-        loop = asyncio.get_running_loop()
-        node, started = self._node(url), loop.time()
-        if not node.breaker.allows(started):
+        replies = await self._execute_on(self._node(url), [("CLUSTER", "SLOTS")])
+        if isinstance(replies, OSError):
             return False
-        try:
-            (reply,) = await node.client.execute([("CLUSTER", "SLOTS")])
-        except OSError:
-            node.breaker.failed(now=loop.time())
-            return False
-        # Otherwise this call would use up the breaker's only probe.
-        node.breaker.succeeded(now=loop.time(), duration=loop.time() - started)
         owners: list[_Node | None] = [None] * _SLOTS
-        for slots in _ranges(reply):
+        for slots in _ranges(replies[0]):
             host = slots.host or self._servers.host_of(url)
             owner = self._node(self._servers.url_of(host, slots.port))
             owners[slots.first : slots.last + 1] = [owner] * (slots.last + 1 - slots.first)

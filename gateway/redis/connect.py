@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from typing_extensions import override
-
 from gateway.redis.cluster import ClusterClient
 from gateway.redis.pipeline import Command, Replies, StandaloneClient
-from gateway.redis.sentinel import Sentinels
-from gateway.redis.url import Servers, read_servers
+from gateway.redis.sentinel import SentinelClient
+from gateway.redis.url import read_servers
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
@@ -33,35 +31,6 @@ class PipelinedClient(Protocol):
         ...
 
 
-class _SentinelClient(StandaloneClient):
-    """Connects to the primary that Sentinel names, and reconnects after a `READONLY` error."""
-
-    def __init__(self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive) -> None:
-        # Connecting has `timeout` in all: a Sentinel that hangs must leave time for the next.
-        each = timeout / (len(servers.addresses) + 1)
-        self._sentinels = Sentinels(
-            servers.sentinel_urls, primary=servers.primary, timeout=each, keepalive=keepalive
-        )
-        super().__init__(
-            servers.urls[0],
-            timeout=timeout,
-            locate=self._sentinels.locate,
-            keepalive=keepalive,
-        )
-
-    @override
-    async def execute(self, commands: Sequence[Command]) -> list[Any]:
-        replies = await super().execute(commands)
-        if any(isinstance(r, Exception) and str(r).startswith("READONLY") for r in replies):
-            await super().aclose()
-        return replies
-
-    @override
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self._sentinels.aclose()
-
-
 def open_client(
     url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
 ) -> PipelinedClient:
@@ -76,5 +45,5 @@ def open_client(
     if servers is None:
         return StandaloneClient(url, timeout=timeout, keepalive=keepalive)
     if servers.kind == "sentinel":
-        return _SentinelClient(servers, timeout=timeout, keepalive=keepalive)
+        return SentinelClient(servers, timeout=timeout, keepalive=keepalive)
     return ClusterClient(servers, timeout=timeout, slow=slow, keepalive=keepalive)

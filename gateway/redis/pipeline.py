@@ -7,7 +7,7 @@ are parsed by redis-py, and replies by `hiredis`, the parser that redis-py uses.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -30,8 +30,7 @@ class StandaloneClient:
     """Runs commands on the Redis at `url`; connects at first use, and reconnects after a failure.
 
     A call may take `timeout` seconds, connecting included. A caller may be cancelled at any time:
-    its replies are read and discarded. Belongs to one event loop. `locate` returns host and port
-    before each connection, in place of those of the URL.
+    its replies are read and discarded. Belongs to one event loop.
     """
 
     def __init__(
@@ -39,12 +38,10 @@ class StandaloneClient:
         url: str,
         *,
         timeout: float,
-        locate: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._address: dict[str, Any] = dict(parse_url(url))
         self._timeout = timeout
-        self._locate = locate
         self._keepalive = keepalive
         self._connector = Connector()
         self._connection: _Connection | None = None
@@ -80,6 +77,10 @@ class StandaloneClient:
         if self._connection is not None:
             self._connection.close(ConnectionError("closed"))
 
+    async def locate(self) -> tuple[str, int]:
+        """Return host and port for the next connection: those of the URL."""
+        return self._address.get("host", "localhost"), self._address.get("port", 6379)
+
     async def _open_connection(self) -> "_Connection":
         # Around the lock: waiting for another caller's attempt counts towards the timeout.
         async with asyncio.timeout(self._timeout), self._connecting:
@@ -95,9 +96,7 @@ class StandaloneClient:
             transport, connection = await loop.create_unix_connection(make, path)
         else:
             is_tls = issubclass(address.get("connection_class", object), SSLConnection)
-            host, port = address.get("host", "localhost"), address.get("port", 6379)
-            if self._locate is not None:
-                host, port = await self._locate()
+            host, port = await self.locate()
             context = ssl.create_default_context() if is_tls else None
             transport, connection = await loop.create_connection(
                 make,

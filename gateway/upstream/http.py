@@ -35,7 +35,7 @@ from gateway.upstream.base import (
     locate,
 )
 from gateway.upstream.shared_call import SharedCall
-from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, TlsFiles, follow_files
+from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, follow_files
 from gateway.upstream.transport import BackendTransport
 
 # Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm gathers
@@ -85,7 +85,7 @@ class HttpBackendClient:
         tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._token = token.encode()
-        self._tls = tls or ClientTls(TlsFiles())
+        self._tls = tls or ClientTls()
         self._look_interval = look_interval
         self._tcp_keepalive = tcp_keepalive
         self._tasks = TaskScope()
@@ -245,7 +245,14 @@ class HttpBackendClient:
 
     def _transport_of(self, client: Literal["native", "httpx"]) -> Transport:
         if client not in self._transports:
-            self._transports[client] = _transport(client, self._tls, self._tcp_keepalive)
+            tls, tcp_keepalive = self._tls, self._tcp_keepalive
+            if client == "native":
+                self._transports[client] = BackendTransport(tls=tls, tcp_keepalive=tcp_keepalive)
+            else:
+                # Importing httpx takes 100 ms and 9 MB, which few workers need.
+                from gateway.upstream.httpx_transport import HttpxTransport  # noqa: PLC0415
+
+                self._transports[client] = HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
         return self._transports[client]
 
     async def _send(self, channel: _Channel, head: bytes, body: bytes) -> TransportResponse:
@@ -262,17 +269,6 @@ class HttpBackendClient:
             except ValueError as error:
                 raise CallFailed(Cause.UNREACHABLE, "the backend's URL is not one") from error
         return channel
-
-
-def _transport(
-    client: Literal["native", "httpx"], tls: ClientTls, tcp_keepalive: TcpKeepalive
-) -> Transport:
-    if client == "native":
-        return BackendTransport(tls=tls, tcp_keepalive=tcp_keepalive)
-    # Importing httpx takes 100 ms and 9 MB, which few workers need.
-    from gateway.upstream.httpx_transport import HttpxTransport  # noqa: PLC0415
-
-    return HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
 
 
 def _address(endpoint: Endpoint) -> tuple[str, str]:

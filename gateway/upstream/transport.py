@@ -12,10 +12,10 @@ import httptools
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
+from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 from gateway.upstream.base import Origin, TransportError, explain_early_loss
-from gateway.sockets.connecting import Connector
-from gateway.upstream.tls import ClientTls, TlsFiles, explain
+from gateway.upstream.tls import ClientTls, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost.
 KEEPALIVE_EXPIRY = 4.0
@@ -42,7 +42,7 @@ class BackendTransport:
     ) -> None:
         self._keepalive = keepalive
         self._tcp_keepalive = tcp_keepalive
-        self._tls = tls or ClientTls(TlsFiles())
+        self._tls = tls or ClientTls()
         self._connector = Connector()
         self._idle: dict[Origin, list[tuple[float, _Connection]]] = {}
         self._busy: set[_Connection] = set()

@@ -12,7 +12,7 @@ from gateway.cache.redis_tier import RedisTier
 from gateway.redis.cluster import ClusterClient
 from gateway.redis.connect import open_client
 from gateway.redis.pipeline import Command, Replies
-from gateway.redis.sentinel import Sentinels
+from gateway.redis.sentinel import SentinelClient
 from gateway.redis.url import read_servers
 from loadtests.harness.waiting import eventually
 from tests.support.caching import cache_key
@@ -154,8 +154,10 @@ async def test_a_node_that_was_away_is_asked_again_once_it_is_back() -> None:
 async def test_a_sentinel_that_answers_oddly_is_passed_over(where: bytes) -> None:
     sound = b"*2\r\n$5\r\nthere\r\n$4\r\n6379\r\n"
     async with redis_that_says(lambda _: where) as odd, redis_that_says(lambda _: sound) as well:
-        urls = [f"redis://127.0.0.1:{port}" for port in (odd, well)]
-        sentinels = Sentinels(urls, primary="main", timeout=5.0)
+        url = f"redis-sentinel://127.0.0.1:{odd},127.0.0.1:{well}/0?primary=main"
+        servers = read_servers(url)
+        assert servers is not None
+        client = SentinelClient(servers, timeout=15.0)
 
-        assert await sentinels.locate() == ("there", 6379)
-        await sentinels.aclose()
+        assert await client.locate() == ("there", 6379)
+        await client.aclose()
