@@ -225,7 +225,7 @@ class DispatchOperation:
         """Retry the unanswered items of `attempt` at another backend, if that may help."""
         if error.cause is Cause.UNREACHABLE or is_changed(error):
             self._context.reprobe(attempt.endpoint)
-        unanswered = self._unanswered(attempt) if attempt.waiting or attempt.duplicated else []
+        unanswered = self._unanswered(attempt)
         attempt.end()
         if not unanswered:
             return
