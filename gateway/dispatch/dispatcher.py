@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.operation import DispatchContext, DispatchOperation, Settle
+from gateway.dispatch.operation import DispatchContext, DispatchOperation
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import Settle, Work
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient

@@ -13,14 +13,12 @@ from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import Settle, Work, WorkItem
 from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
 from gateway.tasks import TaskScope
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
-
-Settle = Callable[[int, ItemOutcome], None]
 
 # Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
@@ -140,9 +138,8 @@ class DispatchOperation:
 
     def _duplicate(self, attempt: Attempt, endpoint: Endpoint) -> int:
         """Try the waiting items at `endpoint` as well; return how many there are."""
-        before = attempt.tried
-        items = attempt.duplicate(endpoint)
-        self._launch(Attempt(endpoint, items, before))
+        tried, items = attempt.tried, attempt.duplicate(endpoint)
+        self._launch(Attempt(endpoint, items, tried))
         return len(items)
 
     def _attempt_ended(self, task: asyncio.Task[None]) -> None:

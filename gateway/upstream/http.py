@@ -18,7 +18,6 @@ from backends.protocol import (
     Call,
     Refusal,
     Report,
-    Task,
 )
 from gateway.config.document import RoutingEntry
 from gateway.errors import Overloaded
@@ -34,7 +33,7 @@ from gateway.upstream.base import (
     TransportResponse,
     locate,
 )
-from gateway.upstream.shared_call import SharedCall
+from gateway.upstream.shared_call import CallKind, SharedCall, kind_of
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, follow_files
 from gateway.upstream.transport import BackendTransport
 
@@ -43,9 +42,6 @@ from gateway.upstream.transport import BackendTransport
 GATHERING_DELAY = 0.002
 MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
-
-# The fields that calls must share so that their items can be sent as one call.
-CallKind = tuple[str, str, str, Task, bytes, str, bool]
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
@@ -153,10 +149,7 @@ class HttpBackendClient:
             shared = SharedCall(call)
             loop.call_soon(self._start, channel, shared)
             return shared
-        kind = (
-            *(call.model, call.revision, call.profile, call.task, call.parameters, call.lane),
-            call.truncate,
-        )
+        kind = kind_of(call)
         found = channel.joinable.get(kind)
         if found is not None and found.has_room(call):
             return found

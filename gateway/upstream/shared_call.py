@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report
+from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
 from gateway.upstream.base import CallFailed, Cause, Receive
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
@@ -13,6 +13,14 @@ MAX_ITEMS = 256
 MAX_BYTES = 256 * 1024
 # Seconds of waiting for a slot after which the remaining time of items is computed anew.
 _NOTICEABLE_WAIT = 0.01
+
+CallKind = tuple[str, str, str, Task, bytes, str, bool]
+
+
+def kind_of(call: Call) -> CallKind:
+    """Return the fields that calls must share so that their items can be sent as one call."""
+    fields = (call.model, call.revision, call.profile, call.task, call.parameters, call.lane)
+    return (*fields, call.truncate)
 
 
 class CallPart:
