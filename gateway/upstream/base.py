@@ -76,6 +76,10 @@ class BackendClient(Protocol):
         """Return the state that the backend reports, within `time_limit` seconds."""
         ...
 
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+        """Have the backend read its repository again, and return its state once that is served."""
+        ...
+
 
 class TransportError(ConnectionError):
     """There is no connection, it was lost, or no HTTP came over it; the message says which."""

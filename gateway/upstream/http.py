@@ -138,7 +138,7 @@ class HttpBackendClient:
         return await self._tasks.run(self._fetch_state(channel, time_limit, channel.state_head))
 
     async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
-        """See `ReloadClient.reload`."""
+        """See `BackendClient.reload`."""
         channel = self._channel(endpoint)
         return await self._tasks.run(self._fetch_state(channel, time_limit, channel.reload_head))
 
