@@ -82,7 +82,7 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
         return self.wasted / self.work if self.work else 0.0
 
 
-class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts how rows were answered: cached, joined to one in flight, or computed."""
 
     known_rows: int = 0
@@ -98,7 +98,7 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     queue: QueueStatistics
-    rows: CacheStatistics
+    rows: RowStatistics
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ _MAX_WASTED_ROWS = 8
 MIN_RETRY_AFTER = 0.1
 
 
-class Reservation:
+class QueueReservation:
     """Reserves queue time for the work of one admitted item, until its rows are queued.
 
     `remaining` is the work that is not queued yet, in predicted seconds. `request` is shared by all
@@ -73,7 +73,7 @@ class Admission:
 
     def admit(
         self, work_per_item: list[float], *, time_left: float, flow: FlowKey
-    ) -> list[Reservation]:
+    ) -> list[QueueReservation]:
         """Admit items that are to end together, and reserve for each its expected work.
 
         Raises:
@@ -86,10 +86,10 @@ class Admission:
         else:
             work_per_item = [0.0] * len(work_per_item)
         request = RequestWork(sum(work_per_item), items=len(work_per_item))
-        return [Reservation(self, flow, work, request) for work in work_per_item]
+        return [QueueReservation(self, flow, work, request) for work in work_per_item]
 
     def take(
-        self, work: float, *, time_left: float, flow: FlowKey, reservation: Reservation | None
+        self, work: float, *, time_left: float, flow: FlowKey, reservation: QueueReservation | None
     ) -> None:
         """Admit work into the queue, from its item's reservation as far as that goes.
 
@@ -107,7 +107,7 @@ class Admission:
             self.check(work, time_left=time_left, flow=flow, factor=1.0)
         reservation.is_begun = True
 
-    def give_back(self, reservation: Reservation, work: float) -> None:
+    def give_back(self, reservation: QueueReservation, work: float) -> None:
         """Release a part of a reservation, which is queued or will not come."""
         reservation.remaining -= work
         reservation.request.reserved -= work

@@ -4,13 +4,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from backends.batching.admission import Reservation
+from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
 from backends.batching.fair_queue import BULK
 from backends.batching.row import Row, RowKey, RowWaiter
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
-from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
+from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
 # What an entry costs beside its value: key, objects, a place in the dictionary.
 _ENTRY_BYTES = 400
@@ -57,7 +57,7 @@ def _size(key: RowKey, value: FloatArray) -> int:
     return value.nbytes + len(key[3]) + _ENTRY_BYTES
 
 
-class Caller:
+class RowCaller:
     """Identifies the item that rows are for, and counts the rows computed or cached for it."""
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Caller:
         deadline: float,
         span: Span = NO_SPAN,
         lane: str = "interactive",
-        reservation: Reservation | None = None,
+        reservation: QueueReservation | None = None,
         truncate: bool = True,
     ) -> None:
         self.scope = scope
@@ -118,7 +118,7 @@ class SharedRows:
         self._cached = self._joined = self._computed = 0
 
     async def ask(
-        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: Caller
+        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> list[FloatArray]:
         """Return the output of each encoding, in order, and count to `caller` what was computed.
 
@@ -150,9 +150,9 @@ class SharedRows:
         caller.tokens += waiter.tokens
         return [value for value in waiter.values if value is not None]
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> RowStatistics:
         """Return how rows were answered; the sizes are of the shared cache."""
-        return CacheStatistics(
+        return RowStatistics(
             known_rows=self._cached,
             joined_rows=self._joined,
             computed_rows=self._computed,
@@ -162,7 +162,7 @@ class SharedRows:
         )
 
     async def _wait_for_room(
-        self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
+        self, encodings: Sequence[Encoding], kind: OutputKind, caller: RowCaller
     ) -> None:
         """Wait until there is room for those rows that are neither cached nor in flight."""
 
@@ -174,7 +174,7 @@ class SharedRows:
             await self._submissions.wait_for_room(size, flow=flow, deadline=caller.deadline)
 
     def _size(
-        self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
+        self, encodings: Sequence[Encoding], kind: OutputKind, caller: RowCaller
     ) -> tuple[int, int]:
         """Return how many rows and tokens are neither cached nor in flight."""
         keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
@@ -192,7 +192,7 @@ class SharedRows:
         index: int,
         waiter: RowWaiter,
         kind: OutputKind,
-        caller: Caller,
+        caller: RowCaller,
         fresh: list[Row],
         awaited: list[Row],
     ) -> None:
@@ -230,7 +230,7 @@ class SharedRows:
                 del self._in_flight[row.key]
         return len(withdrawn)
 
-    def _submit(self, fresh: list[Row], waiter: RowWaiter, caller: Caller) -> None:
+    def _submit(self, fresh: list[Row], waiter: RowWaiter, caller: RowCaller) -> None:
         reservation = caller.reservation
         try:
             work = self._submissions.submit(fresh, reservation)
@@ -267,7 +267,7 @@ class SharedRows:
             tokens -= counted
 
 
-def _may_join(row: Row, caller: Caller) -> bool:
+def _may_join(row: Row, caller: RowCaller) -> bool:
     """Whether to wait for a row in flight: not if it is lost or would run too late."""
     is_urgent = caller.deadline < row.due - _JOIN_TOLERANCE or row.flow[0] == BULK != caller.lane
     return row.is_live and (row.is_dequeued or not is_urgent)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from backends.batching.admission import Admission, Reservation
+from backends.batching.admission import Admission, QueueReservation
 from backends.batching.device import DeviceShare
 from backends.batching.fair_queue import FlowKey
 from backends.batching.queue import RowQueue
@@ -84,7 +84,7 @@ class SubmissionQueue:
         """How many tokens the waiting rows have."""
         return self.queue.tokens + self._incoming_tokens
 
-    def submit(self, rows: Sequence[Row], reservation: Reservation | None = None) -> float:
+    def submit(self, rows: Sequence[Row], reservation: QueueReservation | None = None) -> float:
         """Queue an item's rows; return their predicted seconds.
 
         Rows of one event-loop iteration reach the threads together.

@@ -1,6 +1,6 @@
 """Admits the predicted work of a call and reserves queue time for its items."""
 
-from backends.batching.admission import Reservation
+from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
 from backends.errors import Overloaded
 from backends.protocol import Call, CallItem, ModelInfo
@@ -18,7 +18,7 @@ class CallWork:
         self._batcher = batcher
         self._guesses = guess_work(call, info, batcher.submissions.work, labels=count_labels(call))
         self._is_whole = call.atomic or len(call.items) == 1
-        self._reservations: list[Reservation | None] = [None] * len(call.items)
+        self._reservations: list[QueueReservation | None] = [None] * len(call.items)
 
     @property
     def batches(self) -> int:
@@ -57,7 +57,9 @@ class CallWork:
             flow=min(flows, key=batcher.submissions.held),
         )
 
-    def reservation(self, index: int, item: CallItem, *, time_left: float) -> Reservation | None:
+    def reservation(
+        self, index: int, item: CallItem, *, time_left: float
+    ) -> QueueReservation | None:
         """Return the reservation of an item, made now if it has none.
 
         Raises:

@@ -18,7 +18,7 @@ from backends.errors import CallRefused, ModelNotFound, NotReady, RevisionMismat
 from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
-from backends.protocol import BackendState, Call, ModelInfo, Report, encode_frame
+from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.call_work import CallWork
 from backends.serving.work_estimates import WorkEstimates
 from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
@@ -263,7 +263,7 @@ class ServingCore:
             if encoder.failure is not None
         ]
 
-    def state(self) -> BackendState:
+    def state(self) -> ServingState:
         """Return identity, readiness, models and load."""
         failures = self.failures()
         problems = [f"{name}: {reason}" for name, reason in self._model_set.problems.items()]
@@ -280,7 +280,7 @@ class ServingCore:
         if not infos:
             missing.append("no model is served")
         providers = {encoder.batcher.provider for encoder in self._model_set.all_encoders()}
-        return BackendState(
+        return ServingState(
             backend_id=self._identity.backend_id,
             region=self._identity.region,
             ready=not (failures or away or is_leaving) and bool(infos),

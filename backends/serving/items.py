@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import (
@@ -75,7 +75,7 @@ class ItemAnswerer:
     async def answer(self, index: int, item: CallItem) -> Done | Failed:
         """Return the item's outcome; only a cancellation is raised."""
         span = self._start_span(item)
-        caller = Caller(
+        caller = RowCaller(
             scope=item.scope,
             deadline=self._received + item.remaining,
             span=span,
@@ -108,7 +108,7 @@ class ItemAnswerer:
         span.end(outcome.code if isinstance(outcome, Failed) else None)
         return outcome
 
-    def _end(self, index: int, caller: Caller, outcome: Done | Failed | None) -> None:
+    def _end(self, index: int, caller: RowCaller, outcome: Done | Failed | None) -> None:
         """Count how an item ended, and learn from it; without an outcome it was cancelled."""
         self._core.count_item(self._call, _kind(outcome))
         if outcome is None:
@@ -129,7 +129,7 @@ class ItemAnswerer:
         carrier = {"traceparent": item.traceparent} if item.traceparent else {}
         return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
-    async def _run(self, item: CallItem, caller: Caller) -> bytes:
+    async def _run(self, item: CallItem, caller: RowCaller) -> bytes:
         remaining = caller.deadline - self._clock()
         # Negated, so that NaN counts as over, too.
         if not remaining > 0:

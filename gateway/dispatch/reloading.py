@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.dispatch.prober import Prober
 from gateway.errors import UpstreamFailed
 from gateway.routing.fleet import Fleet
@@ -17,7 +17,7 @@ _RELOAD_TIMEOUT = 300.0
 class ReloadClient(Protocol):
     """Has a backend read its repository; raises `CallFailed` where it does not."""
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """Return the state of the backend, within `time_limit`, once what it read is served."""
         ...
 

@@ -10,7 +10,7 @@ from random import Random
 
 import msgspec
 
-from backends.protocol import BackendState, Report
+from backends.protocol import Report, ServingState
 from gateway.config.document import RoutingEntry
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import ChoiceContext, choose, score
@@ -103,7 +103,7 @@ class Fleet:
         self._placements = catalog(tuple(self._members.values()), self._regions)
 
     def observe(
-        self, endpoint: Endpoint, found: BackendState | ProbeFailure, took: float = 0.0
+        self, endpoint: Endpoint, found: ServingState | ProbeFailure, took: float = 0.0
     ) -> None:
         """Record the result of a probe that took `took` seconds; unknown endpoints are ignored."""
         member = self._member(endpoint)
@@ -112,7 +112,7 @@ class Fleet:
         before = (member.health, member.models)
         now = self._clock()
         member.trouble = found.detail if isinstance(found, ProbeFailure) else ""
-        if isinstance(found, BackendState):
+        if isinstance(found, ServingState):
             member.state = found
             member.silent_probes = 0
             member.record_report(found.report, now)

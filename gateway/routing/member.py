@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import xxhash
 
-from backends.protocol import BackendState, ModelInfo, Report
+from backends.protocol import ModelInfo, Report, ServingState
 from gateway.routing.ejection import CLEAN, Ejection
 from gateway.routing.limit import UNLIMITED, after_answer
 from gateway.types import Endpoint
@@ -63,7 +63,7 @@ class Member:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.seed = xxhash.xxh3_64_intdigest(endpoint.backend.encode())
-        self.state: BackendState | None = None
+        self.state: ServingState | None = None
         self.models: dict[str, ModelInfo] = {}
         self.health = Health.UNKNOWN
         self.trouble = ""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
-from backends.protocol import BackendState, Call, Done, Failed, Report
+from backends.protocol import Call, Done, Failed, Report, ServingState
 from gateway.types import Endpoint
 from gateway.upstream.transport import Origin
 
@@ -71,7 +71,7 @@ class BackendClient(Protocol):
         """
         ...
 
-    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """Return the state that the backend reports, within `time_limit` seconds."""
         ...
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.executors.opening import executor_opener
 from backends.qualification.qualify import qualify_unmeasured
 from backends.repository.catalogue import read_catalogue
@@ -123,7 +123,7 @@ async def _ask(
 
     async def ask() -> None:
         while time.perf_counter() < until:
-            caller = Caller(scope="tenant:bench", deadline=time.monotonic() + _TIMEOUT)
+            caller = RowCaller(scope="tenant:bench", deadline=time.monotonic() + _TIMEOUT)
             started = time.perf_counter()
             await pipeline.vectors([next(source)], caller)
             latencies.append(time.perf_counter() - started)

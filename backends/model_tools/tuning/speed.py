@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -159,7 +159,7 @@ async def _tune(
                 deadline = time.monotonic() + _DEADLINE
                 # A scope of its own: clients that ask the same are not to be answered together.
                 return await pipeline.vectors(
-                    [text], Caller(scope=f"client-{client}", deadline=deadline)
+                    [text], RowCaller(scope=f"client-{client}", deadline=deadline)
                 )
 
             clients = await sweep_clients(

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
@@ -50,8 +50,8 @@ class Cramped(PacedExecutor):
         return super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
 
 
-def caller(scope: str = "tenant") -> Caller:
-    return Caller(scope=scope, deadline=time.monotonic() + 30.0)
+def caller(scope: str = "tenant") -> RowCaller:
+    return RowCaller(scope=scope, deadline=time.monotonic() + 30.0)
 
 
 @asynccontextmanager
@@ -162,7 +162,7 @@ async def test_a_queue_that_stays_full_refuses_in_time_and_says_when_to_return()
         await until(lambda: gate.arrived == 1)
         waiting = asyncio.create_task(ask(rows, encode(2), encode(3)))
         await until(lambda: batcher.submissions.is_full(FLOW))
-        hurried = Caller(scope="tenant", deadline=time.monotonic() + 0.2, lane="bulk")
+        hurried = RowCaller(scope="tenant", deadline=time.monotonic() + 0.2, lane="bulk")
         with pytest.raises(Overloaded) as refused:
             await rows.ask([encode(4)], kind=OutputKind.POOLED, caller=hurried)
         gate.open()

@@ -10,7 +10,7 @@ from typing_extensions import override
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
@@ -61,7 +61,7 @@ class Bench:
         patience: float = 30.0,
         lane: str = "interactive",
     ) -> "asyncio.Task[list[FloatArray]]":
-        caller = Caller(scope=scope, deadline=self.clock() + patience, lane=lane)
+        caller = RowCaller(scope=scope, deadline=self.clock() + patience, lane=lane)
         return asyncio.create_task(self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
 
 

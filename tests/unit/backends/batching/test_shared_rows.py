@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.errors import DeadlineExceeded
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NoTracing
@@ -43,7 +43,7 @@ class Bench:
         kind: OutputKind = OutputKind.POOLED,
         patience: float = 30.0,
     ) -> tuple[int, int]:
-        caller = Caller(scope=scope, deadline=self.clock() + patience)
+        caller = RowCaller(scope=scope, deadline=self.clock() + patience)
         encodings = []
         for text in texts:
             ids = np.array([text, text + 1], dtype=np.int32)

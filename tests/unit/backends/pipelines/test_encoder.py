@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.encoder import Encoder
@@ -65,8 +65,8 @@ async def truncating(folder: Path) -> AsyncIterator[tuple[Encoder, list[int]]]:
             )
 
 
-def caller() -> Caller:
-    return Caller(scope="tenant", deadline=time.monotonic() + 30.0)
+def caller() -> RowCaller:
+    return RowCaller(scope="tenant", deadline=time.monotonic() + 30.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from random import Random
 import msgspec
 import pytest
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.config.document import RoutingEntry
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
@@ -23,7 +23,7 @@ PROBLEMS = {"stub": "it is broken; revision `1`, served last, answers in its pla
 class Reloading(ScriptedClient):
     """A backend that says so when a reload finds a model broken."""
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """Return the state since."""
         return msgspec.structs.replace(state(endpoint.backend), problems=PROBLEMS)
 
