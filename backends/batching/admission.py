@@ -4,6 +4,8 @@ An item may submit its rows in several steps, and a request its items. The reser
 them: work that is admitted later does not take its place.
 """
 
+import msgspec
+
 from backends.batching.fair_queue import BULK, FlowKey
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
@@ -17,23 +19,18 @@ _MAX_WASTED_ROWS = 8
 MIN_RETRY_AFTER = 0.1
 
 
-class QueueReservation:
+class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
     """Reserves queue time for the work of one admitted item, until its rows are queued.
 
     `remaining` is the work that is not queued yet, in predicted seconds. `request` is shared by all
     items that were admitted together.
     """
 
-    __slots__ = ("admission", "flow", "is_begun", "remaining", "request")
-
-    def __init__(
-        self, admission: "Admission", flow: FlowKey, work: float, request: RequestWork
-    ) -> None:
-        self.admission = admission
-        self.flow = flow
-        self.request = request
-        self.remaining = work
-        self.is_begun = False
+    admission: "Admission"
+    flow: FlowKey
+    request: RequestWork
+    remaining: float
+    is_begun: bool = False
 
     def release(self) -> None:
         """Release what is not queued: the item submits no more."""
@@ -85,8 +82,11 @@ class Admission:
             self.reserved += sum(work_per_item)
         else:
             work_per_item = [0.0] * len(work_per_item)
-        request = RequestWork(sum(work_per_item), items=len(work_per_item))
-        return [QueueReservation(self, flow, work, request) for work in work_per_item]
+        request = RequestWork(reserved=sum(work_per_item), items=len(work_per_item))
+        return [
+            QueueReservation(admission=self, flow=flow, request=request, remaining=work)
+            for work in work_per_item
+        ]
 
     def take(
         self, work: float, *, time_left: float, flow: FlowKey, reservation: QueueReservation | None

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from backends.errors import BackendError
 from backends.telemetry.spans import Span
 from backends.types import Encoding, FloatArray, OutputKind
@@ -49,19 +51,16 @@ class RowWaiter:
             self.future.set_exception(error)
 
 
-class RequestWork:
+class RequestWork(msgspec.Struct, kw_only=True, eq=False):
     """Tracks the reserved work of a request, whose rows run near each other.
 
     `reserved` is what is not queued yet, in predicted seconds. Written by the loop; worker threads
     may read it at any time.
     """
 
-    __slots__ = ("is_late", "items", "reserved")
-
-    def __init__(self, reserved: float = 0.0, *, items: int = 1) -> None:
-        self.reserved = reserved
-        self.items = items
-        self.is_late = False
+    reserved: float = 0.0
+    items: int = 1
+    is_late: bool = False
 
 
 class Row:
