@@ -52,8 +52,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what a batcher holds now and has done since it started.
 
-    `work` is the predicted time of its batches in seconds, without their fixed parts, `wasted` the
-    part of it that padding took.
+    `work` is the predicted time of its batches in seconds, without their fixed parts, `wasted` what
+    padding takes of it (`CostModel.padding`).
     """
 
     queued_rows: int = 0
@@ -76,10 +76,11 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     queued_seconds: float = 0.0
     releases: dict[str, int] = {}
 
-    @property
-    def padding_waste_ratio(self) -> float:
-        """The share of the work that padding made: what a graph leaves out, it does not waste."""
-        return self.wasted / self.work if self.work else 0.0
+
+def padding_waste_ratio(*queues: QueueStatistics) -> float:
+    """Return padding's share of the work: what a graph leaves out, it does not waste."""
+    work = sum(queue.work for queue in queues)
+    return sum(queue.wasted for queue in queues) / work if work else 0.0
 
 
 class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,8 +40,8 @@ class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
 class Admission:
     """Predicts when work would end, from the work before it and the measured pace.
 
-    All work is in predicted seconds of the cost model. Belongs to the event loop, but for `begin`,
-    `stop` and `learn`, which worker threads call; these write queue and meter meanwhile.
+    All work is in predicted seconds of the cost model. Belongs to the event loop, but for `learn`,
+    which worker threads call; these write queue and meter meanwhile.
     """
 
     def __init__(self, *, name: str, queue: RowQueue, meter: Meter, margin: LatenessMargin) -> None:
@@ -54,11 +54,6 @@ class Admission:
         """The admitted work that is not queued yet. Worker threads may read it."""
         self.incoming = 0.0
         """The work of submitted rows that the queue does not hold yet."""
-
-    @property
-    def slowness(self) -> float:
-        """How many times longer than predicted batches take."""
-        return self._meter.slowness
 
     def queued_seconds(self) -> float:
         """Return the seconds that the waiting rows will take."""
@@ -131,14 +126,6 @@ class Admission:
             # A few are enough: the factor must not jump with a single large request.
             late = min(max(rows, request.items), _MAX_WASTED_ROWS)
             self._margin.count(in_time=0, late=late)
-
-    def begin(self, batch: DequeuedBatch) -> float:
-        """Count a batch as running, in its worker thread; return when it started."""
-        return self._meter.begin(batch.work)
-
-    def stop(self, batch: DequeuedBatch) -> None:
-        """Count a batch as running no more, whatever became of it."""
-        self._meter.stop(batch.work)
 
     def learn(self, batch: DequeuedBatch, *, started: float) -> None:
         """Learn pace, slowness and margin from a batch that has just run in this thread."""

@@ -131,7 +131,7 @@ class _Batch:
         if longer > limit:
             return Release.DEADLINE
         alone = cost.alone(length)
-        wasted = (longer - cost.base) - (self._alone + alone)
+        wasted = cost.padding(longer, alone=self._alone + alone)
         too_wasteful = wasted > self._limits.padding * (longer - cost.base)
         if longer - self.seconds > alone + _EXPECTED_SAVING * cost.base or too_wasteful:
             return Release.LENGTH

@@ -93,8 +93,8 @@ class SubmissionQueue:
             Overloaded: there is no room for all of them, or they would be late.
             ExecutorDied: no worker thread runs any more.
         """
-        name = self.admission.name
         if self.queue.is_closed:
+            name = self.admission.name
             raise ExecutorDied(f"the executor of `{name}` is gone; restart the backend")
         tokens = sum(row.length for row in rows)
         work = sum(self._cost.alone(row.length) for row in rows)
@@ -103,11 +103,7 @@ class SubmissionQueue:
         self._note_arrival(work)
         flow = rows[0].flow
         if not self.fits(len(rows), tokens, flow):
-            self.refused += len(rows)
-            raise Overloaded(
-                f"the queue of `{name}` is full; try again later",
-                retry_after=self.admission.backlog(),
-            )
+            raise self._refusal(len(rows))
         try:
             time_left = max(row.deadline for row in rows) - self._clock()
             self.admission.take(work, time_left=time_left, flow=flow, reservation=reservation)
@@ -150,11 +146,13 @@ class SubmissionQueue:
                 lambda: self.fits(*size(), flow), rows=rows, flow=flow, max_wait=max_wait
             )
         if not has_room:
-            self.refused += rows
-            raise Overloaded(
-                f"the queue of `{self.admission.name}` is full; try again later",
-                retry_after=self.admission.backlog(),
-            )
+            raise self._refusal(rows)
+
+    def _refusal(self, rows: int) -> Overloaded:
+        """Count rows for which there is no room; return the error."""
+        self.refused += rows
+        detail = f"the queue of `{self.admission.name}` is full; try again later"
+        return Overloaded(detail, retry_after=self.admission.backlog())
 
     def count_refused(self, rows: int) -> None:
         """Count rows that were refused before their length was known."""

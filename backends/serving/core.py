@@ -21,7 +21,7 @@ from backends.pipelines.encoder import Encoder
 from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.call_work import CallWork
 from backends.serving.work_estimates import WorkEstimates
-from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
+from backends.types import EncoderStatistics, ShadowStatistics, Snapshot, padding_waste_ratio
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.01
@@ -313,13 +313,12 @@ class ServingCore:
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
         statistics = [encoder.batcher.statistics() for encoder in self._model_set.all_encoders()]
-        work = sum(s.work for s in statistics)
         return Report(
             queued_rows=sum(s.queued_rows for s in statistics),
             queued_tokens=sum(s.queued_tokens for s in statistics),
             rows_per_second=max((s.rows_per_second for s in statistics), default=0.0),
             tokens_per_second=max((s.tokens_per_second for s in statistics), default=0.0),
-            padding_waste_ratio=sum(s.wasted for s in statistics) / work if work else 0.0,
+            padding_waste_ratio=padding_waste_ratio(*statistics),
             queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
             device_busy_share=self._device.busy_share() if self._device else 0.0,
             runs_in_flight=sum(s.runs_in_flight for s in statistics),

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
+from backends.types import EncoderStatistics, ShadowStatistics, Snapshot, padding_waste_ratio
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 _Read = Callable[[EncoderStatistics], float]
@@ -33,11 +33,7 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("rows_per_second", "Rows a busy encoder runs.", lambda e: e.queue.rows_per_second),
     ("tokens_per_second", "Tokens a busy encoder runs.", lambda e: e.queue.tokens_per_second),
     ("queued_seconds", "Seconds that what waits will take.", lambda e: e.queue.queued_seconds),
-    (
-        "padding_waste_ratio",
-        "Padding's share of work.",
-        lambda e: e.queue.padding_waste_ratio,
-    ),
+    ("padding_waste_ratio", "Padding's share of work.", lambda e: padding_waste_ratio(e.queue)),
 )
 
 

@@ -18,7 +18,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.onnx import explain
 from backends.telemetry.spans import NoTracing
-from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from backends.types import Encoding, FloatArray, IntArray, OutputKind, padding_waste_ratio
 from loadtests.harness.waiting import until
 from tests.support.gate import Gate
 
@@ -329,13 +329,15 @@ async def test_an_answer_that_is_not_finite_is_a_failure_of_its_row_only() -> No
     assert np.isfinite(answer).all()
 
 
-async def test_padding_waste_is_what_was_run_beyond_real_tokens() -> None:
+async def test_padding_waste_is_what_rows_would_not_take_alone() -> None:
+    cost = DummyExecutor().cost
     async with running(DummyExecutor()) as (rows, batcher):
         await ask(rows, encode(*range(1, 11)), encode(*range(1, 10)))
 
     statistics = batcher.statistics()
     assert (statistics.tokens, statistics.padded_tokens) == (19, 20)
-    assert statistics.padding_waste_ratio == pytest.approx(1 / 20)
+    useful = (cost.alone(10) + cost.alone(9)) / (2 * cost.alone(10))
+    assert padding_waste_ratio(statistics) == pytest.approx(1 - useful)
 
 
 async def test_a_row_that_comes_after_the_end_is_refused() -> None:

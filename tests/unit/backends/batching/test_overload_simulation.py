@@ -73,7 +73,7 @@ class Simulation:
         self.kind = kind
         self.chooser = random.Random(seed)
         self.queue = RowQueue(limits=BatchLimits(), cost=COST, clock=self.clock)
-        self.meter = Meter(worker_threads=WORKER_THREADS, clock=self.clock)
+        self.meter = Meter(worker_threads=WORKER_THREADS, cost=COST, clock=self.clock)
         self.margin = LatenessMargin()
         self.admission = Admission(
             name="simulated", queue=self.queue, meter=self.meter, margin=self.margin
