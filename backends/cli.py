@@ -145,7 +145,7 @@ def _read(settings: BackendSettings) -> Catalogue:
 async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
-        return repository.core.state().models, dict(repository.model_set.problems)
+        return repository.core.state().models, dict(repository.core.model_set.problems)
 
 
 def _print(

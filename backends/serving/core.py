@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from backends.pipelines.encoder import Encoder
 from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.call_work import CallWork
 from backends.serving.work_estimates import WorkEstimates
-from backends.types import EncoderStatistics, ShadowStatistics, Snapshot, padding_waste_ratio
+from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.01
@@ -117,13 +116,6 @@ class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     model_set: ModelSet
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies this backend."""
-
-    backend_id: str
-    region: str
-
-
 class ServingCore:
     """Admits calls, and reports models, load and problems.
 
@@ -136,14 +128,15 @@ class ServingCore:
     def __init__(
         self,
         *,
-        identity: Identity,
+        backend_id: str,
+        region: str,
         model_set: ModelSet,
-        clock: Callable[[], float] = time.monotonic,
-        device: Device | None = None,
-        mirror: Mirror | None = None,
+        clock: Callable[[], float],
+        device: Device,
+        mirror: Mirror,
     ) -> None:
-        self._identity = identity
-        self._model_set = model_set
+        self._backend_id, self._region = backend_id, region
+        self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
         self._idle = asyncio.Event()
@@ -162,14 +155,9 @@ class ServingCore:
         self._reported = -math.inf
         self._report_frame = b""
 
-    @property
-    def pipelines(self) -> Mapping[str, Pipeline]:
-        """The models that run."""
-        return self._model_set.pipelines
-
     def replace(self, model_set: ModelSet) -> Mapping[Variant, ModelSetEntry]:
         """Serve another set from now on; return the retired models, to be forgotten later."""
-        before, self._model_set = self._model_set, model_set
+        before, self.model_set = self.model_set, model_set
         kept = {_variant(info) for info in model_set.infos()}
         for variant in kept:
             self._retired.pop(variant, None)
@@ -189,7 +177,7 @@ class ServingCore:
 
     def running(self) -> list[RunningEncoder]:
         """Return every encoder that a call may still need."""
-        used = [self._model_set, *(retired.model_set for retired in self._retired.values())]
+        used = [self.model_set, *(retired.model_set for retired in self._retired.values())]
         found = {id(e.batcher): e for model_set in used for e in model_set.all_encoders()}
         return list(found.values())
 
@@ -214,8 +202,8 @@ class ServingCore:
 
     def _find(self, call: Call) -> tuple[ServedModel, ModelSet]:
         variant = (call.model, call.revision, call.profile)
-        served_model, model_set = self._model_set.served_models.get(call.model), self._model_set
-        if served_model is None and (kept := self._model_set.kept.get(call.model)) is not None:
+        served_model, model_set = self.model_set.served_models.get(call.model), self.model_set
+        if served_model is None and (kept := self.model_set.kept.get(call.model)) is not None:
             served_model, model_set = kept.served_model, kept.model_set
         if served_model is not None and _variant(served_model.info) == variant:
             return served_model, model_set
@@ -259,17 +247,17 @@ class ServingCore:
         """Return the loaded encoders that have died since."""
         return [
             f"{encoder.name}: {encoder.failure}"
-            for encoder in self._model_set.all_encoders()
+            for encoder in self.model_set.all_encoders()
             if encoder.failure is not None
         ]
 
     def state(self) -> ServingState:
         """Return identity, readiness, models and load."""
         failures = self.failures()
-        problems = [f"{name}: {reason}" for name, reason in self._model_set.problems.items()]
+        problems = [f"{name}: {reason}" for name, reason in self.model_set.problems.items()]
         away = [
             f"{encoder.name}: {encoder.upstream} is not ready"
-            for encoder in self._model_set.all_encoders()
+            for encoder in self.model_set.all_encoders()
             if encoder.upstream in self.unready
         ]
         missing = [*failures, *problems, *away]
@@ -279,15 +267,15 @@ class ServingCore:
         infos = self._infos()
         if not infos:
             missing.append("no model is served")
-        providers = {encoder.batcher.provider for encoder in self._model_set.all_encoders()}
+        providers = {encoder.batcher.provider for encoder in self.model_set.all_encoders()}
         return ServingState(
-            backend_id=self._identity.backend_id,
-            region=self._identity.region,
+            backend_id=self._backend_id,
+            region=self._region,
             ready=not (failures or away or is_leaving) and bool(infos),
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=infos,
-            problems=dict(self._model_set.problems),
+            problems=dict(self.model_set.problems),
             report=self.report(),
         )
 
@@ -300,7 +288,7 @@ class ServingCore:
             msgspec.structs.replace(info, earlier=earlier[info.name])
             if info.name in earlier
             else info
-            for info in self._model_set.infos()
+            for info in self.model_set.infos()
         ]
 
     def report_frame(self) -> bytes:
@@ -312,7 +300,7 @@ class ServingCore:
 
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
-        statistics = [encoder.batcher.statistics() for encoder in self._model_set.all_encoders()]
+        statistics = [encoder.batcher.statistics() for encoder in self.model_set.all_encoders()]
         return Report(
             queued_rows=sum(s.queued_rows for s in statistics),
             queued_tokens=sum(s.queued_tokens for s in statistics),
@@ -320,18 +308,18 @@ class ServingCore:
             tokens_per_second=max((s.tokens_per_second for s in statistics), default=0.0),
             padding_waste_ratio=padding_waste_ratio(*statistics),
             queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
-            device_busy_share=self._device.busy_share() if self._device else 0.0,
+            device_busy_share=self._device.busy_share(),
             runs_in_flight=sum(s.runs_in_flight for s in statistics),
             releases=dict(sum((Counter(s.releases) for s in statistics), Counter())),
         )
 
     def snapshot(self) -> Snapshot:
         """Return the numbers the metrics are made of; of two encoders of a name, the newer's."""
-        encoders = {encoder.name: encoder for encoder in reversed(self._model_set.all_encoders())}
+        encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,
             calls_in_flight=self.calls_in_flight,
-            device_busy_share=self._device.busy_share() if self._device else 0.0,
+            device_busy_share=self._device.busy_share(),
             items=dict(self._items),
             encoders=[
                 EncoderStatistics(
@@ -341,7 +329,7 @@ class ServingCore:
                 )
                 for encoder in reversed(encoders.values())
             ],
-            shadows=self._mirror.statistics() if self._mirror else ShadowStatistics(),
+            shadows=self._mirror.statistics(),
         )
 
 

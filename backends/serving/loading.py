@@ -1,6 +1,6 @@
-"""Loads the models of a repository's catalogue into a serving core."""
+"""Loads the models of a repository's catalogue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -32,7 +32,7 @@ from backends.repository.manifest import (
     HeadManifest,
     builds_on,
 )
-from backends.serving.core import Identity, ModelSet, RunningEncoder, ServingCore
+from backends.serving.core import ModelSet, RunningEncoder
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -64,29 +64,6 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
     mirror: Mirror
 
 
-class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a serving core and the batchers whose threads are to be started."""
-
-    core: ServingCore
-    batchers: list[Batcher]
-    problems: Mapping[str, str]
-
-
-def load_core(catalogue: Catalogue, tools: LoadingTools) -> LoadedCore:
-    """Load every model of a catalogue; one that cannot be loaded becomes a problem."""
-    shared = make_shared(tools)
-    model_set = load_models(catalogue, tools, shared)
-    settings = tools.settings
-    core = ServingCore(
-        identity=Identity(backend_id=settings.backend_id, region=settings.region),
-        model_set=model_set,
-        clock=tools.clock,
-        device=shared.device,
-    )
-    batchers = [encoder.batcher for encoder in model_set.encoders]
-    return LoadedCore(core=core, batchers=batchers, problems=model_set.problems)
-
-
 def make_shared(tools: LoadingTools) -> SharedResources:
     """Make what the models of a process share."""
     device = Device(slots=_slots(tools.settings), clock=tools.clock)
@@ -103,7 +80,10 @@ def load_models(
     shared: SharedResources,
     running: Sequence[RunningEncoder] = (),
 ) -> ModelSet:
-    """Load every model of a catalogue; encoders of `running` that did not change are kept."""
+    """Load every model of a catalogue; encoders of `running` that did not change are kept.
+
+    A model that cannot be loaded becomes a problem. The threads of the batchers are not started.
+    """
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)

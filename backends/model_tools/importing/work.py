@@ -75,7 +75,7 @@ async def _try(staging: Path, name: str) -> ModelInfo:
     settings = BackendSettings(models=staging, threads=1)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
-        problems = repository.model_set.problems
+        problems = repository.core.model_set.problems
         if name in problems:
             raise StartProblem(f"`{name}` cannot be served: {problems[name]}")
         (info,) = repository.core.state().models

@@ -29,7 +29,7 @@ from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.tuned import TunedBatching, write_tuned
 from backends.repository.catalogue import Catalogue, Model, read_catalogue
 from backends.repository.manifest import EncoderManifest, HeadManifest
-from backends.serving.loading import LoadingTools, load_core
+from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -105,13 +105,14 @@ class _TuningSession:
             open_executor=self.open,
             qualify=self._qualify,
         )
-        loaded = load_core(Catalogue(models={self._model.name: self._model}, problems={}), tools)
-        if loaded.problems:
-            raise StartProblem(loaded.problems[self._model.name])
+        catalogue = Catalogue(models={self._model.name: self._model}, problems={})
+        model_set = load_models(catalogue, tools, make_shared(tools))
+        if model_set.problems:
+            raise StartProblem(model_set.problems[self._model.name])
         async with AsyncExitStack() as stack:
-            for batcher in loaded.batchers:
-                await stack.enter_async_context(batcher)
-            yield loaded.core.pipelines[self._model.name]
+            for encoder in model_set.encoders:
+                await stack.enter_async_context(encoder.batcher)
+            yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
         """Open the graph, the first time."""

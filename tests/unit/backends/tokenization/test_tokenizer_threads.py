@@ -91,7 +91,7 @@ async def test_a_job_that_is_called_off_is_answered(
 async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    settings = BackendSettings(models=write_repository(tmp_path / "models"))
+    settings = BackendSettings(models=write_repository(tmp_path / "models"), retire_after=1.0)
     tools = LoadingTools(
         settings=settings,
         tracing=NoTracing(),
@@ -100,7 +100,7 @@ async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
         open_executor=lambda _: DummyExecutor(dimensions=DIMENSIONS),
         qualify=qualify_unmeasured,
     )
-    async with Repository(root=settings.models, tools=tools, retire_after=1.0) as repository:
+    async with Repository(tools) as repository:
         backend = Backend(make_routes(repository, settings, NoTracing()), repository)
         pool.shutdown()
         (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=5.0)
