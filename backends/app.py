@@ -29,7 +29,7 @@ from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, quiet_libraries
 from backends.stop_signals import StopSignals
-from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
+from backends.telemetry.spans import NO_TRACING, Tracing, otlp_tracing
 
 _log = logging.getLogger(__name__)
 _PARENT_CHECK = 0.5
@@ -117,9 +117,7 @@ def check_trust(settings: BackendSettings, address: str) -> None:
 async def _serve(
     settings: BackendSettings, listener: socket.socket, tls: ServerTls | None, parent: int
 ) -> None:
-    tracing: Tracing = NoTracing()
-    if settings.traces:
-        tracing = otlp_tracing(region=settings.region, backend_id=settings.backend_id)
+    tracing = otlp_tracing(settings.region, settings.backend_id) if settings.traces else NO_TRACING
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=tracing, open_executor=opener) as repository:
         core = repository.core

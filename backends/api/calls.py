@@ -22,7 +22,6 @@ from backends.errors import (
     BackendError,
     BadCall,
     CallTooLarge,
-    Overloaded,
     Unauthorized,
 )
 from backends.protocol import (
@@ -259,8 +258,10 @@ class _OutcomeStream:
 
 async def send_refusal(send: Send, error: BackendError) -> None:
     """Send a call's refusal as a whole."""
-    retry_after = error.retry_after if isinstance(error, Overloaded) else None
     refusal = Refusal(
-        code=error.code, detail=str(error), retryable=error.retryable, retry_after=retry_after
+        code=error.code,
+        detail=str(error),
+        retryable=error.retryable,
+        retry_after=error.retry_after,
     )
     await respond(send, error.status, msgspec.msgpack.encode(refusal), _MEDIA)

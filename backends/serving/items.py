@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from backends.batching.shared import RowCaller
-from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
+from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import (
     CALL_PATH,
@@ -169,5 +169,5 @@ def _failed(index: int, error: BackendError) -> Failed:
         code=error.code,
         detail=str(error),
         retryable=error.retryable,
-        retry_after=error.retry_after if isinstance(error, Overloaded | DeadlineExceeded) else None,
+        retry_after=error.retry_after,
     )

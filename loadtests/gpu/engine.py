@@ -15,7 +15,7 @@ from backends.repository.catalogue import read_catalogue
 from backends.serving.core import ModelSet
 from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings, quiet_libraries
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import texts, write_repository
 from loadtests.gpu.plan import (
@@ -71,7 +71,7 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Me
         pool = stack.enter_context(ThreadPoolExecutor(settings.tokenizer_threads))
         tools = LoadingTools(
             settings=settings,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             clock=time.monotonic,
             tokenizer_pool=pool,
             open_executor=executor_opener(settings),

@@ -31,7 +31,7 @@ from backends.repository.catalogue import Catalogue, Model, read_catalogue
 from backends.repository.manifest import EncoderManifest, HeadManifest
 from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 
 _DEADLINE = 60.0
@@ -99,7 +99,7 @@ class _TuningSession:
         )
         tools = LoadingTools(
             settings=settings,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             clock=time.monotonic,
             tokenizer_pool=self._pool,
             open_executor=self.open,

@@ -17,7 +17,7 @@ from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.onnx import explain
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, FloatArray, IntArray, OutputKind, padding_waste_ratio
 from loadtests.harness.waiting import until
 from tests.support.gate import Gate
@@ -63,7 +63,7 @@ async def running(
         executor=executor,
         options=BatchingOptions(batch=BatchLimits(rows=8), queue=queue or QueueLimits()),
         clock=time.monotonic,
-        tracing=NoTracing(),
+        tracing=NO_TRACING,
     )
     async with batcher:
         yield SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher), batcher

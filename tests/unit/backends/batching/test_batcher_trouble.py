@@ -16,7 +16,7 @@ from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
@@ -49,7 +49,7 @@ class Bench:
                 batch=BatchLimits(rows=8), queue=queue or QueueLimits(rows=4, tokens=100)
             ),
             clock=self.clock,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             device=device,
         )
         self.rows = SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=self.batcher)

@@ -12,7 +12,7 @@ from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.errors import DeadlineExceeded
 from backends.executors.dummy import PacedExecutor
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
@@ -31,7 +31,7 @@ class Bench:
             executor=self.executor,
             options=BatchingOptions(),
             clock=clock,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
         )
         self.cache = RowCache(max_bytes=max_bytes)
         self.rows = SharedRows(digest="graph", cache=self.cache, batcher=self.batcher)
