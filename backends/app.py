@@ -18,7 +18,7 @@ import uvloop
 from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.routes import Routes
 from backends.api.server import BackendServer, bind
-from backends.api.tls import ServerTls, files_of
+from backends.api.tls import ServerTls, server_tls
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.heartbeat import heartbeat
@@ -91,8 +91,7 @@ def serve(settings: BackendSettings) -> None:
     parent = os.getppid()
     # A worker thread that returns from the model must not wait 5 ms for a busy loop.
     sys.setswitchinterval(_SWITCH)
-    files = files_of(settings)
-    tls = None if files is None else ServerTls(files)
+    tls = server_tls(settings)
     # Before anything is loaded: a second backend on a port must fail at once.
     with bind(settings.host, settings.port) as listener:
         check_trust(settings, listener.getsockname()[0])

@@ -302,15 +302,10 @@ class FrameReader:
             end = start + _LENGTH.size + length
             if len(buffer) < end:
                 break
-            frame = _decode_frame(bytes(buffer[start + _LENGTH.size : end]))
+            try:
+                frame: Frame = _frame_decoder.decode(buffer[start + _LENGTH.size : end])
+            except UNREADABLE as error:
+                raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
             start = end
             yield frame
         del buffer[:start]
-
-
-def _decode_frame(body: bytes) -> Frame:
-    try:
-        frame: Frame = _frame_decoder.decode(body)
-    except UNREADABLE as error:
-        raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
-    return frame

@@ -112,20 +112,21 @@ class CallHandler:
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
         received = self._clock()
         call = self._decode(body)
-        admitted = self._core.admit(call)
+        entry, work = self._core.admit(call)
         answerer = ItemAnswerer(
             core=self._core,
-            admitted=admitted,
+            entry=entry,
+            work=work,
             call=call,
             decoders=self._decoders,
             received=received,
             clock=self._clock,
             tracing=self._tracing,
         )
-        admitted.work.admit()
+        work.admit()
         client, watcher = _client_of(scope, receive)
-        with self._core.working(), closing(admitted.work):
-            reply = _Reply(send, self._core, admitted.work, interval=self._progress)
+        with self._core.working(), closing(work):
+            reply = _Reply(send, self._core, work, interval=self._progress)
             try:
                 with closing(reply), client.waiting():
                     if len(call.items) == 1:

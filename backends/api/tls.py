@@ -37,18 +37,21 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
         """Return a value that changes when any of the files is replaced.
 
         Raises:
-            OSError: one of them is not there.
+            StartProblem: one of them is not there.
         """
         files = (self.certificate, self.key, self.client_ca)
-        found = [path.stat() for path in files if path is not None]
+        try:
+            found = [path.stat() for path in files if path is not None]
+        except OSError as error:
+            raise StartProblem(_missing(self, error)) from None
         return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
 
 
-def files_of(settings: BackendSettings) -> TlsFiles | None:
-    """Return the files that the settings name; `None` where plain HTTP is served.
+def server_tls(settings: BackendSettings) -> "ServerTls | None":
+    """Return the TLS of the settings; `None` where plain HTTP is served.
 
     Raises:
-        StartProblem: some are named, but not the certificate.
+        StartProblem: files are named but not the certificate, or they cannot be used.
     """
     if settings.tls_certificate is None:
         if settings.tls_key is not None or settings.tls_client_ca is not None:
@@ -57,11 +60,12 @@ def files_of(settings: BackendSettings) -> TlsFiles | None:
                 "served, so a key or a client CA has no effect"
             )
         return None
-    return TlsFiles(
+    files = TlsFiles(
         certificate=settings.tls_certificate,
         key=settings.tls_key,
         client_ca=settings.tls_client_ca,
     )
+    return ServerTls(files)
 
 
 class ServerTls:
@@ -70,7 +74,7 @@ class ServerTls:
     def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
         self._refusals = _RefusalLog(clock)
-        self._signature = _signature(files)
+        self._signature = files.signature()
         self.context = _DelegatingContext(ssl.PROTOCOL_TLS_SERVER)
         """Passed to a server once; renewals replace the context behind it."""
         self.context.actual = _read(files, self._refusals)
@@ -81,7 +85,7 @@ class ServerTls:
         Raises:
             StartProblem: they cannot be used; nothing has changed.
         """
-        signature = _signature(self._files)
+        signature = self._files.signature()
         self.context.actual = _read(self._files, self._refusals)
         self._signature = signature
 
@@ -94,19 +98,15 @@ class ServerTls:
             was_requested = await _is_set_within(reload_requested, interval)
             reload_requested.clear()
             try:
-                if not was_requested and await asyncio.to_thread(_signature, self._files) == (
-                    self._signature
-                ):
+                found = await asyncio.to_thread(self._files.signature)
+                if found == self._signature and not was_requested:
                     continue
                 await asyncio.to_thread(self.renew)
             except StartProblem as error:
                 # Half of a rotation looks like this: the next check finds the other half.
                 if str(error) != trouble:
                     trouble = str(error)
-                    _log.warning(
-                        "the certificates stay as they were",
-                        extra={"reason": trouble},
-                    )
+                    _log.warning("the certificates stay as they were", extra={"reason": trouble})
             else:
                 trouble = ""
                 _log.info("the certificates were read again")
@@ -202,13 +202,6 @@ def _read(files: TlsFiles, refusals: _RefusalLog) -> ssl.SSLContext:
     except OSError as error:
         raise StartProblem(_missing(files, error)) from None
     return context
-
-
-def _signature(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
-    try:
-        return files.signature()
-    except OSError as error:
-        raise StartProblem(_missing(files, error)) from None
 
 
 def _missing(files: TlsFiles, error: OSError) -> str:

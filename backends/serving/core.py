@@ -13,7 +13,7 @@ from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
 from backends.batching.shared import SharedRows
-from backends.errors import CallRefused, ModelNotFound, NotReady, RevisionMismatch
+from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
@@ -24,7 +24,6 @@ from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.01
-_SOON = 0.1
 
 # The name, revision and profile that a call asks for.
 Variant = tuple[str, str, str]
@@ -101,14 +100,6 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         return [source.served_model.info for source in self.sources().values()]
 
 
-class AdmittedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a call's model, the models that this may ask, and the expected work."""
-
-    served_model: ServedModel
-    pipelines: Mapping[str, Pipeline]
-    work: CallWork
-
-
 class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a model and the set that it is served with."""
 
@@ -181,47 +172,38 @@ class ServingCore:
         found = {id(e.batcher): e for model_set in used for e in model_set.all_encoders()}
         return list(found.values())
 
-    def admit(self, call: Call) -> AdmittedCall:
-        """Return what answers a call, whose work is not admitted yet.
+    def admit(self, call: Call) -> tuple[ModelSetEntry, CallWork]:
+        """Return the model that answers a call, and the call's work, which is not admitted yet.
 
         Raises:
             CallRefused: it is not served here, or not now.
         """
         if self.draining:
             raise NotReady("the backend is stopping; try another one")
-        served_model, model_set = self._find(call)
+        entry = self._find(call)
+        served_model = entry.served_model
         if call.task not in served_model.algorithms:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
-        running = _running(model_set, served_model.encoder)
+        encoders = entry.model_set.encoders
+        running = next(each for each in encoders if each.name == served_model.encoder)
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         if running.upstream in self.unready:
             raise NotReady(f"the server that runs `{call.model}` is not ready")
         work = CallWork(call, served_model.info, estimates=self._estimates, batcher=running.batcher)
-        return AdmittedCall(served_model=served_model, pipelines=model_set.pipelines, work=work)
+        return entry, work
 
-    def _find(self, call: Call) -> tuple[ServedModel, ModelSet]:
+    def _find(self, call: Call) -> ModelSetEntry:
         variant = (call.model, call.revision, call.profile)
-        served_model, model_set = self.model_set.served_models.get(call.model), self.model_set
-        if served_model is None and (kept := self.model_set.kept.get(call.model)) is not None:
-            served_model, model_set = kept.served_model, kept.model_set
-        if served_model is not None and _variant(served_model.info) == variant:
-            return served_model, model_set
+        entry = self.model_set.find(call.model)
+        if entry is not None and _variant(entry.served_model.info) == variant:
+            return entry
         if (retired := self._retired.get(variant)) is not None:
-            return retired.served_model, retired.model_set
-        if served_model is None:
+            return retired
+        if entry is None:
             raise ModelNotFound(f"model `{call.model}` is not served here")
-        info = served_model.info
+        info = entry.served_model.info
         raise RevisionMismatch(f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`")
-
-    def backlog(self, call: Call) -> float:
-        """Return the seconds after which an admitted call, sent again, would find room."""
-        try:
-            served_model, model_set = self._find(call)
-        except CallRefused:
-            # It was replaced meanwhile: a retry gets the new one.
-            return _SOON
-        return _running(model_set, served_model.encoder).batcher.admission.backlog()
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -335,7 +317,3 @@ class ServingCore:
 
 def _variant(info: ModelInfo) -> Variant:
     return info.name, info.revision, info.profile
-
-
-def _running(model_set: ModelSet, encoder: str) -> RunningEncoder:
-    return next(running for running in model_set.encoders if running.name == encoder)

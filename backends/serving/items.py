@@ -21,7 +21,8 @@ from backends.protocol import (
     Failed,
     Task,
 )
-from backends.serving.core import AdmittedCall, ServingCore
+from backends.serving.call_work import CallWork
+from backends.serving.core import ModelSetEntry, ServingCore
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class ItemAnswerer:
         self,
         *,
         core: ServingCore,
-        admitted: AdmittedCall,
+        entry: ModelSetEntry,
+        work: CallWork,
         call: Call,
         decoders: Decoders,
         received: float,
@@ -60,9 +62,9 @@ class ItemAnswerer:
     ) -> None:
         self._core = core
         self._call = call
-        self._algorithm = admitted.served_model.algorithms[call.task]
-        self._pipelines = admitted.pipelines
-        self._work = admitted.work
+        self._algorithm = entry.served_model.algorithms[call.task]
+        self._pipelines = entry.model_set.pipelines
+        self._work = work
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
@@ -135,7 +137,7 @@ class ItemAnswerer:
         if not remaining > 0:
             raise DeadlineExceeded(
                 "the time of the item was over before it began",
-                retry_after=self._core.backlog(self._call),
+                retry_after=self._work.backlog(),
             )
         try:
             body = self._decoder.decode(item.body)
@@ -147,7 +149,7 @@ class ItemAnswerer:
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
             raise DeadlineExceeded(
-                "the time of the item is over", retry_after=self._core.backlog(self._call)
+                "the time of the item is over", retry_after=self._work.backlog()
             ) from None
 
 
