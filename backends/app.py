@@ -21,18 +21,16 @@ from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls, server_tls
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
-from backends.heartbeat import heartbeat
 from backends.listening import empty_queue
 from backends.qualification.qualify import Qualify, qualify
 from backends.serving.core import ServingCore
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, quiet_libraries
-from backends.stop_signals import StopSignals
+from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
 from backends.telemetry.spans import NO_TRACING, Tracing, otlp_tracing
 
 _log = logging.getLogger(__name__)
-_PARENT_CHECK = 0.5
 _SWITCH = 0.0005
 
 
@@ -164,7 +162,7 @@ async def run_until_stopped(
         serving = group.create_task(server.serve(sockets=[listener]))
         waits: list[asyncio.Task[object]] = [group.create_task(stop.requested.wait())]
         if settings.exit_with_parent:
-            waits.append(group.create_task(_wait_for_parent_end(parent)))
+            waits.append(group.create_task(wait_for_parent_end(parent)))
         await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -206,9 +204,3 @@ async def drain(core: ServingCore, bound: float) -> None:
         _log.warning(
             "the drain timeout is over; calls are cut", extra={"calls": core.calls_in_flight}
         )
-
-
-async def _wait_for_parent_end(parent: int) -> None:
-    # No event reports that the parent ended; it has to be polled.
-    while os.getppid() == parent:  # noqa: ASYNC110
-        await asyncio.sleep(_PARENT_CHECK)

@@ -10,7 +10,6 @@ from backends.batching.admission import Admission, QueueReservation
 from backends.batching.device import DeviceShare
 from backends.batching.fair_queue import FlowKey
 from backends.batching.queue import RowQueue
-from backends.batching.room_queue import RoomQueue
 from backends.batching.row import Outcome, Row
 from backends.errors import BackendError, ExecutorDied, Overloaded
 from backends.executors.cost import CostModel
@@ -42,6 +41,46 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         kept = 0 if held <= few or not few else _RESERVE
         most_rows, most_tokens = (most - int(most * kept) for most in (self.rows, self.tokens))
         return rows <= most_rows and tokens <= most_tokens
+
+
+class RoomQueue:
+    """Lets items wait for room in order. Belongs to the loop; `rows` counts what waits."""
+
+    def __init__(self) -> None:
+        # asyncio's lock is fair: its holder is the head of the queue and checks for room.
+        self._head = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._flows: Counter[FlowKey] = Counter()
+        self.rows = 0
+
+    def holds(self, flow: FlowKey) -> bool:
+        """Whether an item of this flow waits."""
+        return flow in self._flows
+
+    async def wait(
+        self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
+    ) -> bool:
+        """Wait until this item is first and `fits()`; return `False` when `max_wait` is over.
+
+        After `True` the caller must submit before it awaits anything else.
+        """
+        self.rows += rows
+        self._flows[flow] += 1
+        try:
+            async with asyncio.timeout(max_wait), self._head:
+                while not fits():
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.rows -= rows
+            self._flows -= Counter([flow])
+        return True
+
+    def notify(self) -> None:
+        """Let the head of the queue check for room again."""
+        self._freed.set()
 
 
 class SubmissionQueue:

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from backends.errors import StartProblem
 from backends.open_inference.address import RemoteModelServer, servers
 from backends.open_inference.client import fingerprint
-from backends.repository.catalogue import Catalogue, read_catalogue
+from backends.repository.catalogue import Catalogue
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
-from backends.serving.loading import LoadingTools, load_models, make_shared
-from backends.serving.recovery import Pinned, RecoveredModels, load_repository
+from backends.serving.loading import LoadingTools, make_shared
+from backends.serving.recovery import RecoveredModels, load_repository
 
 _log = logging.getLogger(__name__)
 # Seconds between two readiness checks of the upstream servers.
@@ -52,13 +51,14 @@ class Repository:
             mirror=self._shared.mirror,
         )
         self._started: dict[int, RunningEncoder] = {}
-        self._waiting: asyncio.Future[None] | None = None
+        # The reload that requests share until it begins.
+        self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await self._start(self.core.model_set.encoders)
-        self._tasks.add(asyncio.create_task(self._watch()))
+        self._own(asyncio.create_task(self._watch()))
         return self
 
     async def __aexit__(
@@ -81,26 +81,19 @@ class Repository:
         Raises:
             StartProblem: the directory is gone; what was served is served on.
         """
-        if self._waiting is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(self._reload_next(self._waiting))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(self._waiting)
+        if self._next is None:
+            self._next = asyncio.create_task(self._reload_next())
+            self._own(self._next)
+        await asyncio.shield(self._next)
 
-    async def _reload_next(self, asked: "asyncio.Future[None]") -> None:
-        try:
-            async with self._lock:
-                self._waiting = None
-                await self._reload()
-        except StartProblem as error:
-            asked.set_exception(error)
-        except BaseException:
-            # Whatever ends this, its waiters must be woken.
-            asked.cancel()
-            raise
-        else:
-            asked.set_result(None)
+    async def _reload_next(self) -> None:
+        async with self._lock:
+            self._next = None
+            await self._reload()
+
+    def _own(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _reload(self) -> None:
         self._tried = self._tools.clock()
@@ -112,9 +105,7 @@ class Repository:
         for name, reason in model_set.problems.items():
             _log.error("a model is broken", extra={"model": name, "reason": reason})
         _log.info("models reloaded", extra={"replaced": len(retired)})
-        task = asyncio.create_task(self._retire(retired))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._own(asyncio.create_task(self._retire(retired)))
 
     async def _watch(self) -> None:
         while True:
@@ -161,19 +152,14 @@ class Repository:
         return {each for each in found if found[each] and found[each] != known.get(each)}
 
     def _load(self, before: ModelSet | None, running: Sequence[RunningEncoder]) -> RecoveredModels:
-        def read(pinned: Pinned) -> Catalogue:
-            root, more = self._settings.models, self._settings.more_models
-            return read_catalogue(root, self._servers, more=more, pinned=pinned)
-
-        def load(catalogue: Catalogue, known: Sequence[RunningEncoder]) -> ModelSet:
-            return load_models(catalogue, self._tools, self._shared, known)
-
         def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
             # What a changed upstream runs is opened anew, even if it should be equal.
             changed = self._changed(catalogue.upstreams) if running else set()
             return [each for each in running if each.upstream not in changed]
 
-        return load_repository(read, load, before=before, usable=usable)
+        return load_repository(
+            self._tools, self._shared, self._servers, before=before, usable=usable
+        )
 
     async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Wait until gateways know of the change, then stop what no call needs."""
