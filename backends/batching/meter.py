@@ -1,4 +1,4 @@
-"""Measures a batcher: counts what it has run, and its speed."""
+"""Measures a batcher: counts what it has run, padding included, and its speed."""
 
 import threading
 from collections import Counter

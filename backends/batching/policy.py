@@ -1,4 +1,9 @@
-"""Chooses rows to batch: a pure decision over lengths, time left and predicted cost."""
+"""Chooses rows to batch: a pure decision over lengths, time left and predicted cost.
+
+`RowQueue.take` calls it with the row that leads, which is that of the flow furthest behind
+(`FairQueue`). Padding has one formula, `CostModel.padding`: it bounds a batch here, and
+`Meter.count` adds it up for what was run.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum

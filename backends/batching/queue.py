@@ -1,4 +1,4 @@
-"""Queues rows between the event loop and the threads that run batches."""
+"""Queues rows between the event loop and the threads, which take the next batch from it."""
 
 import threading
 from collections import deque
@@ -115,7 +115,10 @@ class RowQueue:
             return not self.is_closed
 
     def take(self) -> DequeuedBatch | None:
-        """Take a batch; `None` when another thread took the rows or the queue is closed."""
+        """Take the next batch; `None` when another thread took the rows or the queue is closed.
+
+        The fair queue chooses the row that leads, `choose_batch` the lengths that run with it.
+        """
         with self._changed:
             if self.is_closed:
                 return None
