@@ -27,7 +27,7 @@ from backends.types import FloatArray, IntArray, OutputKind
 _ALONE_BEFORE_WIDE = 3
 
 
-class ParallelismChoice:
+class ParallelismPolicy:
     """Chooses all cores or one for a batch of one model: all while it is alone, one under load.
 
     One worker thread calls it at a time.
@@ -72,7 +72,7 @@ class Runner:
         self._clock = clock
         self._tracing = tracing
         self._backlog = backlog
-        self._width = ParallelismChoice(
+        self._width = ParallelismPolicy(
             narrow=executor.cost, wide=executor.wide_cost, always=always_wide
         )
         # The last row that worked tells a broken executor from a batch of broken rows.
@@ -171,7 +171,7 @@ class Runner:
     ) -> FloatArray:
         run, kind = self._executor.run_within, rows[0].kind
         try:
-            ids, mask, type_ids = _pad(rows)
+            ids, mask, type_ids = _padded(rows)
             if wide:
                 return self._executor.run_wide(ids=ids, mask=mask, type_ids=type_ids, output=kind)
             return run(time_left, ids=ids, mask=mask, type_ids=type_ids, output=kind)
@@ -179,7 +179,7 @@ class Runner:
             raise OutOfMemory("there was no memory for the batch") from error
 
 
-def _pad(rows: list[Row]) -> tuple[IntArray, IntArray, IntArray]:
+def _padded(rows: list[Row]) -> tuple[IntArray, IntArray, IntArray]:
     """Return ids, mask and types of rows, `(rows, longest)` each, padded to the right."""
     ids: IntArray = np.zeros((len(rows), max(row.length for row in rows)), dtype=np.int32)
     mask, type_ids = np.zeros_like(ids), np.zeros_like(ids)
