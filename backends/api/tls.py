@@ -8,7 +8,6 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -71,9 +70,9 @@ def server_tls(settings: BackendSettings) -> "ServerTls | None":
 class ServerTls:
     """Provides a server's context, whose handshakes use the files as last read."""
 
-    def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._refusals = _RefusalLog(clock)
+        self._refusals = _RefusalLog()
         self._signature = files.signature()
         self.context = _DelegatingContext(ssl.PROTOCOL_TLS_SERVER)
         """Passed to a server once; renewals replace the context behind it."""
@@ -141,13 +140,12 @@ class _DelegatingContext(ssl.SSLContext):
 class _RefusalLog:
     """Logs why handshakes fail, each reason once a minute: probes come twice a second."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._logged: dict[str, float] = {}
 
     def log(self, error: ssl.SSLError) -> None:
         """Log one line on a failed handshake."""
-        reason, now = explain(error), self._clock()
+        reason, now = explain(error), time.monotonic()
         # The reasons are OpenSSL's: a closed set.
         if now - self._logged.get(reason, float("-inf")) >= _LOG_INTERVAL:
             self._logged[reason] = now

@@ -59,15 +59,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 class UpstreamClient:
     """Calls one server. Any number of threads may use it at once."""
 
-    def __init__(
-        self,
-        upstream: RemoteModelServer,
-        *,
-        token: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, upstream: RemoteModelServer, *, token: str = "") -> None:
         self._upstream = upstream
-        self._clock = clock
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         parts = urlsplit(upstream.url)
         self._prefix = parts.path.rstrip("/")
@@ -151,7 +144,7 @@ class UpstreamClient:
         *,
         timeout: float,
     ) -> Reply:
-        until = self._clock() + timeout
+        until = time.monotonic() + timeout
         request = (method, self._prefix + path, body, {**self._headers, **(headers or {})})
         try:
             idle = self._take_idle()
@@ -159,7 +152,7 @@ class UpstreamClient:
                 # Inference has no side effects: the request may be sent again.
                 with contextlib.suppress(*_STALE):
                     return self._exchange(idle, request, until)
-            new = self._connection_class(self._netloc, timeout=self._left(until))
+            new = self._connection_class(self._netloc, timeout=_time_left(until))
             return self._exchange(new, request, until)
         except (OSError, http.client.HTTPException) as error:
             raise UpstreamUnavailable(
@@ -187,10 +180,10 @@ class UpstreamClient:
             if connection.sock is None:
                 connection.connect()
                 _enable_keepalive(connection)
-            connection.sock.settimeout(self._left(until))
+            connection.sock.settimeout(_time_left(until))
             # It is only called.
             connection.response_class = partial(  # type: ignore[assignment]
-                _DeadlineResponse, left=lambda: self._left(until)
+                _DeadlineResponse, left=lambda: _time_left(until)
             )
             connection.request(*request)
             response = connection.getresponse()
@@ -224,11 +217,12 @@ class UpstreamClient:
         response.close()
         return bytes(body)
 
-    def _left(self, until: float) -> float:
-        left = until - self._clock()
-        if left <= 0:
-            raise TimeoutError
-        return left
+
+def _time_left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
 class _DeadlineResponse(http.client.HTTPResponse):
