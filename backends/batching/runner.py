@@ -27,7 +27,7 @@ from backends.types import FloatArray, IntArray, OutputKind
 _ALONE_BEFORE_WIDE = 3
 
 
-class ParallelismPolicy:
+class ParallelismChoice:
     """Chooses all cores or one for a batch of one model: all while it is alone, one under load.
 
     One worker thread calls it at a time.
@@ -72,7 +72,7 @@ class Runner:
         self._clock = clock
         self._tracing = tracing
         self._backlog = backlog
-        self._width = ParallelismPolicy(
+        self._width = ParallelismChoice(
             narrow=executor.cost, wide=executor.wide_cost, always=always_wide
         )
         # The last row that worked tells a broken executor from a batch of broken rows.
