@@ -180,7 +180,9 @@ class _Loader:
         executor = tools.open_executor(source)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
-            self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
+            # The graph that the upstream should run is opened for this comparison alone.
+            here = tools.open_executor(msgspec.structs.replace(source, upstream=None))
+            check_agreement(_candidate(model, manifest, executor, tokenizer), executor, here)
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
         shares_batches = executor.most_rows != 1 and tools.qualify(
@@ -222,11 +224,6 @@ class _Loader:
             upstream=model.upstream,
             is_well=is_well,
         )
-
-    def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:
-        """Compare an upstream with the graph that it should run, which is opened for this alone."""
-        here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
-        check_agreement(candidate, executor, here)
 
     def _load_head(self, model: Model, manifest: HeadManifest, served_model: ServedModel) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
