@@ -16,7 +16,7 @@ from backends.model_tools.graphs.quantize import Product, find_products, quantiz
 from backends.model_tools.graphs.ranges import Plan, plan_product
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.profile import Echo, Profile
-from backends.model_tools.tuning.runs import Batch, compare_speed, make_batches
+from backends.model_tools.tuning.runs import TextBatch, compare_speed, make_batches
 from backends.model_tools.tuning.sensitivity import find_sensitive
 from backends.model_tools.tuning.subject import TunedModel
 from backends.model_tools.tuning.texts import GoldenSet
@@ -102,7 +102,7 @@ class Precision:
             report, products=len(self._products), float_products=floats
         )
 
-    def _plan(self, batches: Sequence[Batch]) -> dict[str, Plan]:
+    def _plan(self, batches: Sequence[TextBatch]) -> dict[str, Plan]:
         samples = collect(self._model, self._products, batches)
         return {
             product.name: plan_product(samples[product.name], product.kernel)
@@ -181,7 +181,7 @@ class Precision:
         content: bytes = quantize(self._model, plans).SerializeToString()
         return content
 
-    def _logits(self, graph: bytes, batches: Sequence[Batch]) -> FloatArray:
+    def _logits(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
         with _written(graph) as path:
             executor = self._subject.open(path)
         return self._subject.logits(executor, batches)

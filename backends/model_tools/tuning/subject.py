@@ -10,7 +10,7 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.runs import Batch, pooled
+from backends.model_tools.tuning.runs import TextBatch, pooled
 from backends.pipelines.head import HeadWeights, read_head
 from backends.protocol import Task
 from backends.repository.catalogue import Catalogue, Model
@@ -56,7 +56,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return PoolingExecutor(executor, self.manifest.pooling)
         return executor
 
-    def logits(self, executor: ModelExecutor, batches: Sequence[Batch]) -> FloatArray:
+    def logits(self, executor: ModelExecutor, batches: Sequence[TextBatch]) -> FloatArray:
         """Return the logits of every text over `executor`."""
         return self.apply(pooled(executor, batches))
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.runs import make_batches, run_pooled
+from backends.model_tools.tuning.runs import make_batches
 from backends.qualification.invariance import ORDINARY
 from backends.types import IntArray
 
@@ -137,7 +137,7 @@ def _measure(
             begun = time.perf_counter()
             with lock:
                 batch = next(source)
-            run_pooled(executor, batch)
+            executor.run(batch.padded)
             ended = time.perf_counter()
             with lock:
                 took.append(ended - begun)
