@@ -52,12 +52,8 @@ class Custom(Algorithm):
         self._side = EventLoopThread(f"algorithm {name}")
         # Models come and go while serving: the thread ends with the last reference to its model.
         weakref.finalize(self, self._side.close)
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + sum(
-            algorithm.version for tasks in self._below.values() for algorithm in tasks.values()
+        self.version = 1 + sum(
+            algorithm.version for tasks in below.values() for algorithm in tasks.values()
         )
 
     @override

@@ -77,11 +77,6 @@ class _FakeAlgorithm(Algorithm):
     def __init__(self, fake: Fake) -> None:
         self._fake = fake
 
-    @property
-    @override
-    def version(self) -> int:
-        return 1
-
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         ask.spend(1)

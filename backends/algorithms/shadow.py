@@ -128,11 +128,7 @@ class MirroringAlgorithm(Algorithm):
         self.tolerance = plan.tolerance
         self._share = plan.share / _ALL
         self._mirror = mirror
-
-    @property
-    @override
-    def version(self) -> int:
-        return self._below.version
+        self.version = below.version
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:

@@ -27,11 +27,7 @@ class Split(Algorithm):
     def __init__(self, weighted: Sequence[WeightedAlgorithm]) -> None:
         self._weighted = weighted
         self._total = sum(part.weight for part in weighted)
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + sum(part.algorithm.version for part in self._weighted)
+        self.version = 1 + sum(part.algorithm.version for part in weighted)
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:

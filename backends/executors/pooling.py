@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -10,9 +9,7 @@ from typing_extensions import override
 
 from backends.executors.base import ModelExecutor
 from backends.executors.padded_batch import PaddedBatch
-from backends.types import FloatArray, IntArray, OutputKind
-
-Pooling = Literal["mean", "cls", "max"]
+from backends.types import FloatArray, IntArray, OutputKind, Pooling
 
 
 class PoolingExecutor(ModelExecutor):

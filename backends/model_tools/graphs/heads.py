@@ -15,10 +15,10 @@ from onnx import ModelProto, TensorProto, helper
 from backends.model_tools.graphs.bert import POOLED, TOKENS
 from backends.model_tools.graphs.parts import Parts
 from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.types import Pooling
 
 LOGITS = "logits"
 Purpose = Literal["text", "tokens", "choice"]
-Pooling = Literal["mean", "cls", "max"]
 
 _ARCHITECTURES: Mapping[str, Purpose] = {
     "ForSequenceClassification": "text",

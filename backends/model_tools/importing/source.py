@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from backends.errors import StartProblem
-from backends.model_tools.graphs.heads import Pooling
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
+from backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _WEIGHTS, _SHARDS = "model.safetensors", "model.safetensors.index.json"
