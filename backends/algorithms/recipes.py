@@ -22,7 +22,7 @@ from backends.algorithms.tournament import Tournament
 from backends.algorithms.user_code import read_user_code
 from backends.algorithms.zero_shot import Choose, ZeroShot
 from backends.protocol import Task
-from backends.repository.catalogue import Model
+from backends.repository.model import Model
 
 Algorithms = dict[Task, Algorithm]
 # Raises `ValueError` with what the algorithm needs; the message goes on after its name.

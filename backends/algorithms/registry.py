@@ -12,7 +12,7 @@ from backends.algorithms.recipes import RECIPES, Algorithms
 from backends.algorithms.split import split_tasks
 from backends.errors import ModelProblem
 from backends.protocol import ModelInfo, Task
-from backends.repository.catalogue import Catalogue, Model
+from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
     AlgorithmManifest,
     ClassifierManifest,
@@ -22,6 +22,7 @@ from backends.repository.manifest import (
     SplitManifest,
     builds_on,
 )
+from backends.repository.model import Model
 
 # Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
 # a change there that changes answers.

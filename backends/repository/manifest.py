@@ -115,24 +115,19 @@ FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a manifest and, for each field that is not in `model.yaml`, its source."""
-
-    manifest: Manifest
-    inferred: dict[str, str] = {}
-
-
-def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None = None) -> Entry:
+def read_manifest(
+    folder: Path, files: Files, declared: Mapping[str, Any]
+) -> tuple[Manifest, dict[str, str]]:
     """Read the `model.yaml` of a folder; a graph's model needs none where its files tell all.
 
     `declared` is what a configuration of another server says; what is written wins over it.
+    With the manifest comes the source of each field that the file leaves out.
 
     Raises:
         ModelProblem: it is missing or no YAML, has wrong fields, or lacks one that cannot be
             inferred; the message names the file and the field.
     """
     path = files(FILE)
-    declared = declared or {}
     document = _read_yaml(path)
     if document is None:
         graph = declared.get("graph", "model.onnx")
@@ -142,14 +137,13 @@ def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None
     sources: dict[str, str] = {}
     inferable = isinstance(document, dict) and "upstream" not in document
     if inferable and document.get("kind") in _INFERRED:
-        inferred = infer(document, folder, files, declared)
-        document, sources = inferred.document, inferred.sources
+        document, sources = infer(document, folder, files, declared)
     try:
         manifest: Manifest = msgspec.convert(document, Manifest)
     except msgspec.ValidationError as error:
         raise ModelProblem(f"{path}: {error}") from None
     _check(manifest, path)
-    return Entry(manifest=manifest, inferred=sources)
+    return manifest, sources
 
 
 def _read_yaml(path: Path) -> Any:

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from backends.errors import ModelProblem
 from backends.protocol import Task
 from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
@@ -37,17 +35,10 @@ _POOLINGS = MappingProxyType(
 )
 
 
-class InferredManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a whole manifest and, for each inferred field, its source file."""
-
-    document: dict[str, Any]
-    sources: dict[str, str]
-
-
 def infer(
     document: Mapping[str, Any], folder: Path, files: Files, declared: Mapping[str, Any]
-) -> InferredManifest:
-    """Return the manifest of a graph's model with nothing left out.
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole manifest of a graph's model, and the source of each inferred field.
 
     `files` says where a file of the model lies, which need not exist; `declared` is what a
     configuration of Triton says.
@@ -66,13 +57,13 @@ class _Inference:
         self._sources: dict[str, str] = {}
         self._config = self._json(_CONFIG)
 
-    def run(self, declared: Mapping[str, Any]) -> InferredManifest:
+    def run(self, declared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         for field, value in declared.items():
             self._set(field, value, TRITON)
         self._set("graph", _GRAPH, "the default")
         self._set("tokenizer", _TOKENIZER, "the default")
         if self._is_whole():
-            return InferredManifest(document=self._document, sources=self._sources)
+            return self._document, self._sources
         for field in ("graph", "tokenizer"):
             path = self._files(Path(str(self._document[field])).name)
             if not path.is_file():
@@ -87,7 +78,7 @@ class _Inference:
         else:
             self._infer_encoder(outputs)
         self._tell_pairs(graph)
-        return InferredManifest(document=self._document, sources=self._sources)
+        return self._document, self._sources
 
     def _is_whole(self) -> bool:
         """Whether a manifest says all by itself, as it had to before anything was inferred."""

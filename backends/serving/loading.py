@@ -24,7 +24,7 @@ from backends.pipelines.head import Head, HeadWeights, read_head
 from backends.qualification.agreement import check_agreement
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
-from backends.repository.catalogue import Catalogue, Model, base_name
+from backends.repository.catalogue import Catalogue, base_name
 from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
@@ -32,6 +32,7 @@ from backends.repository.manifest import (
     HeadManifest,
     builds_on,
 )
+from backends.repository.model import Model
 from backends.serving.core import Identity, ModelSet, RunningEncoder, ServingCore
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing

@@ -11,7 +11,7 @@ from backends.errors import StartProblem
 from backends.model_tools.tuning.precision import PrecisionReport
 from backends.model_tools.tuning.subject import TunedModel
 from backends.qualification.certificate import FILE
-from backends.repository.catalogue import Model
+from backends.repository.model import Model
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
 

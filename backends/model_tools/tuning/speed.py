@@ -27,8 +27,9 @@ from backends.model_tools.tuning.sweep import (
 from backends.pipelines.ask import Pipeline
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.tuned import TunedBatching, write_tuned
-from backends.repository.catalogue import Catalogue, Model, read_catalogue
+from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.manifest import EncoderManifest, HeadManifest
+from backends.repository.model import Model
 from backends.serving.loading import LoadingTools, load_core
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing

@@ -13,13 +13,14 @@ from backends.executors.pooling import PoolingExecutor
 from backends.model_tools.tuning.runs import TextBatch, pooled
 from backends.pipelines.head import HeadWeights, read_head
 from backends.protocol import Task
-from backends.repository.catalogue import Catalogue, Model
+from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
     GraphManifest,
     HeadManifest,
 )
+from backends.repository.model import Model
 from backends.serving.loading import OpenExecutor, graph_source
 from backends.settings import BackendSettings
 from backends.tokenization.tokenizer import Tokenizer
