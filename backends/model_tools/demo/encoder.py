@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from backends.model_tools.demo.errors import DemoModelsError
+from backends.model_tools.demo.source import DemoModelsError
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.shapes import BertShape

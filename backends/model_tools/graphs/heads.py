@@ -4,8 +4,7 @@ Whatever the family: one vector a row (that of the first token) or one a token, 
 dense layer with its activation, then a product to as many logits as there are labels.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -91,7 +90,7 @@ def add_pooling(model: ModelProto, pooling: Pooling, *, hidden: int) -> ModelPro
     else:
         axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
         rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
-        _POOLERS[pooling](graph, axis, rows)
+        (_pool_mean if pooling == "mean" else _pool_max)(graph, axis, rows)
     return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
@@ -113,11 +112,6 @@ def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
     graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
     graph.plain("Max", ["pool.found", least], "pool.count")
     graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
-
-
-_POOLERS: Mapping[Pooling, Callable[[GraphBuilder, str, str], None]] = MappingProxyType(
-    {"mean": _pool_mean, "max": _pool_max}
-)
 
 
 def _linear(graph: GraphBuilder, prefix: str, state: str, output: str) -> str:

@@ -12,7 +12,7 @@ import onnx
 
 from backends.errors import StartProblem
 from backends.model_tools.graphs.half import halve
-from backends.model_tools.graphs.quantize import Product, find_products, quantize
+from backends.model_tools.graphs.quantize import find_products, quantize
 from backends.model_tools.graphs.ranges import Plan, plan_product
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.profile import Echo, Profile
@@ -125,7 +125,7 @@ class Precision:
             graph = self._build({name: plans[name]})
             return judge(reference_few, self._logits(graph, few), bounds=self._bounds).logit_mean
 
-        sizes = {product.name: _size(product) for product in self._products}
+        sizes = {product.name: product.kernel.size for product in self._products}
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
 
@@ -201,10 +201,6 @@ def _spread(values: Sequence[T], most: int) -> list[T]:
     if len(values) <= most:
         return list(values)
     return [values[place] for place in np.linspace(0, len(values) - 1, most).astype(int)]
-
-
-def _size(product: Product) -> int:
-    return product.kernel.size
 
 
 def describe(report: PrecisionReport) -> list[str]:

@@ -1,8 +1,8 @@
 """Runs texts through a graph in batches of like length, and measures the time."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import msgspec
@@ -40,14 +40,14 @@ def pooled(executor: ModelExecutor, batches: Sequence[TextBatch]) -> FloatArray:
     def keep(batch: TextBatch) -> None:
         vectors[batch.places] = executor.run(batch.padded)
 
-    _share(iter(batches), executor.worker_threads, keep)
+    _run_all(batches, executor.worker_threads, keep)
     return vectors
 
 
 def rows_per_second(executor: ModelExecutor, batches: Sequence[TextBatch]) -> float:
     """Return how many rows all worker threads together run in a second."""
     started = time.perf_counter()
-    _share(iter(batches), executor.worker_threads, lambda batch: executor.run(batch.padded))
+    _run_all(batches, executor.worker_threads, lambda batch: executor.run(batch.padded))
     rows = sum(len(batch.places) for batch in batches)
     return rows / (time.perf_counter() - started)
 
@@ -63,28 +63,10 @@ def compare_speed(
     return float(one), float(other)
 
 
-def _share(
-    batches: Iterator[TextBatch], worker_threads: int, work: Callable[[TextBatch], object]
+def _run_all(
+    batches: Sequence[TextBatch], worker_threads: int, work: Callable[[TextBatch], object]
 ) -> None:
     """Do `work` on every batch, in `worker_threads` threads; the first error of one is raised."""
-    lock = threading.Lock()
-    errors: list[BaseException] = []
-
-    def worker() -> None:
-        try:
-            while not errors:
-                with lock:
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                work(batch)
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-            errors.append(error)
-
-    threads = [threading.Thread(target=worker) for _ in range(worker_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(worker_threads) as pool:
+        for _ in pool.map(work, batches):
+            pass

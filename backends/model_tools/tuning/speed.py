@@ -156,7 +156,7 @@ async def _tune(
         best = choose(batches)
         async with session.serve(best.batch_size, threads=best.threads) as pipeline:
 
-            async def ask(text: str, *, client: int) -> object:
+            async def ask(text: str, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE
                 # A scope of its own: clients that ask the same are not to be answered together.
                 return await pipeline.vectors(

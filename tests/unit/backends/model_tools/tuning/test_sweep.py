@@ -76,7 +76,7 @@ async def test_clients_ask_one_text_after_the_other() -> None:
     ticks = count()
     asked: list[tuple[str, int]] = []
 
-    async def ask(text: str, *, client: int) -> object:
+    async def ask(text: str, client: int) -> object:
         asked.append((text, client))
         return None
 
