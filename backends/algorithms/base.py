@@ -27,7 +27,7 @@ class Algorithm(Protocol):
         ...
 
 
-class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that is served: its info, its encoder, and an algorithm for each task."""
 
     info: ModelInfo

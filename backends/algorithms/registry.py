@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from backends.algorithms.base import Algorithm, ServedModel
+from backends.algorithms.base import Algorithm, ModelAlgorithms
 from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, Rerank
 from backends.algorithms.entities import Entities
@@ -30,7 +30,7 @@ _FOUNDATION_VERSION = 1
 _SPLIT = "split"
 
 
-def build_served_model(model: Model, built: Mapping[str, ServedModel]) -> ServedModel:
+def build_served_model(model: Model, built: Mapping[str, ModelAlgorithms]) -> ModelAlgorithms:
     """Return the endpoint of a model; those it builds on are in `built` unless they are broken.
 
     Raises:
@@ -53,7 +53,7 @@ def build_served_model(model: Model, built: Mapping[str, ServedModel]) -> Served
     return _serve_algorithm(model, manifest, below)
 
 
-def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
+def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
     """Refuse to build on a model whose revisions share its items, as that has no encoder or labels.
 
     A model owner's code has its items answered, by whichever revision that is.
@@ -71,7 +71,7 @@ def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
     """Return what a catalogue would serve, and what is wrong, without loading any weights."""
-    served_models: dict[str, ServedModel] = {}
+    served_models: dict[str, ModelAlgorithms] = {}
     problems = dict(catalogue.problems)
     for name, model in catalogue.models.items():
         try:
@@ -84,12 +84,12 @@ def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
 def _serve(
     model: Model,
     algorithms: Algorithms,
-    below: Sequence[ServedModel],
+    below: Sequence[ModelAlgorithms],
     *,
     algorithm: str,
     labels: list[str] | None = None,
     dimensions: int | None = None,
-) -> ServedModel:
+) -> ModelAlgorithms:
     """Return the endpoint of algorithms over a graph of their own, or over the models `below`."""
     manifest, infos = model.manifest, [served_model.info for served_model in below]
     if isinstance(manifest, GraphManifest):
@@ -113,10 +113,10 @@ def _serve(
         description=described.description,
         demonstration=described.demonstration,
     )
-    return ServedModel(info=info, encoder=encoder, algorithms=algorithms)
+    return ModelAlgorithms(info=info, encoder=encoder, algorithms=algorithms)
 
 
-def _serve_encoder(model: Model, manifest: EncoderManifest) -> ServedModel:
+def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
     available: Algorithms = {
         Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
         Task.RERANK: Rerank(model=model.name),
@@ -125,7 +125,7 @@ def _serve_encoder(model: Model, manifest: EncoderManifest) -> ServedModel:
     return _serve(model, algorithms, [], algorithm="embedding", dimensions=manifest.dimensions)
 
 
-def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ServedModel:
+def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ModelAlgorithms:
     try:
         algorithms = {
             task: _answer_by_logits(task, model.name, manifest) for task in manifest.tasks
@@ -151,15 +151,17 @@ def _answer_by_logits(
     return Classify(model=name, labels=labels, function=function)
 
 
-def _serve_head(model: Model, manifest: HeadManifest, below: Sequence[ServedModel]) -> ServedModel:
+def _serve_head(
+    model: Model, manifest: HeadManifest, below: Sequence[ModelAlgorithms]
+) -> ModelAlgorithms:
     algorithms = {manifest.task: _answer_by_logits(manifest.task, model.name, manifest)}
     name = manifest.task.value
     return _serve(model, algorithms, below, algorithm=name, labels=manifest.labels)
 
 
 def _serve_split(
-    model: Model, manifest: SplitManifest, below: Sequence[ServedModel]
-) -> ServedModel:
+    model: Model, manifest: SplitManifest, below: Sequence[ModelAlgorithms]
+) -> ModelAlgorithms:
     weights = list(manifest.arms.values())
     algorithms = split_tasks([served_model.algorithms for served_model in below], weights)
     if not algorithms:
@@ -176,8 +178,8 @@ def _serve_split(
 
 
 def _serve_algorithm(
-    model: Model, manifest: AlgorithmManifest, below: Sequence[ServedModel]
-) -> ServedModel:
+    model: Model, manifest: AlgorithmManifest, below: Sequence[ModelAlgorithms]
+) -> ModelAlgorithms:
     recipe = RECIPES.get(manifest.algorithm)
     if recipe is None:
         raise ModelProblem(

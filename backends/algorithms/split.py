@@ -35,7 +35,7 @@ class Split(Algorithm):
 
     def choose(self, scope: str, item: Any) -> Algorithm:
         """Return what answers an item of a scope."""
-        place = place_of("split", scope, item) * self._total
+        place = hash_fraction("split", scope, item) * self._total
         for part in self._weighted:
             place -= part.weight
             if place < 0:
@@ -43,7 +43,7 @@ class Split(Algorithm):
         return self._weighted[-1].algorithm
 
 
-def place_of(purpose: str, scope: str, item: Any) -> float:
+def hash_fraction(purpose: str, scope: str, item: Any) -> float:
     """Return where an item of a scope lies between 0 and 1, evenly and for each purpose anew."""
     content = msgspec.msgpack.encode((purpose, scope, item))
     digest = hashlib.blake2b(content, digest_size=8).digest()

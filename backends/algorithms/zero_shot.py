@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
-from backends.algorithms.kept_labels import KeptLabels
+from backends.algorithms.label_cache import LabelVectorCache
 from backends.algorithms.questions import SLOT, ZeroShotTask, check_choices, hypotheses
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, normalize, rounded, sigmoid, softmax
@@ -32,7 +32,7 @@ class ZeroShot(ZeroShotTask):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-        self._label_cache = KeptLabels(most_bytes=_MOST_LABEL_BYTES)
+        self._label_cache = LabelVectorCache(most_bytes=_MOST_LABEL_BYTES)
 
     @override
     async def rank(

@@ -68,7 +68,7 @@ class PacedExecutor(DummyExecutor):
         return super().run(batch)
 
 
-class DeclaredExecutor(PacedExecutor):
+class SimulatedExecutor(PacedExecutor):
     """Sleeps `base` seconds a batch and `token` for each padded token, and declares so."""
 
     def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:

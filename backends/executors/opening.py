@@ -7,7 +7,7 @@ from pathlib import Path
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
 from backends.executors.cuda import CudaExecutor, RunLimits
-from backends.executors.dummy import DeclaredExecutor
+from backends.executors.dummy import SimulatedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.provider import DeviceOptions
@@ -43,7 +43,7 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
                 source, worker_threads=settings.worker_threads, wide=settings.wide != "never"
             )
         if settings.provider == "paced":
-            return DeclaredExecutor(
+            return SimulatedExecutor(
                 dimensions=source.dimensions,
                 worker_threads=settings.worker_threads,
                 base=settings.paced_base,

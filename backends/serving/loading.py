@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from backends.algorithms.base import ServedModel
+from backends.algorithms.base import ModelAlgorithms
 from backends.algorithms.registry import build_served_model
 from backends.algorithms.shadow import Mirror, mirrored_model
 from backends.batching.batcher import Batcher, BatchingOptions
@@ -138,7 +138,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
-        self.served_models: dict[str, ServedModel] = {}
+        self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Pipeline] = {}
         self.running: list[RunningEncoder] = []
         self.problems = dict(catalogue.problems)
@@ -249,7 +249,9 @@ class _Loader:
         here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
         check_agreement(candidate, executor, here)
 
-    def _load_head(self, model: Model, manifest: HeadManifest, served_model: ServedModel) -> None:
+    def _load_head(
+        self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms
+    ) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
         if not isinstance(below, EncoderManifest):
             raise ModelProblem(f"{model.folder}: `{manifest.encoder}` is no encoder")

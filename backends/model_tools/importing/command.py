@@ -7,7 +7,7 @@ import click
 
 from backends.errors import StartProblem
 from backends.model_tools.importing.hub import find_folder
-from backends.model_tools.tuning.gate_options import GateOptions, gate_options
+from backends.model_tools.tuning.variant_options import VariantOptions, variant_options
 from backends.settings import quiet_libraries, read_settings
 
 _FOLDER = click.Path(path_type=Path)
@@ -19,7 +19,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--name", help="Name of the model.  [default: that of the folder]")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long; else refuse them.")
 @click.option("--revision", help="Branch, tag or commit, of a name on the hub.")
-@gate_options
+@variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 def import_command(
     *,
@@ -29,7 +29,7 @@ def import_command(
     truncate: bool,
     revision: str | None,
     dry_run: bool,
-    wanted: GateOptions | None,
+    wanted: VariantOptions | None,
 ) -> None:
     """Import the Hugging Face folder PATH as the next revision of a model.
 

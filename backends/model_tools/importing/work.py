@@ -10,8 +10,8 @@ from backends.app import open_backend
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import convert
-from backends.model_tools.tuning.gate_options import GateOptions, make_variant
 from backends.model_tools.tuning.profile import Echo
+from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import read_catalogue
 from backends.repository.description import describe_model
@@ -30,7 +30,7 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     truncate: bool = False
     dry_run: bool = False
-    variant: GateOptions | None = None
+    variant: VariantOptions | None = None
 
 
 def import_model(

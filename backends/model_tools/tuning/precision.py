@@ -18,8 +18,8 @@ from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.profile import Echo, Profile
 from backends.model_tools.tuning.runs import TextBatch, compare_speed, make_batches
 from backends.model_tools.tuning.sensitivity import find_sensitive
-from backends.model_tools.tuning.subject import TunedModel
 from backends.model_tools.tuning.texts import GoldenSet
+from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import answer
 from backends.qualification.gate import Bounds, Verdict, judge
 from backends.qualification.invariance import Invariance, measure_invariance

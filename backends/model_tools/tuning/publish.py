@@ -9,7 +9,7 @@ import yaml
 
 from backends.errors import StartProblem
 from backends.model_tools.tuning.precision import PrecisionReport
-from backends.model_tools.tuning.subject import TunedModel
+from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import FILE
 from backends.repository.model import Model
 from backends.repository.publishing import publish_revision

@@ -13,7 +13,6 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.opening import executor_opener
-from backends.model_tools.tuning.subject import find_model
 from backends.model_tools.tuning.sweep import (
     BATCH_SIZES,
     CLIENTS,
@@ -24,6 +23,7 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
+from backends.model_tools.tuning.tuned_model import find_model
 from backends.pipelines.ask import Pipeline
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.tuned import TunedBatching, write_tuned

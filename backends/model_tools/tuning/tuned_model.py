@@ -81,7 +81,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [columns[label] for label in labels]
 
 
-def find_subject(catalogue: Catalogue, name: str, settings: BackendSettings) -> TunedModel:
+def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings) -> TunedModel:
     """Return the classifier `name` of a repository.
 
     Raises:
