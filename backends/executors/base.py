@@ -34,7 +34,7 @@ class ModelExecutor(Protocol):
         return self.run(batch)
 
     def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:
-        """Return what `run` does; who waits for another machine gives up after `time_left`."""
+        """Return what `run` does; executors on another machine raise after `time_left` seconds."""
         return self.run(batch)
 
     @abstractmethod

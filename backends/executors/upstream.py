@@ -1,4 +1,4 @@
-"""Runs batches on another server, by the Open Inference Protocol: only tensors travel."""
+"""Runs batches on another server by the Open Inference Protocol, which carries the tensors."""
 
 import math
 import time
@@ -25,7 +25,7 @@ from backends.open_inference.client import Reply, UpstreamClient
 from backends.open_inference.tensors import FLOATS, INTEGERS, decode, encode
 from backends.types import FloatArray, OutputKind
 
-_TRIAL = 4
+_TRIAL_TOKENS = 4
 _AXES = 2  # rows, tokens
 _OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
 # The batch cannot be computed, or the server is broken: its readiness probe decides which.
@@ -64,7 +64,7 @@ class UpstreamExecutor(ModelExecutor):
             _check_outputs(metadata, source, upstream)
             self.most_rows = self._declared_rows(metadata, extensions)
             for output in source.outputs:
-                self._try(output, math.inf)
+                self._run_trial(output, math.inf)
             self.cost = measure_cost(source, self.run, time.perf_counter, most_rows=self.most_rows)
         except BackendError as error:
             raise ModelProblem(f"{upstream}: a trial failed: {error}") from error
@@ -89,7 +89,7 @@ class UpstreamExecutor(ModelExecutor):
             body, headers = encode(feeds, name, binary=self._binary, timeout=timeout)
             reply = self._client.infer(body, headers, timeout=timeout)
             if reply.status != _OK:
-                raise self._explain(reply)
+                raise self._error_of(reply)
             values, version = decode(reply, name, (*outer, self.dimensions))
             self._check_version(version)
         return values
@@ -99,7 +99,7 @@ class UpstreamExecutor(ModelExecutor):
         if not self._failures:
             return True
         try:
-            self._try(self._source.first_output, self._failures.max_wait)
+            self._run_trial(self._source.first_output, self._failures.max_wait)
         except Overloaded:
             return True
         except BackendError:
@@ -114,14 +114,16 @@ class UpstreamExecutor(ModelExecutor):
                 f"{self._upstream.title} answers as version {version}, no longer {self._version}"
             )
 
-    def _explain(self, reply: Reply) -> BackendError:
+    def _error_of(self, reply: Reply) -> BackendError:
         """Map an error response to a failed batch, an overloaded server or a broken one."""
-        said = f"{self._upstream.title} answers {reply.status}"
+        answer = f"{self._upstream.title} answers {reply.status}"
         if reply.status == _TOO_MANY or (reply.status == _UNAVAILABLE and self._client.is_ready()):
-            return Overloaded(f"{said}: it is busy", retry_after=reply.retry_after or _RETRY_AFTER)
+            return Overloaded(
+                f"{answer}: it is busy", retry_after=reply.retry_after or _RETRY_AFTER
+            )
         if reply.status in _BATCH_STATUSES and self._client.is_ready():
-            return UpstreamFailed(said)
-        return UpstreamUnavailable(said)
+            return UpstreamFailed(answer)
+        return UpstreamUnavailable(answer)
 
     def _declared_rows(self, metadata: ModelMetadata, extensions: list[str]) -> int | None:
         """Return the largest batch, by the inputs' shapes and Triton's `max_batch_size`."""
@@ -137,8 +139,8 @@ class UpstreamExecutor(ModelExecutor):
             return None
         return self._client.config().max_batch_size or None
 
-    def _try(self, output: OutputKind, time_left: float) -> None:
-        length = min(self._source.max_tokens or _TRIAL, _TRIAL)
+    def _run_trial(self, output: OutputKind, time_left: float) -> None:
+        length = min(self._source.max_tokens or _TRIAL_TOKENS, _TRIAL_TOKENS)
         self.run_within(time_left, ones(1, length, output))
 
 

@@ -32,11 +32,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     accuracy_after: float | None = None
     reasons: list[str] = []
 
-    @property
-    def accepted(self) -> bool:
-        """Whether it stays within the bounds."""
-        return not self.reasons
-
 
 def judge(
     reference: FloatArray,

@@ -204,9 +204,9 @@ class _DebertaWriter:
 
     def _attend(self, prefix: str, state: str, positions: NDArray[np.float32] | None) -> str:
         graph = self._graph
-        query = self._project(f"{prefix}.query_proj", state, (0, 2, 1, 3))
-        key = self._project(f"{prefix}.key_proj", state, (0, 2, 1, 3))
-        value = self._project(f"{prefix}.value_proj", state, (0, 2, 1, 3))
+        query = self._project(f"{prefix}.query_proj", state)
+        key = self._project(f"{prefix}.key_proj", state)
+        value = self._project(f"{prefix}.value_proj", state)
         turned = graph.plain("Transpose", [key], f"{prefix}.turned", perm=[0, 1, 3, 2])
         scale = graph.constant(f"{prefix}.scale", np.array(1 / self._scale, dtype=np.float32))
         graph.plain("MatMul", [query, turned], f"{prefix}.products")
@@ -224,13 +224,13 @@ class _DebertaWriter:
         graph.plain("Transpose", [f"{prefix}.heads"], f"{prefix}.rows", perm=[0, 2, 1, 3])
         return graph.plain("Reshape", [f"{prefix}.rows", "joined"], f"{prefix}.context")
 
-    def _project(self, prefix: str, state: str, order: tuple[int, ...]) -> str:
+    def _project(self, prefix: str, state: str) -> str:
         """Add a product with its bias, split into heads: `[batch, heads, sequence, width]`."""
         graph = self._graph
         product = graph.matmul(prefix, state)
         biased = graph.plain("Add", [product, graph.weight(f"{prefix}.bias")], f"{prefix}.biased")
         split = graph.plain("Reshape", [biased, "heads"], f"{prefix}.split")
-        return graph.plain("Transpose", [split], f"{prefix}.heads", perm=list(order))
+        return graph.plain("Transpose", [split], f"{prefix}.heads", perm=[0, 2, 1, 3])
 
     def _near(self, prefix: str, way: str, state: str, positions: NDArray[np.float32]) -> str:
         """Add the products of `state` with the relative position of each other token."""

@@ -44,7 +44,7 @@ def import_command(
     quiet_libraries()
     try:
         # Only making a graph needs `onnx`; serving one does not.
-        from backends.model_tools.importing.work import ImportOptions, import_model  # noqa: PLC0415
+        from backends.model_tools.importing.work import import_model  # noqa: PLC0415
     except ImportError as error:
         raise StartProblem(
             f"`models import` needs the package `{error.name}`: install it with "
@@ -53,6 +53,13 @@ def import_command(
     settings = read_settings(models=models)
     folder = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()
-    options = ImportOptions(name=chosen, truncate=truncate, dry_run=dry_run, variant=wanted)
-    if not import_model(folder, settings, options, echo=click.echo):
+    if not import_model(
+        folder,
+        settings,
+        name=chosen,
+        truncate=truncate,
+        variant=wanted,
+        dry_run=dry_run,
+        echo=click.echo,
+    ):
         sys.exit(1)

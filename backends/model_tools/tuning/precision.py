@@ -149,16 +149,15 @@ class Precision:
         )
         few = batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
         before, after = compare_speed(self._fp32, candidate, few)
-        report = PrecisionReport(
+        return PrecisionReport(
             profile=profile,
             verdict=verdict,
             invariance=invariance,
             rows_per_second_before=before,
             rows_per_second_after=after,
             expected=answer(candidate, subject.encode),
-            reasons=[*verdict.reasons],
+            reasons=self._reasons(verdict, invariance, after / before),
         )
-        return msgspec.structs.replace(report, reasons=self._reasons(report))
 
     def _places(self, against: GoldenSet) -> list[int] | None:
         """Return the right columns, where they are known and one text has one of them."""
@@ -166,14 +165,13 @@ class Precision:
             return None
         return self._subject.places(against.labels)
 
-    def _reasons(self, report: PrecisionReport) -> list[str]:
-        reasons = [*report.verdict.reasons]
-        if not report.invariance.shares_batches:
+    def _reasons(self, verdict: Verdict, invariance: Invariance, speedup: float) -> list[str]:
+        reasons = [*verdict.reasons]
+        if not invariance.shares_batches:
             reasons.append("its answers depend on the rows beside them")
-        if report.speedup < self._least_speedup:
+        if speedup < self._least_speedup:
             reasons.append(
-                f"it is {report.speedup:.2f} times as fast as fp32, "
-                f"{self._least_speedup:g} is asked for"
+                f"it is {speedup:.2f} times as fast as fp32, {self._least_speedup:g} is asked for"
             )
         return reasons
 
