@@ -18,7 +18,7 @@ from backends.repository.serving import Shadow
 from backends.types import ShadowStatistics
 
 _log = logging.getLogger(__name__)
-# So many items are mirrored at a time, no longer than so many seconds each.
+# Items that are mirrored at a time, and the seconds each may take.
 _MOST = 8
 _TIMEOUT = 10.0
 # A device with less to spare mirrors nothing.

@@ -44,7 +44,7 @@ class Split(Algorithm):
 
 
 def hash_fraction(purpose: str, scope: str, item: Any) -> float:
-    """Return where an item of a scope lies between 0 and 1, evenly and for each purpose anew."""
+    """Hash an item of a scope to a fraction of [0, 1), independently for each purpose."""
     content = msgspec.msgpack.encode((purpose, scope, item))
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

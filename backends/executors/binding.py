@@ -32,7 +32,7 @@ class BoundTensors:
     """Holds inputs and output of one shape at fixed addresses; one run at a time."""
 
     def __init__(self, shape: Shape, kind: OutputKind, tensors: Tensors, host: HostMemory) -> None:
-        # Only after whoever opened the session has quieted the library.
+        # Imported here because the library's environment is set when a session is opened.
         from onnxruntime import OrtValue  # type: ignore[import-untyped] # noqa: PLC0415
 
         self.shape = shape

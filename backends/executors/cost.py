@@ -121,7 +121,7 @@ def _run_trials(
                 rows=len(lengths),
                 longest=max(lengths),
                 tokens=sum(lengths),
-                # The quickest: whatever else the machine did only ever adds.
+                # The quickest: other load on the machine only adds time.
                 seconds=max(min(seconds), 1e-9),
             )
         )

@@ -155,7 +155,7 @@ class _RunSlot:
         return self._thread.submit(self._run, batch).result()
 
     def warm_up(self) -> None:
-        """Capture what is captured, and run once whatever else a batch may ask for.
+        """Capture graphs of the shapes to capture, and run each output once.
 
         Raises:
             ModelProblem: the graph cannot answer.
@@ -207,7 +207,7 @@ class _RunSlot:
     def _options_of_run(self, graph: int, *, shrink: bool) -> Any:
         """Return cached options that replay `graph` (0: none) or `shrink` the arena afterwards."""
         if (made := self._run_options.get((graph, shrink))) is None:
-            # Only after whoever opened the session has quieted the library.
+            # Imported here because the library's environment is set when a session is opened.
             from onnxruntime import RunOptions  # type: ignore[import-untyped] # noqa: PLC0415
 
             made = self._run_options[graph, shrink] = RunOptions()

@@ -1,4 +1,4 @@
-"""Limits the memory of open sessions: closes those of models that were not used longest.
+"""Limits the memory of open sessions by closing the least recently used ones.
 
 The first batch of a model whose session is closed waits until it is open again.
 """
@@ -80,7 +80,7 @@ class ResidentExecutor(ModelExecutor):
         self._users = 0
         inner = open_executor()
         self._inner: ModelExecutor | None = inner
-        # What was measured once holds for whatever is opened later.
+        # Sessions that are opened later have the same properties.
         self.provider = inner.provider
         self.worker_threads = inner.worker_threads
         self.dimensions = inner.dimensions

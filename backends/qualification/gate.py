@@ -1,4 +1,4 @@
-"""Compares a candidate's logits with fp32's on a golden set, and accepts it or not."""
+"""Accepts or refuses a variant by comparing its logits with those of fp32 on a golden set."""
 
 from collections.abc import Sequence
 

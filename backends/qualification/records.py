@@ -1,4 +1,4 @@
-"""Keeps measurements of a model on this machine beside the model, so that starts stay fast.
+"""Stores measurements of a model on this machine beside the model, so that restarts are fast.
 
 The files are hidden: what is measured here belongs to no model's digest, and so to no revision.
 """

@@ -20,7 +20,7 @@ from backends.executors.pooling import PoolingExecutor
 from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
-from backends.pipelines.head import Head, HeadWeights, read_head
+from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
@@ -259,14 +259,7 @@ class _Loader:
             raise ModelProblem(
                 f"{model.folder}: `{manifest.encoder}` has no output `{manifest.output}`"
             )
-        layers = read_head(
-            model.file(manifest.weights),
-            inputs=below.dimensions,
-            outputs=len(manifest.labels),
-        )
-        weights = HeadWeights(
-            layers, activation=manifest.activation, normalize_input=manifest.normalize_input
-        )
+        weights = read_head_weights(model, manifest, inputs=below.dimensions)
         encoder = self._encoders[served_model.encoder]
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
 

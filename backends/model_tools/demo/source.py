@@ -1,4 +1,4 @@
-"""Downloads the published weights of the demo models and verifies them."""
+"""Finds the published weights of the demo models in an installed package and verifies them."""
 
 import hashlib
 import importlib.util

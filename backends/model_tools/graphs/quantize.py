@@ -1,6 +1,6 @@
 """Rewrites an encoder's graph so that products with weights are computed in eight bits.
 
-Every scale is a constant of the graph: a row's answer depends on that row alone, whatever stands
+Every scale is a constant of the graph: a row's answer depends on that row alone, not on those
 beside it. The rest (attention's own products, norms, GELU, embeddings) stays in float.
 """
 

@@ -1,4 +1,4 @@
-"""Converts a folder, tries the result, and publishes it in the repository."""
+"""Imports a folder: converts it, runs the result, and publishes it in the repository."""
 
 import asyncio
 from pathlib import Path

@@ -25,12 +25,12 @@ from backends.qualification.gate import Bounds, Verdict, judge
 from backends.qualification.invariance import Invariance, measure_invariance
 from backends.types import FloatArray, IntArray, OutputKind
 
-# Ranges settle with a few thousand tokens; flips need as many texts as there is patience for.
+# Ranges converge within a few thousand tokens; counting flips needs more texts.
 _RANGE_TEXTS = 500
 _SEARCH_TEXTS = 2000
 _DAMAGE_TEXTS = 200
 _SPEED_TEXTS = 1000
-# The search is optimistic about texts it has seen: it must stay well within the bound.
+# The search overfits to its texts, so it must stay well within the bound.
 _MARGIN = 0.5
 _MAX_TOKENS = 48
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Puts an accepted variant into the repository, as the model's next revision."""
+"""Publishes an accepted variant in the repository, as the model's next revision."""
 
 import shutil
 from pathlib import Path

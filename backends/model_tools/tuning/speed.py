@@ -94,7 +94,7 @@ class _TuningSession:
 
     @asynccontextmanager
     async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
-        """Serve the encoder with `rows` a batch in so many threads, and no answer kept."""
+        """Serve the encoder in batches of `rows` rows in `threads` threads, without a row cache."""
         settings = msgspec.structs.replace(
             self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
         )
