@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 
 from backends.batching.meter import Meter
-from backends.batching.parallelism import ParallelismPolicy
 from backends.batching.queue import RowQueue
 from backends.batching.row import Outcome, Row
 from backends.batching.split import split
+from backends.batching.width import ParallelismChoice
 from backends.errors import (
     BackendError,
     DeadlineExceeded,
@@ -45,7 +45,7 @@ class Runner:
         self._clock = clock
         self._tracing = tracing
         self._backlog = backlog
-        self._width = ParallelismPolicy(
+        self._width = ParallelismChoice(
             narrow=executor.cost, wide=executor.wide_cost, always=always_wide
         )
         # The last row that worked tells a broken executor from a batch of broken rows.

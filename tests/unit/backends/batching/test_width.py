@@ -1,6 +1,6 @@
 """When a batch runs on all cores."""
 
-from backends.batching.parallelism import ParallelismPolicy
+from backends.batching.width import ParallelismChoice
 from backends.executors.cost import CostModel
 
 NARROW = CostModel(base=1e-3, padded=0.16e-3)
@@ -8,12 +8,12 @@ NARROW = CostModel(base=1e-3, padded=0.16e-3)
 WIDE = CostModel(base=2e-3, padded=0.09e-3)
 
 
-def choose(width: ParallelismPolicy, *, alone: bool, length: int = 64) -> bool:
+def choose(width: ParallelismChoice, *, alone: bool, length: int = 64) -> bool:
     return width.choose(alone=alone, rows=1, longest=length, tokens=length)
 
 
 def test_it_goes_wide_only_after_some_batches_alone() -> None:
-    width = ParallelismPolicy(narrow=NARROW, wide=WIDE)
+    width = ParallelismChoice(narrow=NARROW, wide=WIDE)
 
     chosen = [choose(width, alone=True) for _ in range(5)]
 
@@ -21,7 +21,7 @@ def test_it_goes_wide_only_after_some_batches_alone() -> None:
 
 
 def test_company_ends_it_at_once() -> None:
-    width = ParallelismPolicy(narrow=NARROW, wide=WIDE)
+    width = ParallelismChoice(narrow=NARROW, wide=WIDE)
     for _ in range(5):
         choose(width, alone=True)
 
@@ -30,7 +30,7 @@ def test_company_ends_it_at_once() -> None:
 
 
 def test_a_batch_that_would_be_slower_stays_narrow() -> None:
-    width = ParallelismPolicy(narrow=NARROW, wide=WIDE)
+    width = ParallelismChoice(narrow=NARROW, wide=WIDE)
     for _ in range(5):
         choose(width, alone=True)
 
@@ -38,6 +38,6 @@ def test_a_batch_that_would_be_slower_stays_narrow() -> None:
 
 
 def test_without_a_wide_session_everything_is_narrow() -> None:
-    width = ParallelismPolicy(narrow=NARROW, wide=None)
+    width = ParallelismChoice(narrow=NARROW, wide=None)
 
     assert not any(choose(width, alone=True) for _ in range(5))

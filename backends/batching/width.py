@@ -6,7 +6,7 @@ from backends.executors.cost import CostModel
 _ALONE_BEFORE_WIDE = 3
 
 
-class ParallelismPolicy:
+class ParallelismChoice:
     """Decides for one model. One worker thread calls it at a time."""
 
     def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:
