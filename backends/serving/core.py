@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from backends.algorithms.base import ServedModel
+from backends.algorithms.base import ModelAlgorithms
 from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
@@ -56,7 +56,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     all that it may ask. `kept` holds models that are broken now and answer as before.
     """
 
-    served_models: Mapping[str, ServedModel]
+    served_models: Mapping[str, ModelAlgorithms]
     pipelines: Mapping[str, Pipeline]
     encoders: Sequence[RunningEncoder]
     problems: Mapping[str, str]
@@ -103,7 +103,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a model and the set that it is served with."""
 
-    served_model: ServedModel
+    served_model: ModelAlgorithms
     model_set: ModelSet
 
 
