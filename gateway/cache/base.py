@@ -50,6 +50,9 @@ class RemoteTier(Protocol):
     Entering starts it, leaving writes what is queued and closes the connection.
     """
 
+    name: str
+    """What `Cache-Status` calls the tier."""
+
     async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
         """Return what is known of each key, within the tier's timeout; may be out of date."""
         ...

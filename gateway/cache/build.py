@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from gateway.cache.base import RemoteTier
-from gateway.cache.configurable import ConfigurableCache
 from gateway.cache.null import NullTier
 from gateway.cache.redis_tier import RedisTier
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
 from gateway.redis.connect import open_pipe
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
@@ -22,7 +22,7 @@ def build_cache(
     monotonic: Callable[[], float],
     random: Callable[[], float],
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
-) -> ConfigurableCache:
+) -> ResultCache:
     """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
 
     `clock` is the wall clock, `random` a source of numbers from 0 to 1.
@@ -47,4 +47,4 @@ def build_cache(
             random=random,
         )
 
-    return ConfigurableCache(entry, make_remote=make_remote, clock=clock)
+    return ResultCache(entry, make_remote=make_remote, clock=clock)

@@ -2,13 +2,10 @@
 
 import zlib
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
 from gateway.cache.key import CacheKey
-
-Tier = Literal["memory", "redis"]
 
 _PLAIN = b"\x01"
 _PACKED = b"\x02"
@@ -50,10 +47,10 @@ Validity = Callable[[CachedResult, float], bool]
 
 
 class CacheHit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An entry, and the tier that had it."""
+    """An entry, and the name of the tier that had it."""
 
     entry: CachedResult
-    tier: Tier
+    tier: str
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -13,6 +13,8 @@ from gateway.cache.pending_lookup import LookupCallback, PendingLookup
 class NullTier:
     """A `RemoteTier` where there is no Redis."""
 
+    name = "none"
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -52,6 +52,8 @@ class RedisTier:
     to come, for `lease` seconds.
     """
 
+    name = "redis"
+
     def __init__(
         self,
         *,

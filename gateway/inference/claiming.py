@@ -15,7 +15,7 @@ import msgspec
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
 from gateway.inference.interfaces import SharedCache
-from gateway.inference.outcomes import joined_outcome
+from gateway.inference.outcomes import hit_outcome, joined_outcome
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
@@ -138,7 +138,7 @@ class ClaimingRunner:
         left: list[WorkItem] = []
         for item, one in zip(items, found, strict=True):
             if one is not None and (work.is_valid is None or work.is_valid(one.entry, now)):
-                settle(item.index, joined_outcome(one.entry, now))
+                settle(item.index, joined_outcome(hit_outcome(one.entry, one.tier, now)))
             else:
                 left.append(item)
         return left

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from backends.protocol import ModelInfo, Task
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
-from gateway.cache.result_cache import CacheHit
 from gateway.config.document import ModelEntry
 from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable

@@ -34,15 +34,12 @@ def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
     )
 
 
-def joined_outcome(entry: CachedResult, now: float) -> ItemOutcome:
-    """Return what another worker has just computed, as the outcome of one who waited for it."""
-    if entry.status != 200:  # noqa: PLR2004
-        failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
-        return ItemOutcome(
-            source=Source.FAILED, failure=failure, age=max(0.0, now - entry.stored_at), tier="redis"
-        )
+def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
+    """Return `outcome` as that of one who waited for the work of another: it is not charged."""
+    if outcome.failure is not None:
+        return outcome
     return ItemOutcome(
-        source=Source.COLLAPSED, result=entry.payload, truncated_from=entry.truncated_from
+        source=Source.COLLAPSED, result=outcome.result, truncated_from=outcome.truncated_from
     )
 
 
@@ -85,12 +82,7 @@ def kept_entry(
 def flight_outcome(
     future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
 ) -> ItemOutcome:
-    """Return the outcome of a flight; those who joined it are not charged for the work."""
+    """Return the outcome of a flight."""
     if not future.done():
         return otherwise
-    outcome = future.result()
-    if leads or outcome.failure is not None:
-        return outcome
-    return ItemOutcome(
-        source=Source.COLLAPSED, result=outcome.result, truncated_from=outcome.truncated_from
-    )
+    return future.result() if leads else joined_outcome(future.result())

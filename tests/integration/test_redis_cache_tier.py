@@ -10,9 +10,9 @@ import pytest
 
 from gateway.cache.entry import CachedResult, CacheHit, encode_entry
 from gateway.cache.key import CacheKey
-from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
 from gateway.cache.result_cache import ResultCache
+from gateway.config.document import CacheEntry
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
 from gateway.redis.pipeline import RedisPipe
@@ -311,10 +311,9 @@ async def test_lookups_cancelled_at_random_never_answer_for_another_key(
             writer.store(cache_key(number), entry(number), NOW)
         await written(writer, 200)
         # No memory to speak of: every look-up goes through the proxy.
+        reader = make_tier(proxy.url, timeout=2.0, breaker=CircuitBreaker(failures=10**9))
         cache = ResultCache(
-            memory=MemoryTier(capacity_bytes=0),
-            remote=make_tier(proxy.url, timeout=2.0, breaker=CircuitBreaker(failures=10**9)),
-            clock=Clock(NOW),
+            CacheEntry(memory_bytes=0), make_remote=lambda _: reader, clock=Clock(NOW)
         )
         async with cache:
             right = wrong = cancelled = 0
@@ -362,9 +361,7 @@ async def ask(cache: ResultCache, numbers: list[int]) -> bool:
 async def test_what_redis_has_is_kept_in_memory_when_asked_for(valkey: str) -> None:
     async with make_tier(valkey) as writer:
         writer.store(cache_key("a"), entry("A"), NOW)
-    cache = ResultCache(
-        memory=MemoryTier(capacity_bytes=100_000), remote=make_tier(valkey), clock=Clock(NOW)
-    )
+    cache = ResultCache(CacheEntry(), make_remote=lambda _: make_tier(valkey), clock=Clock(NOW))
 
     async with cache:
         first = await cache.lookup([cache_key("a")])
