@@ -90,32 +90,30 @@ class Lease(msgspec.Struct, gc=False):
         level = self.level + (now - self.at) * self.refill
         return min(level, self.rule.capacity) + self.usable(now)
 
-    def spend(self, amount: int, now: float) -> bool:
-        """Take `amount` of the available units; return whether to renew the lease."""
+    def spend(self, amount: int, now: float) -> tuple[int, float]:
+        """Take `amount` of the available units; return what remains, and the seconds to the reset.
+
+        Part of every answer from a lease, so it calls nothing if the bucket refills.
+        """
         self.available = available = self.available - amount
         self.spent += amount
         self.used_at = now
-        return available < self.renew_below
+        refill = self.refill
+        if not refill:
+            state = self.state(now)
+            return state.remaining, state.reset
+        capacity = self.rule.capacity
+        level = self.level + (now - self.at) * refill
+        if level < capacity and self.usable_until > now:
+            level += available
+        if level >= capacity:
+            return capacity, 0.0
+        return int(level) if level > 0.0 else 0, (capacity - level) / refill
 
     def state(self, now: float) -> PolicyState:
         """Return the units that remain and the seconds until the reset, as far as known here."""
-        if not self.refill:
-            level, ends = self.level + self.usable(now), max(0.0, self.ends_at - now)
-            return policy(self.rule, level, ends=ends)
-        return PolicyState(self.rule, *self.remaining(now))
-
-    def remaining(self, now: float) -> tuple[int, float]:
-        """Return the units that remain, and the seconds until the bucket is full, if it refills.
-
-        Part of every answer from a lease, so it calls nothing.
-        """
-        capacity = self.rule.capacity
-        level = self.level + (now - self.at) * self.refill
-        if level < capacity and self.usable_until > now:
-            level += self.available
-        if level >= capacity:
-            return capacity, 0.0
-        return int(level) if level > 0.0 else 0, (capacity - level) / self.refill
+        level = min(self.level_at(now), self.rule.capacity)
+        return policy(self.rule, level, ends=max(0.0, self.ends_at - now))
 
     def wanted(self, amount: int, now: float) -> int:
         """Return the number of units to lease beside the `amount` taken now."""

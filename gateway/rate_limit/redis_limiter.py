@@ -14,6 +14,7 @@ from gateway.rate_limit.base import (
     Charge,
     Decision,
     LimiterStatistics,
+    PolicyState,
     RegionalLimits,
     RepeatedCharge,
     UndividedLimits,
@@ -234,10 +235,11 @@ class RedisRateLimiter:
         for charge, lease in zip(charges, leases, strict=True):
             if charge in over:
                 continue
-            if lease.spend(charge.amount, now):
+            remaining, reset = lease.spend(charge.amount, now)
+            if lease.available < lease.renew_below:
                 is_low = True
             if not charge.rule.shadow:
-                policies.append(lease.state(now))
+                policies.append(PolicyState(lease.rule, remaining, reset))
         self._on_charged(charges, leases, now, is_low)
         self._shadowed += len(over)
         return Decision(

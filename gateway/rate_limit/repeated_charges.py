@@ -73,9 +73,9 @@ class LeasedCharge:
         is_low = False
         values, half = self._values, len(self._values) // 2
         for lease, amount, at in self._parts:
-            if lease.spend(amount, now):
+            remaining, reset = lease.spend(amount, now)
+            if lease.available < lease.renew_below:
                 is_low = True
-            remaining, reset = lease.remaining(now)
             values[at] = values[half + at] = remaining
             values[at + 1] = ceil(reset)
             values[half + at + 1] = go_duration(reset)
