@@ -20,7 +20,7 @@ import uvloop
 
 from backends.protocol import ClassifyParameters, Task
 from gateway.cache.key import KeyMaker
-from gateway.cache.null import NullTier
+from gateway.cache.base import NullTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry, Document, RoutingEntry
 from gateway.dispatch.dispatcher import Dispatcher

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
-from gateway.cache.base import RemoteTier
-from gateway.cache.null import NullTier
+from gateway.cache.base import NullTier, RemoteTier
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
 from gateway.redis.connect import open_pipe
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
-_PATIENCE = 0.1
+_CONNECTION_TIMEOUT = 0.1
 """Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
 
 
@@ -32,9 +31,9 @@ def build_cache(
         if not entry.redis_enabled:
             return NullTier()
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
-        patience = max(_PATIENCE, 2 * entry.redis_timeout)
+        timeout = max(_CONNECTION_TIMEOUT, 2 * entry.redis_timeout)
         reads, writes = (
-            open_pipe(url, timeout=patience, slow=entry.redis_timeout, keepalive=keepalive)
+            open_pipe(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)
             for _ in range(2)
         )
         return RedisTier(

@@ -11,9 +11,15 @@ from collections.abc import Callable, Sequence
 from hashlib import sha1
 from typing import Any, NamedTuple
 
-from gateway.cache.entry import CachedResult, decode_entry, encode_claim, read_claim
+from gateway.cache.entry import (
+    CachedResult,
+    decode_entry,
+    encode_claim,
+    map_values,
+    read_claim,
+    unpack,
+)
 from gateway.cache.key import CacheKey
-from gateway.cache.redis_values import map_values, unpack_or_none
 from gateway.redis.connect import Pipe
 from gateway.redis.pipeline import Command
 from gateway.tasks import TaskScope
@@ -185,7 +191,7 @@ class Claims:
         )
         values = [reply if isinstance(reply, bytes) else None for reply in replies]
         useless: list[tuple[_Request, bytes]] = []
-        plain_values = await map_values(unpack_or_none, values)
+        plain_values = await map_values(unpack, values)
         for request, value, plain in zip(refused, values, plain_values, strict=True):
             if value is None or plain is None:
                 continue

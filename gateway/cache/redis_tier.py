@@ -6,12 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-from gateway.cache.base import RemoteStatistics
+from msgspec.structs import replace
+
+from gateway.cache.base import LookupCallback, PendingLookup, RemoteStatistics
 from gateway.cache.claims import Claims
-from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack
+from gateway.cache.entry import (
+    CachedResult,
+    decode_entry,
+    encode_entry,
+    is_large,
+    map_values,
+    pack,
+    read_values,
+    unpack,
+)
 from gateway.cache.key import CacheKey
-from gateway.cache.pending_lookup import LookupCallback, PendingLookup, resolve
-from gateway.cache.redis_values import is_large, map_values, read_values, unpack_or_none
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import Pipe
 from gateway.redis.pipeline import Command, Replies
@@ -83,9 +92,7 @@ class RedisTier:
         self._scheduled = False
         self._reading = 0
         self._writing = False
-        self._hits = self._misses = self._reads = self._read_errors = self._timeouts = 0
-        self._mismatches = self._corrupt = self._skipped = 0
-        self._written = self._write_errors = self._dropped = 0
+        self._counts = RemoteStatistics()
 
     async def __aenter__(self) -> Self:
         # Kept: to ask for it is a system call in Python 3.11, a twentieth of a hit in Redis.
@@ -106,7 +113,7 @@ class RedisTier:
     async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
         """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
         future: asyncio.Future[list[CachedResult | None]] = self._loop.create_future()
-        lookup = self.fetch_nowait(keys, partial(resolve, future))
+        lookup = self.fetch_nowait(keys, partial(_resolve, future))
         try:
             return await future
         finally:
@@ -122,7 +129,7 @@ class RedisTier:
             self._pending.append(lookup)
             self._schedule()
         else:
-            self._skipped += len(keys)
+            self._counts.skipped += len(keys)
             loop.call_soon(lookup.miss)
         return lookup
 
@@ -134,7 +141,7 @@ class RedisTier:
             return
         value = encode_entry(key, entry)
         if len(self._writes) >= _QUEUE_ENTRIES or self._write_bytes + len(value) > _QUEUE_BYTES:
-            self._dropped += 1
+            self._counts.dropped += 1
             return
         self._writes.append(_Write(KEY_PREFIX + key.address, value, milliseconds))
         self._write_bytes += len(value)
@@ -163,19 +170,9 @@ class RedisTier:
 
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
-        return RemoteStatistics(
-            hits=self._hits,
-            misses=self._misses,
-            reads=self._reads,
-            read_errors=self._read_errors,
-            timeouts=self._timeouts,
-            mismatches=self._mismatches,
-            corrupt=self._corrupt,
+        return replace(
+            self._counts,
             claimed=self._claims.seen,
-            skipped=self._skipped,
-            written=self._written,
-            write_errors=self._write_errors,
-            dropped=self._dropped,
             queued=len(self._writes),
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
@@ -211,7 +208,7 @@ class RedisTier:
             self._loop.call_soon(self._send)
 
     def _time_out(self, lookup: PendingLookup) -> None:
-        self._timeouts += lookup.on_done is not None
+        self._counts.timeouts += lookup.on_done is not None
         lookup.miss()
 
     def _send(self) -> None:
@@ -230,7 +227,7 @@ class RedisTier:
 
     def _read(self, batch: list[PendingLookup]) -> None:
         self._reading += 1
-        self._reads += 1
+        self._counts.reads += 1
         names = [KEY_PREFIX + key.address for lookup in batch for key in lookup.keys]
         command = (b"MGET", *names)
         on_done = partial(self._replied, batch, len(names), self._monotonic())
@@ -256,7 +253,7 @@ class RedisTier:
         read = None if isinstance(replies, OSError) else read_values(replies[0], count)
         values: list[bytes | None] | None = None
         if read is None:
-            self._read_errors += 1
+            self._counts.read_errors += 1
             self._breaker.failed(now=self._monotonic())
         else:
             self._note_call(started, commands=count)
@@ -265,14 +262,14 @@ class RedisTier:
                 return
         try:
             if read is not None:
-                values = list(map(unpack_or_none, read))
+                values = list(map(unpack, read))
         finally:
             self._settle(batch, values)
 
     async def _unpack(self, batch: list[PendingLookup], read: list[bytes | None]) -> None:
         values: list[bytes | None] | None = None
         try:
-            values = await map_values(unpack_or_none, read)
+            values = await map_values(unpack, read)
         finally:
             self._settle(batch, values)
 
@@ -297,20 +294,20 @@ class RedisTier:
 
     def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
         if value is None:
-            self._misses += 1
+            self._counts.misses += 1
             return None
         if self._claims.read(key, value):
-            self._misses += 1
+            self._counts.misses += 1
             return None
         try:
             entry = decode_entry(key, value)
         except Exception:  # noqa: BLE001 - one damaged value must not cost the others of its read
-            self._corrupt += 1
+            self._counts.corrupt += 1
             return None
         if entry is None:
-            self._mismatches += 1
+            self._counts.mismatches += 1
         else:
-            self._hits += 1
+            self._counts.hits += 1
         return entry
 
     async def _write(self) -> None:
@@ -324,7 +321,7 @@ class RedisTier:
                 ]
                 self._write_bytes -= sum(len(write.value) for write in batch)
                 if not self._is_usable():
-                    self._skipped += len(batch)
+                    self._counts.skipped += len(batch)
                     continue
                 await self._write_batch(batch)
         finally:
@@ -341,10 +338,18 @@ class RedisTier:
                 ]
             )
         except OSError:
-            self._write_errors += len(batch)
+            self._counts.write_errors += len(batch)
             self._breaker.failed(now=self._monotonic())
             return
         self._note_call(started, commands=len(batch))
         refused = sum(isinstance(reply, Exception) for reply in replies)
-        self._write_errors += refused
-        self._written += len(batch) - refused
+        self._counts.write_errors += refused
+        self._counts.written += len(batch) - refused
+
+
+def _resolve(
+    future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
+) -> None:
+    """Set the result of `future`, unless its caller was cancelled."""
+    if not future.done():
+        future.set_result(entries)

@@ -60,7 +60,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return self.retry_after == inf
 
 
-class LimiterStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class LimiterStatistics(msgspec.Struct, kw_only=True):
     """Counts decisions by how they were made, and the cost of leasing, since the start."""
 
     admitted_by_lease: int = 0

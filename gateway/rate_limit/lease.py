@@ -5,8 +5,8 @@ from math import inf
 
 import msgspec
 
-from gateway.rate_limit.base import Charge, PolicyState
-from gateway.rate_limit.bucket import policy, rate
+from gateway.rate_limit.base import Charge, Decision, PolicyState
+from gateway.rate_limit.bucket import policy, rate, refusal
 from gateway.types import CONCURRENT, Rule
 
 LEASE = 2.0
@@ -207,6 +207,15 @@ class Leases(dict[str, Lease]):
             if lease and lease.is_under(charge.rule) and lease.refuses(charge.amount, now):
                 return True
         return False
+
+    def refusal(self, charges: Sequence[Charge], now: float) -> Decision:
+        """Return the refusal of `charges`, with the levels that their leases estimate."""
+        levels, ends = [], []
+        for charge in charges:
+            lease = self.get(charge.bucket)
+            levels.append(lease.level_at(now) if lease else float(charge.rule.capacity))
+            ends.append(lease.ends_at - now if lease and lease.ends_at < inf else 0.0)
+        return refusal(charges, levels, ends=ends)
 
     def may_overdraw(self, charges: Sequence[Charge], now: float) -> bool:
         """Tell whether all of `charges` may be spent before Redis answers."""

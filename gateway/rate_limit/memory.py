@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.rate_limit.base import Charge, Decision, LimiterStatistics, RepeatedCharge
 from gateway.rate_limit.bucket import (
@@ -54,7 +55,7 @@ class MemoryRateLimiter:
         self.fraction = fraction
         self._buckets: dict[str, _Bucket] = {}
         self._sweep_at = _FIRST_SWEEP
-        self._admitted = self._refused = self._shadowed = 0
+        self._counts = LimiterStatistics()
 
     @property
     def fraction(self) -> float:
@@ -75,7 +76,7 @@ class MemoryRateLimiter:
             if charge.amount > bucket.level + TOLERANCE
         ]
         if not all(charge.rule.shadow for charge in over):
-            self._refused += 1
+            self._counts.refused += 1
             levels = [bucket.level for bucket in buckets]
             ends = [self._ends(bucket) for bucket in buckets]
             return refusal(charges, levels, self._fraction, ends=ends)
@@ -87,8 +88,8 @@ class MemoryRateLimiter:
                 holds.append(_BucketHold(bucket, 0 if charge in over else charge.amount))
             if not charge.rule.shadow:
                 policies.append(policy(charge.rule, bucket.level, ends=self._ends(bucket)))
-        self._admitted += 1
-        self._shadowed += len(over)
+        self._counts.admitted_by_share += 1
+        self._counts.shadowed += len(over)
         return Decision(
             allowed=True,
             policies=tuple(policies),
@@ -106,9 +107,7 @@ class MemoryRateLimiter:
 
     def statistics(self) -> LimiterStatistics:
         """Return counts for metrics and tests."""
-        return LimiterStatistics(
-            admitted_by_share=self._admitted, refused=self._refused, shadowed=self._shadowed
-        )
+        return replace(self._counts)
 
     def _take(self, charge: Charge, bucket: _Bucket, now: float) -> None:
         bucket.level -= charge.amount

@@ -7,6 +7,7 @@ from functools import partial
 from math import inf
 from typing import Self
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, TimeoutError as RedisTimeout
 
@@ -27,11 +28,11 @@ from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.refills import (
     AwaitedUnits,
     InFlightRefills,
+    Refill,
     or_give_back,
     outcome,
     tenant_of,
 )
-from gateway.rate_limit.refusals import refusal_from_leases
 from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, is_plain
 from gateway.rate_limit.script import (
     TAKE,
@@ -89,8 +90,7 @@ class RedisRateLimiter:
         self._awaited = AwaitedUnits()
         self._tasks = TaskScope(drain=_DRAIN)
         self._closing = asyncio.Event()
-        self._by_lease = self._by_redis = self._by_share = self._refused = 0
-        self._asked = self._failures = self._lapsed = self._shadowed = 0
+        self._counts = LimiterStatistics()
 
     async def __aenter__(self) -> Self:
         self._tasks.start(self._sweep())
@@ -165,7 +165,7 @@ class RedisRateLimiter:
         self,
         tenant: str,
         charges: Sequence[Charge],
-        refill: asyncio.Future[Decision | None],
+        refill: Refill,
         *,
         overdraft: Sequence[Charge],
     ) -> Decision | None:
@@ -183,7 +183,7 @@ class RedisRateLimiter:
         if is_late:
             decision = self.local.try_admit(in_region(charges, self._shares))
             if decision.allowed:
-                self._by_share += 1
+                self._counts.admitted_by_share += 1
                 self._leases.overdraw(overdraft)
                 return decision
         return await outcome(refill)
@@ -207,17 +207,10 @@ class RedisRateLimiter:
 
     def statistics(self) -> LimiterStatistics:
         """Return counts for metrics and tests."""
-        return LimiterStatistics(
-            admitted_by_lease=self._by_lease,
-            admitted_by_redis=self._by_redis,
-            admitted_by_share=self._by_share,
-            refused=self._refused,
-            shadowed=self._shadowed,
-            asked=self._asked,
-            failures=self._failures,
+        return replace(
+            self._counts,
             leased=sum(lease.available for lease in self._leases.values()),
             reserved=sum(lease.reserved for lease in self._leases.values()),
-            lapsed=self._lapsed,
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
         )
@@ -241,7 +234,7 @@ class RedisRateLimiter:
             if not charge.rule.shadow:
                 policies.append(PolicyState(lease.rule, remaining, reset))
         self._on_charged(charges, leases, now, is_low)
-        self._shadowed += len(over)
+        self._counts.shadowed += len(over)
         return Decision(
             allowed=True,
             policies=tuple(policies),
@@ -256,7 +249,7 @@ class RedisRateLimiter:
         now: float,
         is_low: bool,  # noqa: FBT001 - positional, as this is part of every answer
     ) -> None:
-        self._by_lease += 1
+        self._counts.admitted_by_lease += 1
         if is_low:
             self._renew(charges, leases, now)
 
@@ -265,10 +258,10 @@ class RedisRateLimiter:
         if not self._leases.must_refuse(charges, now):
             return None
         charges = in_region(charges, self._shares)
-        self._refused += 1
+        self._counts.refused += 1
         for charge in charges:
             self._shares.record_demand(charge.bucket, charge.rule, charge.amount)
-        return refusal_from_leases(charges, [self._leases.get(c.bucket) for c in charges], now)
+        return self._leases.refusal(charges, now)
 
     def _holds(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge] = ()
@@ -295,16 +288,16 @@ class RedisRateLimiter:
     def _admit_locally(self, charges: Sequence[Charge]) -> Decision:
         decision = self.local.try_admit(in_region(charges, self._shares))
         if decision.allowed:
-            self._by_share += 1
+            self._counts.admitted_by_share += 1
         else:
-            self._refused += 1
+            self._counts.refused += 1
         return decision
 
-    def _request(self, tenant: str, charges: Sequence[Charge]) -> asyncio.Future[Decision | None]:
+    def _request(self, tenant: str, charges: Sequence[Charge]) -> Refill:
         """Request `charges` and leases; the same call gives back the old leases."""
         now = self._monotonic()
         requests = [
-            full_request(c, self._leases.of(c), waiting=self._awaited.units(c.bucket), now=now)
+            full_request(c, self._leases.of(c), waiting=self._awaited[c.bucket], now=now)
             for c in charges
         ]
         return self._take(tenant, requests)
@@ -317,7 +310,7 @@ class RedisRateLimiter:
         pairs = zip(charges, leases, strict=True)
         _ = self._take(tenant, [renewal(charge, lease, now) for charge, lease in pairs])
 
-    def _take(self, tenant: str, requests: list[BucketRequest]) -> asyncio.Future[Decision | None]:
+    def _take(self, tenant: str, requests: list[BucketRequest]) -> Refill:
         """Run the script; the future is settled with its decision, `None` where it failed."""
         for request in requests:
             request.lease.set_rule(self._shares.rule(request.charge.bucket, request.charge.rule))
@@ -329,7 +322,7 @@ class RedisRateLimiter:
         decision: Decision | None = None
         sent_at = self._monotonic()
         try:
-            self._asked += 1
+            self._counts.asked += 1
             keys = [request.charge.bucket for request in requests]
             arguments = script_arguments(requests, holder=self._holder, wall=self._wall())
             reply = await self._script(keys=keys, args=arguments)
@@ -338,8 +331,8 @@ class RedisRateLimiter:
             self._breaker.succeeded(now=now, duration=now - sent_at)
             decision = self._decide(requests, reply, sent_at=sent_at, now=now)
         except _FAILURES as error:
-            self._failures += 1
-            self._lapsed += sum(request.back for request in requests)
+            self._counts.failures += 1
+            self._counts.lapsed += sum(request.back for request in requests)
             # Each caller that finds Redis silent waits for a time-out.
             is_silent = isinstance(error, TimeoutError | RedisTimeout)
             self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
@@ -368,11 +361,11 @@ class RedisRateLimiter:
             # Also if nothing was granted: this extends the lease of the kept units.
             lease.add_grant(max(0, int(units)), sent_at=sent_at, now=now)
         if not allowed:
-            self._refused += 1
+            self._counts.refused += 1
             return refusal(in_region(charges, self._shares), levels, ends=all_ends)
         if any(charge.amount for charge in charges):
-            self._by_redis += 1
-        self._shadowed += len(over)
+            self._counts.admitted_by_redis += 1
+        self._counts.shadowed += len(over)
         shown = [request.lease.state(now) for request in requests if not request.charge.rule.shadow]
         return Decision(
             allowed=True,
@@ -382,7 +375,7 @@ class RedisRateLimiter:
         )
 
     def _expire(self, bucket: str, lease: Lease, now: float) -> None:
-        self._lapsed += lease.available
+        self._counts.lapsed += lease.available
         lease.available = 0
         if now - max(lease.at, lease.used_at) > _FORGET and tenant_of(bucket) not in self._refills:
             del self._leases[bucket]
@@ -394,6 +387,6 @@ class RedisRateLimiter:
                 await asyncio.wait_for(self._closing.wait(), _SWEEP)
             except TimeoutError:
                 await self.give_back(idle=_IDLE)
-        while refills := self._refills.in_flight():
+        while refills := self._refills.values():
             await asyncio.wait(refills)
         await self.give_back(idle=0.0)

@@ -8,9 +8,9 @@ import msgspec
 from typing_extensions import override
 
 from backends.protocol import ClassifyParameters, ModelInfo, Task
+from gateway.cache.base import NullTier
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, KeyMaker
-from gateway.cache.null import NullTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry, Document, ModelEntry
 from gateway.dispatch.work import Work
