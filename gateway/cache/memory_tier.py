@@ -162,7 +162,7 @@ class MemoryTier:
                 rivals += self._frequency(victim)
             if rivals >= frequency:
                 self._main.extend(victims)
-                self._drop(candidate)
+                del self._nodes[candidate.address]
                 self._refused += 1
                 return
         for victim in victims:
@@ -197,7 +197,4 @@ class MemoryTier:
     def _evict(self, node: _Node) -> None:
         self._main_bytes -= node.cost
         self._evicted += 1
-        self._drop(node)
-
-    def _drop(self, node: _Node) -> None:
         del self._nodes[node.address]

@@ -32,12 +32,12 @@ from gateway.inference.outcomes import (
     LOST,
     flight_outcome,
     hit_outcome,
-    refused_if_truncated,
+    refused_as_truncated,
 )
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.runtime.runtime import Runtime
 from gateway.tasks import TaskStarter
-from gateway.telemetry.tracing import Span, Tracer
+from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
     CacheDirectives,
@@ -176,9 +176,9 @@ class Inference:
         """
         if outcomes is None:
             outcomes = await self._look_up(prepared, caller)
-        missing = _missing(outcomes)
+        plan, missing = prepared.plan, _missing(outcomes)
         old: StaleAnswersByIndex = {}
-        if missing and prepared.plan.unrevised is not None:
+        if missing and plan.unrevised is not None:
             old = await self._stale.find(prepared, missing, caller.directives)
             self._stale.serve(prepared, old, caller.directives, outcomes)
             missing = _missing(outcomes)
@@ -203,9 +203,9 @@ class Inference:
         if old:
             self._stale.serve_on_error(prepared, old, caller.directives, outcomes)
         return Answer(
-            model=at_answering_revision(prepared.model, outcomes) if old else prepared.model,
+            model=at_answering_revision(plan.model, outcomes) if old else plan.model,
             outcomes=[o for o in outcomes if o is not None],
-            is_cacheable=prepared.entry.cache_ttl > 0,
+            is_cacheable=plan.entry.cache_ttl > 0,
         )
 
     def _plan(
@@ -223,9 +223,8 @@ class Inference:
             )
         info = model.info
         if request.task not in info.tasks:
-            raise TaskNotSupported(
-                f"`{request.model}` answers {_routes(info.tasks)}, not `{request.task}`."
-            )
+            tasks = ", ".join(f"`{task}`" for task in info.tasks)
+            raise TaskNotSupported(f"`{request.model}` answers {tasks}, not `{request.task}`.")
         scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
         return RequestPlan(
             runtime=runtime,
@@ -234,7 +233,7 @@ class Inference:
             prefix=self._prefix(request, runtime, scope, info),
             entry=entry,
             unrevised=(
-                self._prefix(request, runtime, scope, _without_revision(info))
+                self._prefix(request, runtime, scope, msgspec.structs.replace(info, revision=""))
                 if keeps_last(entry)
                 else None
             ),
@@ -265,7 +264,8 @@ class Inference:
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
             found = await self._cache.lookup(prepared.keys, prepared.plan.is_valid)
             outcomes = self.hits(prepared, found, directives)
-            _note_lookup(span, outcomes)
+            span.set("sluicegate.cache.items", len(outcomes))
+            span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
         return outcomes
 
     def _join_or_lead(
@@ -346,24 +346,10 @@ class Inference:
 def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
     """Return a stored answer as an outcome: a refusal where the text must not be truncated."""
     outcome = hit_outcome(entry, tier, now)
-    return (
-        outcome if prepared.request.truncate else refused_if_truncated(outcome, prepared.model.info)
-    )
-
-
-def _without_revision(info: ModelInfo) -> ModelInfo:
-    """Return what last answers are kept under; those of other profiles or algorithms are none."""
-    return msgspec.structs.replace(info, revision="")
+    if prepared.request.truncate or not outcome.truncated_from:
+        return outcome
+    return refused_as_truncated(outcome, prepared.plan.model.info)
 
 
 def _missing(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
     return [index for index, outcome in enumerate(outcomes) if outcome is None]
-
-
-def _note_lookup(span: Span, outcomes: Sequence[ItemOutcome | None]) -> None:
-    span.set("sluicegate.cache.items", len(outcomes))
-    span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
-
-
-def _routes(tasks: Sequence[Task]) -> str:
-    return ", ".join(f"`{task}`" for task in tasks)

@@ -6,6 +6,7 @@ from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult
 from gateway.dispatch import failures
 from gateway.errors import DeadlineExceeded, InternalError
+from gateway.inference.prepared_request import RequestPlan
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
@@ -43,10 +44,8 @@ def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
     )
 
 
-def refused_if_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
+def refused_as_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
     """Return a refusal in place of an answer to a truncated text, for `truncate: false`."""
-    if not outcome.truncated_from:
-        return outcome
     failure = ItemFailure(
         status=422,
         code="input_too_long",
@@ -56,13 +55,8 @@ def refused_if_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
     return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
 
 
-def kept_entry(
-    outcome: ItemOutcome, *, now: float, ttl: float, owner: str = "", owner_epoch: int = 0
-) -> CachedResult:
-    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal.
-
-    `owner` is whose request computed it, where other tenants may be given it too.
-    """
+def kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: float) -> CachedResult:
+    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
     failure = outcome.failure
     return CachedResult(
         payload=outcome.result,
@@ -73,8 +67,8 @@ def kept_entry(
         tokens=outcome.tokens,
         stored_at=now,
         expires_at=now + ttl,
-        owner=owner,
-        owner_epoch=owner_epoch,
+        owner=plan.owner,
+        owner_epoch=plan.runtime.epochs.get(plan.owner, 0),
         truncated_from=outcome.truncated_from,
     )
 

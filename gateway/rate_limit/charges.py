@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import quote
 
+import msgspec
 from msgspec.structs import replace
 
 from gateway.rate_limit.base import Charge, RegionalLimits
@@ -34,29 +35,36 @@ def charges_for(
     )
 
 
+class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the rules of the document that apply to work."""
+
+    tenant: tuple[Rule, ...] = ()
+    key: tuple[Rule, ...] = ()
+    model: tuple[Rule, ...] = ()
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds the items, rows and tokens of work from above."""
+
+    items: int
+    rows: int
+    tokens: int
+
+
 def work_charges_for(
-    principal: Principal,
-    *,
-    rows: int,
-    tokens: int,
-    model: str,
-    default_tenant_rules: tuple[Rule, ...],
-    default_key_rules: tuple[Rule, ...],
-) -> tuple[Charge, ...]:
-    """Return the charges to hold on `principal`'s tenant and key for work about to begin."""
-    amounts = {"rows": rows, "tokens": tokens, CONCURRENT: 1}
-    rules = _rules(principal, model, default_tenant_rules, default_key_rules)
-    return _held(rules, amounts)
+    principal: Principal, limits: WorkLimits, *, model: str, most: Estimate
+) -> tuple[tuple[Charge, ...], tuple[Charge, ...]]:
+    """Return the charges to hold for work about to begin: on the model, on the tenant and key.
 
-
-def model_charges_for(
-    rules: tuple[Rule, ...], *, model: str, items: int, rows: int, tokens: int
-) -> tuple[Charge, ...]:
-    """Return the charges to hold on a model's limits over all tenants, for work about to begin."""
-    amounts = {"requests": 1, "items": items, "rows": rows, "tokens": tokens, CONCURRENT: 1}
+    A model's own limits are over all tenants, and charge requests and items too.
+    """
+    amounts = {"requests": 1, "items": most.items}
+    work_amounts = {"rows": most.rows, "tokens": most.tokens, CONCURRENT: 1}
     # Quoted tenants hold no slash, so no tenant has a bucket of this name.
     bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
-    return _held([(rule, bucket + rule.name) for rule in rules], amounts)
+    of_model = ((rule, bucket + rule.name) for rule in limits.model)
+    of_principal = _rules(principal, model, limits.tenant, limits.key)
+    return _held(of_model, amounts | work_amounts), _held(of_principal, work_amounts)
 
 
 def in_region(charges: Sequence[Charge], shares: RegionalLimits) -> list[Charge]:
@@ -93,9 +101,7 @@ def _rules(
             yield _renamed(rule, tenant_names), f"{key}:{rule.name}"
 
 
-def _held(
-    rules: Iterator[tuple[Rule, str]] | list[tuple[Rule, str]], amounts: Mapping[str, int]
-) -> tuple[Charge, ...]:
+def _held(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:
     return tuple(
         Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit], hold=True)
         for rule, bucket in rules

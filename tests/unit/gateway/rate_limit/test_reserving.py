@@ -6,8 +6,9 @@ import pytest
 from typing_extensions import override
 
 from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.charges import Estimate, WorkLimits
 from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.rate_limit.work import Estimate, WorkLimits, reserve
+from gateway.rate_limit.work import reserve
 from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.clock import Clock
 
