@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, Self
 
 import msgspec
@@ -79,12 +80,11 @@ class RemoteTier(Protocol):
     name: str
     """What `Cache-Status` calls the tier."""
 
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
-        """Return what is known of each key, within the tier's timeout; may be out of date."""
-        ...
-
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
-        """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
+        """Call `on_done` with what is known of each key, within the tier's timeout.
+
+        It is called once, in a later event-loop iteration. Entries may be out of date.
+        """
         ...
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
@@ -118,6 +118,23 @@ class RemoteTier(Protocol):
     async def __aexit__(self, *exc_info: object) -> None: ...
 
 
+async def fetch(tier: RemoteTier, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
+    """Return what `tier` has of `keys`; the look-up ends with its caller."""
+    future: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
+    lookup = tier.fetch_nowait(keys, partial(_resolve, future))
+    try:
+        return await future
+    finally:
+        lookup.cancel()
+
+
+def _resolve(
+    future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
+) -> None:
+    if not future.done():  # its caller was not cancelled
+        future.set_result(entries)
+
+
 class NullTier:
     """A `RemoteTier` where there is no Redis."""
 
@@ -128,10 +145,6 @@ class NullTier:
 
     async def __aexit__(self, *exc_info: object) -> None:
         return None
-
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
-        """Return a miss for each key."""
-        return [None] * len(keys)
 
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
         """Call `on_done` with a miss for each key."""

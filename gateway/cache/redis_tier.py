@@ -110,17 +110,8 @@ class RedisTier:
             await self._read_pipe.aclose()
             await self._write_pipe.aclose()
 
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
-        """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
-        future: asyncio.Future[list[CachedResult | None]] = self._loop.create_future()
-        lookup = self.fetch_nowait(keys, partial(_resolve, future))
-        try:
-            return await future
-        finally:
-            lookup.cancel()
-
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
-        """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
+        """Call `on_done` later with what Redis has of `keys`; a miss where it is too late."""
         lookup = PendingLookup(keys, on_done)
         loop = self._loop
         if self._is_usable():
@@ -345,11 +336,3 @@ class RedisTier:
         refused = sum(isinstance(reply, Exception) for reply in replies)
         self._counts.write_errors += refused
         self._counts.written += len(batch) - refused
-
-
-def _resolve(
-    future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
-) -> None:
-    """Set the result of `future`, unless its caller was cancelled."""
-    if not future.done():
-        future.set_result(entries)

@@ -6,7 +6,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gateway.cache.base import CacheStatistics, RemoteTier
+from gateway.cache.base import CacheStatistics, RemoteTier, fetch
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryTier
@@ -69,7 +69,7 @@ class ResultCache:
         found, missing = self._in_memory(keys, is_valid)
         if missing:
             remote = self._remote
-            fetched = await remote.fetch([keys[index] for index in missing])
+            fetched = await fetch(remote, [keys[index] for index in missing])
             self._add(keys, found, missing, fetched, remote.name)
         return found
 

@@ -8,11 +8,11 @@ from redis.asyncio import Redis
 
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.headers import rate_limit_lines
-from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.repeated_charges import LeasedCharge
 from gateway.types import Rule
 from tests.support.clock import Clock
+from tests.support.limits import LocalRateLimiter
 
 pytestmark = pytest.mark.anyio
 _RULES = (
@@ -70,7 +70,7 @@ async def test_it_tells_what_the_limiter_would_have_told(valkey: str) -> None:
 
 
 async def test_over_any_limiter_it_takes_nothing_that_is_refused() -> None:
-    limiter = MemoryRateLimiter(monotonic=Clock())
+    limiter = LocalRateLimiter(monotonic=Clock())
     charges = (Charge(rule=_RULES[0], bucket="b", amount=400),)
     repeated = limiter.repeated_charge(charges)
 
