@@ -89,7 +89,8 @@ class RepeatedCharge(Protocol):
     def charge(self) -> bytes | None:
         """Take all charges and return the header lines; `None` if it took nothing.
 
-        `None` says that the limiter must decide, by `try_admit` or `admit`.
+        `None` says that the limiter must decide, by `try_admit` or `admit`: also where a rule in
+        shadow mode would refuse, which is for their caller to count.
         """
         ...
 

@@ -129,8 +129,9 @@ class RedisRateLimiter:
         for charge, lease in zip(charges, leases, strict=True):
             # The rule may have changed since; a `LeasedCharge` keeps the header lines of one.
             lease.set_rule(self._shares.rule(charge.bucket, charge.rule))
-        lines = lines_for(tuple([lease.rule for lease in leases]))
-        if not lines:
+        shown = tuple([lease.rule for lease in leases if not lease.rule.shadow])
+        lines = lines_for(shown)
+        if shown and not lines:
             return DelegatedCharge(charges, try_admit=self.try_admit)
         return LeasedCharge(
             charges, leases, lines=lines, monotonic=self._monotonic, on_charged=self._on_charged
@@ -154,8 +155,16 @@ class RedisRateLimiter:
         return decision
 
     async def _call_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
-        """Call Redis; holds that it grants to a caller that has left are given back."""
-        refill = self._request(tenant, charges)
+        """Request `charges` and leases; the same call gives back the old leases.
+
+        Holds that are granted to a caller that has left are given back, too.
+        """
+        now = self._monotonic()
+        requests = [
+            full_request(c, self._leases.of(c), waiting=self._awaited[c.bucket], now=now)
+            for c in charges
+        ]
+        refill = self._take(tenant, requests)
         # Redis takes the charges itself; holds are given back, so the overdraft repeats them.
         overdraft = charges if charges[0].hold else ()
         answer = self._in_time(tenant, charges, refill, overdraft=overdraft)
@@ -292,15 +301,6 @@ class RedisRateLimiter:
         else:
             self._counts.refused += 1
         return decision
-
-    def _request(self, tenant: str, charges: Sequence[Charge]) -> Refill:
-        """Request `charges` and leases; the same call gives back the old leases."""
-        now = self._monotonic()
-        requests = [
-            full_request(c, self._leases.of(c), waiting=self._awaited[c.bucket], now=now)
-            for c in charges
-        ]
-        return self._take(tenant, requests)
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
         """Request more units before the lease is used up; it can be spent meanwhile."""
