@@ -248,11 +248,8 @@ class Inference:
         return self._keys.prefix(
             scope=scope,
             epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
-            revision=info.revision,
-            profile=info.profile,
-            algorithm=info.algorithm,
-            algorithm_version=info.algorithm_version,
             model=name,
+            info=info,
             task=request.task,
             parameters=request.parameters,
         )
@@ -294,9 +291,10 @@ class Inference:
     async def _compute(
         self, prepared: PreparedRequest, caller: Caller, led: Sequence[int], lead: LedTask
     ) -> None:
+        is_plain = prepared.request.truncate and caller.directives == CacheDirectives()
         work = prepared.work(
             led,
-            is_shared=prepared.is_shared and caller.directives == CacheDirectives(),
+            is_shared=is_plain and prepared.plan.entry.cache_ttl > 0,
             principal=caller.principal,
             criticality=caller.criticality,
             atomic=not prepared.request.continue_on_error,

@@ -66,11 +66,6 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
             return self.keys
         return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]
 
-    @property
-    def is_shared(self) -> bool:
-        """Tell whether other workers may wait for what is computed for it."""
-        return self.plan.entry.cache_ttl > 0 and self.request.truncate
-
     def may_read(self, directives: CacheDirectives) -> bool:
         """Tell whether stored answers may be used."""
         return not directives.no_cache and self.plan.entry.cache_ttl > 0

@@ -29,8 +29,7 @@ from gateway.rate_limit.refills import (
     AwaitedUnits,
     InFlightRefills,
     Refill,
-    or_give_back,
-    outcome,
+    give_back_holds,
     tenant_of,
 )
 from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, is_plain
@@ -167,8 +166,14 @@ class RedisRateLimiter:
         refill = self._take(tenant, requests)
         # Redis takes the charges itself; holds are given back, so the overdraft repeats them.
         overdraft = charges if charges[0].hold else ()
-        answer = self._in_time(tenant, charges, refill, overdraft=overdraft)
-        return await or_give_back(refill, answer)
+        decision = None
+        try:
+            decision = await self._in_time(tenant, charges, refill, overdraft=overdraft)
+        finally:
+            # Also if the refill ended in the same loop iteration in which this was cancelled.
+            if decision is None or not refill.done():
+                refill.add_done_callback(give_back_holds)
+        return decision
 
     async def _in_time(
         self,
@@ -195,7 +200,8 @@ class RedisRateLimiter:
                 self._counts.admitted_by_share += 1
                 self._leases.overdraw(overdraft)
                 return decision
-        return await outcome(refill)
+        await asyncio.wait((refill,))  # others wait for it too: cancellation does not reach it
+        return refill.result()
 
     async def give_back(self, *, idle: float) -> None:
         """Give back units that were not spent for `idle` seconds or are about to expire."""

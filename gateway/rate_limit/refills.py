@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from gateway.rate_limit.base import Charge, Decision
 
@@ -92,27 +92,8 @@ class AwaitedUnits(Counter[str]):
                     del self[charge.bucket]
 
 
-async def outcome(refill: Refill) -> Decision | None:
-    """Wait for a future that others wait for too: cancellation does not reach it."""
-    await asyncio.wait((refill,))
-    return refill.result()
-
-
-async def or_give_back(
-    refill: Refill, answer: Coroutine[None, None, Decision | None]
-) -> Decision | None:
-    """Return `answer`, which waits for `refill`; holds that it does not use are given back."""
-    decision = None
-    try:
-        decision = await answer
-    finally:
-        # Also if the refill ended in the same loop iteration in which this was cancelled.
-        if decision is None or not refill.done():
-            refill.add_done_callback(_give_back)
-    return decision
-
-
-def _give_back(refill: Refill) -> None:
+def give_back_holds(refill: Refill) -> None:
+    """Give back what the refill holds for a caller that has left."""
     decision = refill.result()
     for hold in decision.holds if decision is not None else ():
         hold.settle(0)

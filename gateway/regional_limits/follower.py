@@ -68,7 +68,7 @@ class SharesFollower:
         shares.on_quota_low = self._polling.wake
 
     async def __aenter__(self) -> Self:
-        await self._refresh()
+        await self.refresh()
         await self._polling.__aenter__()
         return self
 
@@ -78,34 +78,27 @@ class SharesFollower:
             await asyncio.to_thread(self._store.leave, self._shares.region, self._shares.worker)
 
     async def refresh(self) -> None:
-        """Report demand, and apply the shares that are answered.
-
-        Raises:
-            DependencyUnavailable: the store is down; the last shares stay.
-        """
+        """Report demand, and apply the shares that are answered."""
         document = self._document()
         sent_at = self._monotonic()
-        shares = await asyncio.to_thread(
-            self._store.report,
-            self._shares.report(),
-            lease=document.limits.share_lease,
-            longest=document.deadline.maximum,
-        )
-        self._shares.apply(shares, sent_at=sent_at)
-
-    async def _refresh(self) -> None:
         try:
-            await self.refresh()
+            shares = await asyncio.to_thread(
+                self._store.report,
+                self._shares.report(),
+                lease=document.limits.share_lease,
+                longest=document.deadline.maximum,
+            )
         except DependencyUnavailable as error:
             if self._reached:
                 _log.warning("shares of limits are not renewed", extra={"reason": error.detail})
             self._reached = False
         else:
             self._reached = True
+            self._shares.apply(shares, sent_at=sent_at)
 
     async def _step(self) -> None:
         try:
-            await self._refresh()
+            await self.refresh()
         finally:
             await asyncio.sleep(_SHORTEST_PAUSE)  # bounds the rate of reports
 
