@@ -140,7 +140,7 @@ class Claims:
             (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
             for key in keys
         ]
-        self._tasks.start(self._tell(commands))
+        self._tasks.start(self._execute(commands))
 
     def _send(
         self, key: CacheKey, is_current: Callable[[CachedResult], bool]
@@ -161,7 +161,7 @@ class Claims:
         due, self._due = self._due, set()
         life = self._life()
         names = [self._prefix + key.address for key in due]
-        self._tasks.start(self._tell([(b"PEXPIRE", name, life, b"GT") for name in names]))
+        self._tasks.start(self._execute([(b"PEXPIRE", name, life, b"GT") for name in names]))
 
     async def _write(self, unsent: Sequence[_Request]) -> None:
         try:
@@ -220,7 +220,7 @@ class Claims:
         digest = sha1(value, usedforsecurity=False).hexdigest()
         return (b"EVAL", _REPLACE, 1, name, digest, claim, self._life())
 
-    async def _tell(self, commands: Sequence[Command]) -> None:
+    async def _execute(self, commands: Sequence[Command]) -> None:
         with contextlib.suppress(OSError):  # reads and writes tell the breaker
             await self._pipe.execute(commands)
 

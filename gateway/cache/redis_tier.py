@@ -226,7 +226,7 @@ class RedisTier:
             if not self._read_pipe.execute_nowait([command], on_done):
                 self._tasks.start(self._execute(command, on_done))
         except BaseException:  # whatever it was, the next read must not wait for this one
-            self._settle(batch, None)
+            self._finish_read(batch, None)
             raise
 
     async def _execute(self, command: Command, on_done: Callable[[Replies], None]) -> None:
@@ -255,16 +255,16 @@ class RedisTier:
             if read is not None:
                 values = list(map(unpack, read))
         finally:
-            self._settle(batch, values)
+            self._finish_read(batch, values)
 
     async def _unpack(self, batch: list[PendingLookup], read: list[bytes | None]) -> None:
         values: list[bytes | None] | None = None
         try:
             values = await map_values(unpack, read)
         finally:
-            self._settle(batch, values)
+            self._finish_read(batch, values)
 
-    def _settle(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
+    def _finish_read(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
         self._reading -= 1
         if self._pending:
             self._schedule()

@@ -73,12 +73,12 @@ class ClaimingRunner:
             part = msgspec.structs.replace(work, items=tuple(items))
             with self._renewing_claims(items) as note:
 
-                def settled(index: int, outcome: ItemOutcome) -> None:
+                def note_and_settle(index: int, outcome: ItemOutcome) -> None:
                     note(index, outcome)
                     settle(index, outcome)
 
                 await self._runner.run(
-                    part, deadline=deadline, settle=settled, traceparent=traceparent
+                    part, deadline=deadline, settle=note_and_settle, traceparent=traceparent
                 )
 
         if not theirs:

@@ -187,7 +187,7 @@ class Inference:
         is_whole = not (prepared.request.continue_on_error or old)
         while missing:
             waiting = self._join_or_lead(prepared, caller, missing)
-            has_failed = await waiting.settled(caller, is_whole=is_whole)
+            has_failed = await waiting.wait(caller, is_whole=is_whole)
             otherwise = GIVEN_UP if has_failed else LATE
             for index, member in waiting.members.items():
                 outcomes[index] = flight_outcome(

@@ -110,7 +110,7 @@ class StaleAnswers:
         items = prepared.request.items
         found = await self._cache.lookup(unrevised.keys([items[index] for index in missing]))
         now = self._wall()
-        taken_up = self._revision_since(prepared.plan.model, now)
+        missed_since = self._revision_since(prepared.plan.model, now)
         old: StaleAnswersByIndex = {}
         for index, hit in zip(missing, found, strict=True):
             if hit is None or not _may_stand_in(prepared, hit.entry, now, directives.max_age):
@@ -118,7 +118,7 @@ class StaleAnswers:
             entry = hit.entry
             since = entry.stored_at + prepared.plan.entry.cache_ttl
             if entry.revision != prepared.plan.model.info.revision:
-                since = min(since, taken_up)
+                since = min(since, missed_since)
             outcome = hit_outcome(entry, hit.tier, now)
             outcome = replace(outcome, revision=entry.revision)
             old[index] = _StaleAnswer(outcome=outcome, staleness=now - since)

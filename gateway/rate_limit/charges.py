@@ -1,4 +1,10 @@
-"""Computes the charges of a request, and the buckets that they are taken from."""
+"""Computes the charges of a request, and the buckets that they are taken from.
+
+A changed limit applies from the next request on. `RuntimeFollower` brings a worker the document,
+which has the limits of models and the defaults, and has `PrincipalsFollower` read those of tenants
+and keys. Charges have the rules of that moment. The limiter spends no lease that was requested
+under another rule (`Lease.is_under`): Redis decides, and moves the bucket's level by the change.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -98,7 +104,8 @@ def _rules(
             yield rule, f"{tenant}:t:{rule.name}"
     for rule in principal.key_rules or default_key_rules:
         if rule.model in ("", model):
-            yield _renamed(rule, tenant_names), f"{key}:{rule.name}"
+            is_taken = rule.name in tenant_names
+            yield replace(rule, name=f"key_{rule.name}") if is_taken else rule, f"{key}:{rule.name}"
 
 
 def _held(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:
@@ -107,9 +114,3 @@ def _held(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tupl
         for rule, bucket in rules
         if rule.unit in amounts
     )
-
-
-def _renamed(rule: Rule, tenant_names: set[str]) -> Rule:
-    if rule.name not in tenant_names:
-        return rule
-    return replace(rule, name=f"key_{rule.name}")
