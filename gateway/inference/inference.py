@@ -193,13 +193,10 @@ class Inference:
                 outcomes[index] = flight_outcome(
                     member.outcome, leads=member.leads, otherwise=otherwise
                 )
-            missing = (
-                []
-                if has_failed
-                else self._failed_for_leader_only(outcomes, waiting.members, caller)
-            )
             if has_failed:
                 waiting.give_up(prepared, self._flights)
+                break
+            missing = self._failed_for_leader_only(outcomes, waiting.members, caller)
         if old:
             self._stale.serve_on_error(prepared, old, caller.directives, outcomes)
         return Answer(

@@ -195,10 +195,9 @@ def at_answering_revision(
 ) -> ServedModel:
     """Return `model` at the revision that gave every one of `outcomes`, else as it is."""
     revisions = {outcome.revision for outcome in outcomes if outcome is not None}
-    revision = revisions.pop() if len(revisions) == 1 else ""
-    if not revision:
+    if len(revisions) != 1 or "" in revisions:
         return model
-    return replace(model, info=replace(model.info, revision=revision))
+    return replace(model, info=replace(model.info, revision=revisions.pop()))
 
 
 def _accepts_stale(prepared: PreparedRequest, directives: CacheDirectives) -> bool:
