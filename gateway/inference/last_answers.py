@@ -18,8 +18,8 @@ from gateway.config.document import ModelEntry
 from gateway.dispatch.work import WorkRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import ResultStore
-from gateway.inference.outcomes import hit_outcome, kept_entry
-from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.outcomes import hit_outcome
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.inference.refreshing import Refresher
 from gateway.tasks import TaskStarter
 from gateway.types import CacheDirectives, ItemFailure, ItemOutcome, ServedModel, Source, Stale
@@ -94,7 +94,7 @@ class StaleAnswers:
             ttl = plan.runtime.document.cache.refusal_ttl
             if ttl <= 0:
                 return
-        entry = kept_entry(outcome, plan, now=self._wall(), ttl=ttl)
+        entry = _kept_entry(outcome, plan, now=self._wall(), ttl=ttl)
         self._cache.store(prepared.keys[index], entry)
         if plan.unrevised is not None:
             (key,) = plan.unrevised.keys([prepared.request.items[index]])
@@ -216,6 +216,24 @@ def _may_stand_in(
         and prepared.plan.is_kept(entry)
         and (prepared.request.truncate or not entry.truncated_from)
         and (max_age is None or now - entry.stored_at <= max_age)
+    )
+
+
+def _kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: float) -> CachedResult:
+    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
+    failure = outcome.failure
+    return CachedResult(
+        payload=outcome.result,
+        status=200 if failure is None else failure.status,
+        code="" if failure is None else failure.code,
+        detail="" if failure is None else failure.detail,
+        rows=outcome.rows,
+        tokens=outcome.tokens,
+        stored_at=now,
+        expires_at=now + ttl,
+        owner=plan.owner,
+        owner_epoch=plan.runtime.epochs.get(plan.owner, 0),
+        truncated_from=outcome.truncated_from,
     )
 
 

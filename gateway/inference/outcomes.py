@@ -1,4 +1,4 @@
-"""Makes item outcomes of cache entries and of flights, and cache entries of outcomes."""
+"""Makes item outcomes of cache entries and of flights."""
 
 import asyncio
 
@@ -6,7 +6,6 @@ from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult
 from gateway.dispatch import failures
 from gateway.errors import DeadlineExceeded, InternalError
-from gateway.inference.prepared_request import RequestPlan
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
@@ -53,24 +52,6 @@ def refused_as_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
         f" {info.max_tokens}; shorten it, or leave out `truncate`",
     )
     return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
-
-
-def kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: float) -> CachedResult:
-    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
-    failure = outcome.failure
-    return CachedResult(
-        payload=outcome.result,
-        status=200 if failure is None else failure.status,
-        code="" if failure is None else failure.code,
-        detail="" if failure is None else failure.detail,
-        rows=outcome.rows,
-        tokens=outcome.tokens,
-        stored_at=now,
-        expires_at=now + ttl,
-        owner=plan.owner,
-        owner_epoch=plan.runtime.epochs.get(plan.owner, 0),
-        truncated_from=outcome.truncated_from,
-    )
 
 
 def flight_outcome(
