@@ -6,7 +6,7 @@ from gateway.cache.base import NullTier, RemoteTier
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheEntry
-from gateway.redis.connect import open_pipe
+from gateway.redis.connect import open_client
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 _CONNECTION_TIMEOUT = 0.1
@@ -33,7 +33,7 @@ def build_cache(
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
         timeout = max(_CONNECTION_TIMEOUT, 2 * entry.redis_timeout)
         reads, writes = (
-            open_pipe(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)
+            open_client(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)
             for _ in range(2)
         )
         return RedisTier(

@@ -22,7 +22,7 @@ from gateway.cache.entry import (
 )
 from gateway.cache.key import CacheKey
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.redis.connect import Pipe
+from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
@@ -66,8 +66,8 @@ class RedisTier:
     def __init__(
         self,
         *,
-        reads: Pipe,
-        writes: Pipe,
+        reads: PipelinedClient,
+        writes: PipelinedClient,
         timeout: float,
         ttl_jitter: float,
         lease: float,
@@ -87,7 +87,7 @@ class RedisTier:
         self._write_bytes = 0
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
-            prefix=KEY_PREFIX, pipe=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
+            prefix=KEY_PREFIX, client=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
         )
         self._scheduled = False
         self._reading = 0
