@@ -62,16 +62,4 @@ class StatsReporter:
     async def _update_metrics(self) -> None:
         self._metrics.flush()
         for part, source in self._sources.items():
-            self._metrics.statistics(part, numbers(source()))
-
-
-def numbers(statistics: msgspec.Struct, prefix: str = "") -> dict[str, float]:
-    """Return the numeric fields of `statistics`, nested ones under `outer_inner`."""
-    found: dict[str, float] = {}
-    for name in statistics.__struct_fields__:
-        value = getattr(statistics, name)
-        if isinstance(value, msgspec.Struct):
-            found |= numbers(value, f"{prefix}{name}_")
-        elif isinstance(value, int | float):
-            found[prefix + name] = float(value)
-    return found
+            self._metrics.statistics(part, source())

@@ -9,8 +9,9 @@ of an instrument costs as much as a cache lookup.
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -144,7 +145,19 @@ class GatewayMetrics:
         """Count a request that the limit `policy`, in shadow mode, would have refused."""
         self._shadowed.labels(policy).inc()
 
-    def statistics(self, part: str, figures: Mapping[str, float]) -> None:
-        """Publish the statistics of a part; called about once a second."""
-        for name, value in figures.items():
+    def statistics(self, part: str, statistics: msgspec.Struct) -> None:
+        """Publish the numeric fields of a part's statistics; called about once a second."""
+        for name, value in numbers(statistics).items():
             self._statistics.labels(part, name).set(value)
+
+
+def numbers(statistics: msgspec.Struct, prefix: str = "") -> dict[str, float]:
+    """Return the numeric fields of `statistics`, nested ones under `outer_inner`."""
+    found: dict[str, float] = {}
+    for name in statistics.__struct_fields__:
+        value = getattr(statistics, name)
+        if isinstance(value, msgspec.Struct):
+            found |= numbers(value, f"{prefix}{name}_")
+        elif isinstance(value, int | float):
+            found[prefix + name] = float(value)
+    return found

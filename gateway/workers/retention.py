@@ -25,11 +25,12 @@ class DiskSpace(NamedTuple):
     size: int
 
 
-class RetainedLog(NamedTuple):
-    """Pairs a log with the mark up to which the ledger has it."""
+class RetainedLog:
+    """Opens a log and the mark up to which the ledger has it."""
 
-    reader: LogReader
-    mark: CommittedMark
+    def __init__(self, directory: Path) -> None:
+        self.reader = LogReader(directory)
+        self.mark = CommittedMark(directory)
 
 
 class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Appends blocks of events to the stream, each once, and trims the stream."""
 
-from enum import Enum, auto
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
@@ -14,28 +14,21 @@ BILLING: Final = "billing"
 # recent writes. This also detects a lost reply: the shipper retries and gets `moved`.
 _SHIP: Final = """
 local shipped = redis.call('HGET', KEYS[2], ARGV[2]) or ''
-if shipped ~= ARGV[3] then return {'moved', shipped} end
-if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'full', shipped} end
+if shipped ~= ARGV[3] then return 'moved' end
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return 'full' end
 redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
-return {'shipped', ARGV[4]}
+return 'shipped'
 """
 
 
 class AppendOutcome(Enum):
     """Tells whether a block was appended."""
 
-    SHIPPED = auto()
-    MOVED = auto()
+    SHIPPED = "shipped"
+    MOVED = "moved"
     """The stream does not end where the shipper expected."""
-    FULL = auto()
-
-
-class StreamReply(NamedTuple):
-    """Tells whether a block was appended, and the last sequence number of its log in the stream."""
-
-    outcome: AppendOutcome
-    last: int | None
+    FULL = "full"
 
 
 class StreamTrimmed(NamedTuple):
@@ -57,12 +50,12 @@ class EventStream:
         self._max_blocks = max_blocks
         self._script = redis.register_script(_SHIP)
 
-    async def ship(self, block: Block, *, after: int | None) -> StreamReply:
+    async def ship(self, block: Block, *, after: int | None) -> AppendOutcome:
         """Append `block`, if the last sequence number of its log in the stream is `after`."""
         expected = "" if after is None else after
         arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
-        word, value = await self._script(keys=[STREAM, SHIPPED], args=arguments)
-        return StreamReply(AppendOutcome[word.decode().upper()], int(value) if value else None)
+        word: bytes = await self._script(keys=[STREAM, SHIPPED], args=arguments)
+        return AppendOutcome(word.decode())
 
     async def last_shipped(self, log_ids: list[str]) -> dict[str, int | None]:
         """Return, per log, the last sequence number that was appended."""

@@ -1,0 +1,50 @@
+"""Asks the ledger up to which record it has committed event logs, within a time-out."""
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+from typing import Protocol
+
+from gateway.errors import DependencyUnavailable
+
+
+class HighWaterMarks(Protocol):
+    """Reads up to which record logs are committed; blocks; raises `DependencyUnavailable`."""
+
+    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
+        """Return the mark per log; 0 is nothing."""
+        ...
+
+
+class LedgerMarks:
+    """Reads marks of `ledger` in a thread, one query at a time, for at most `timeout` seconds."""
+
+    def __init__(self, ledger: HighWaterMarks, *, timeout: float = 1.0) -> None:
+        self._ledger = ledger
+        self._timeout = timeout
+        self._query: asyncio.Future[dict[str, int]] | None = None
+        """The last query, which may have timed out and still run."""
+
+    async def read(self, log_ids: list[str]) -> dict[str, int]:
+        """Return the mark per log; none if the ledger is down or does not answer in time.
+
+        A late answer is discarded: the stream has changed since.
+        """
+        if not log_ids or (self._query is not None and not self._query.done()):
+            return {}
+        ask = partial(self._ledger.high_water, log_ids)
+        query = self._query = asyncio.get_running_loop().run_in_executor(None, ask)
+        await asyncio.wait([query], timeout=self._timeout)
+        if not query.done():
+            query.add_done_callback(_discard)
+            return {}
+        try:
+            return query.result()
+        except DependencyUnavailable:
+            return {}
+
+
+def _discard(query: asyncio.Future[dict[str, int]]) -> None:
+    """Retrieve the exception of a late query, which nobody awaits."""
+    if not query.cancelled():
+        query.exception()
