@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 _log = logging.getLogger(__name__)
@@ -32,12 +31,7 @@ class TaskScope:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._drain)
         while self._tasks:

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from gateway.app.call_spans import CallSpans
@@ -60,13 +59,8 @@ class BackendAccess:
             await self._stack.enter_async_context(part)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
 
     async def _prepare(self, runtime: Runtime) -> None:
         await self.discovery.prepare(runtime.endpoints, runtime.document.routing)

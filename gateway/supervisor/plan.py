@@ -2,17 +2,18 @@
 
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+import yaml
 
 from gateway.settings import Settings
 from gateway.supervisor import topology, valkey
-from gateway.supervisor.credentials import Credentials
-from gateway.supervisor.data_directory import DataDirectory
+from gateway.supervisor.data_directory import Credentials, DataDirectory
 from gateway.supervisor.spec import ProcessSpec, Role
 
+_PLACED = "# Written by `sluicegate up`; takes the place of `regions` in the configuration.\n"
 _EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER)
 
 
@@ -107,3 +108,16 @@ def plan_up(
             *topology.worker_specs(own, workers),
         ),
     )
+
+
+def write_placement(path: Path, backends: Iterable[ProcessSpec]) -> None:
+    """Replace the file from which gateways read the regions of `backends`, in their order."""
+    pools: dict[str, list[dict[str, str]]] = {}
+    for spec in backends:
+        pools.setdefault(spec.region, []).append(
+            {"id": f"{spec.region}-{spec.index}", "url": spec.address}
+        )
+    regions = [{"name": region, "pools": [{"backends": pool}]} for region, pool in pools.items()]
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(_PLACED + yaml.safe_dump({"regions": regions}, sort_keys=False))
+    temporary.replace(path)

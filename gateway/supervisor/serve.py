@@ -13,7 +13,7 @@ from gateway.supervisor import topology
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
-from gateway.supervisor.reload import no_reloader, reloader
+from gateway.supervisor.reload import refuse_reload, reload_configuration
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor, supervise
@@ -57,11 +57,16 @@ def run_gateway(
             await supervisor.ready(supervisor.start(specs))
             say(f"serving on http://{settings.host}:{settings.port}")
 
-        reload = reloader(own, settings.admin_key, say) if admin else no_reloader(say)
+        reload = partial(reload_configuration, own, settings.admin_key) if admin else refuse_reload
         rotating = None if logs is None else partial(keep_small, logs)
-        delay = own.shutdown_delay
         asyncio.run(
-            supervise(supervisor, start, reload=reload, say=say, delay=delay, beside=rotating)
+            supervise(
+                supervisor,
+                start,
+                reload=partial(reload, say),
+                delay=own.shutdown_delay,
+                beside=rotating,
+            )
         )
 
 

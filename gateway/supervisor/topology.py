@@ -4,14 +4,15 @@ import random
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from gateway.settings import Settings, environment
 from gateway.supervisor.listeners import free_port
-from gateway.supervisor.probes import HttpReady, ListenerReady, ProcessStarted
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.probes import probe_http, probe_listener
+from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
 
 # `-P`: the working directory may hold another folder called `gateway`.
 PYTHON = (sys.executable, "-P", "-m")
@@ -50,7 +51,7 @@ def backend_specs(
                     "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
                     "SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0",
                 },
-                probe=HttpReady(_LOOPBACK, port),
+                probe=partial(probe_http, _LOOPBACK, port),
                 address=f"http://{_LOOPBACK}:{port}",
                 stop_within=settings.drain + _BEYOND_DRAIN,
                 heartbeat_variable="SLUICEGATE_BACKEND_HEARTBEAT_FD",
@@ -68,7 +69,7 @@ def worker_specs(
 
     One that runs `alone` is ready when it listens: its dependencies are started by others.
     """
-    rest = ProcessStarted() if alone else HttpReady(reachable(settings.host), settings.port)
+    rest = _answers(settings.host, settings.port, alone=alone)
     specs = []
     for index, listener in enumerate(listeners):
         siblings = tuple(other for other in listeners if other is not listener)
@@ -87,7 +88,7 @@ def worker_specs(
                 listener=listener,
                 siblings=siblings,
                 address=f"http://{settings.host}:{settings.port}",
-                probe=ListenerReady(listener, rest),
+                probe=partial(probe_listener, listener, rest),
             )
         )
     return specs
@@ -100,14 +101,15 @@ def admin_spec(
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
-    rest = (
-        ProcessStarted()
-        if alone
-        else HttpReady(reachable(settings.admin_host), settings.admin_port)
+    rest = _answers(settings.admin_host, settings.admin_port, alone=alone)
+    return _own(
+        Role.ADMIN,
+        "run-admin",
+        own,
+        listener=listener,
+        address=f"http://{settings.admin_host}:{settings.admin_port}",
+        probe=partial(probe_listener, listener, rest),
     )
-    address = f"http://{settings.admin_host}:{settings.admin_port}"
-    probe = ListenerReady(listener, rest)
-    return _own(Role.ADMIN, "run-admin", own, listener=listener, address=address, probe=probe)
 
 
 def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
@@ -131,6 +133,10 @@ def child_command(entry: str) -> tuple[str, ...]:
     return (*PYTHON, "gateway", entry)
 
 
+def _answers(host: str, port: int, *, alone: bool) -> Probe:
+    return is_started if alone else partial(probe_http, reachable(host), port)
+
+
 def _own(
     role: Role,
     entry: str,
@@ -140,7 +146,7 @@ def _own(
     listener: socket.socket | None = None,
     siblings: tuple[socket.socket, ...] = (),
     address: str = "",
-    probe: ListenerReady | None = None,
+    probe: Probe = is_started,
 ) -> ProcessSpec:
     return ProcessSpec(
         name=f"{role.value}-{index}" if role is Role.GATEWAY else role.value,
@@ -151,7 +157,7 @@ def _own(
         listener=listener,
         siblings=siblings,
         address=address,
-        probe=probe or ProcessStarted(),
+        probe=probe,
         stop_within=settings.drain + _BEYOND_DRAIN,
         replace_within=settings.shutdown_delay + settings.drain + _BEYOND_DRAIN,
         heartbeat_variable="SLUICEGATE_HEARTBEAT_FD",

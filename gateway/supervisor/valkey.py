@@ -3,11 +3,12 @@
 import importlib.util
 import platform
 import sys
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import ValkeyReady
+from gateway.supervisor.probes import probe_valkey, valkey_answers
 from gateway.supervisor.spec import ProcessSpec, Role
 
 _MACHINES = {"amd64": "x86_64"}
@@ -65,13 +66,12 @@ def _spec(
     silent_within: float,
 ) -> ProcessSpec:
     place = ("--unixsocket", str(path), "--dir", str(data))
-    probe = ValkeyReady(str(path))
     return ProcessSpec(
         name=role.value,
         role=role,
         argv=(str(program), *_COMMON, *place, *extra),
-        probe=probe,
-        sign_of_life=probe.answers,
+        probe=partial(probe_valkey, str(path)),
+        sign_of_life=partial(valkey_answers, str(path)),
         silent_within=silent_within,
         address=f"unix:{path}",
     )

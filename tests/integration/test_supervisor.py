@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import ProcessStarted, ValkeyReady
+from gateway.supervisor.probes import probe_valkey
 from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner, inherited_environment
-from gateway.supervisor.spec import Probe, ProcessSpec, Role
+from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import find_program, state_spec
 from loadtests.harness.waiting import until, wait_until
@@ -49,7 +49,7 @@ class Ready:
     def __init__(self, log: Path) -> None:
         self._log = log
 
-    async def missing(self) -> str:
+    async def __call__(self) -> str:
         return "" if self._log.exists() and self._log.stat().st_size else "says nothing"
 
 
@@ -59,7 +59,7 @@ class FileThere:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def missing(self) -> str:
+    async def __call__(self) -> str:
         return "" if self._path.exists() else "did not run"
 
 
@@ -79,7 +79,7 @@ class Bench:
         script: str,
         role: Role = Role.BACKEND,
         *,
-        probe: Probe | None = None,
+        probe: Probe = is_started,
         stop_within: float = 10.0,
         ready_within: float = 20.0,
     ) -> ProcessSpec:
@@ -87,7 +87,7 @@ class Bench:
             name=role.value,
             role=role,
             argv=(sys.executable, "-c", script),
-            probe=probe or ProcessStarted(),
+            probe=probe,
             stop_within=stop_within,
             ready_within=ready_within,
         )
@@ -240,7 +240,7 @@ async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
 
     os.kill(pid, signal.SIGKILL)
     await until(lambda: bench.pid(Role.VALKEY_STATE) not in (None, pid), what="a successor")
-    while await spec.probe.missing():
+    while await spec.probe():
         await until(lambda: True)
 
     async with connected(spec) as (reader, writer):
@@ -249,7 +249,7 @@ async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
 
 
 async def test_a_valkey_that_is_not_there_is_not_ready(tmp_path: Path) -> None:
-    assert await ValkeyReady(str(tmp_path / "none")).missing() == "does not answer yet"
+    assert await probe_valkey(str(tmp_path / "none")) == "does not answer yet"
 
 
 async def test_a_step_that_fails_is_an_error_with_its_last_line(bench: Bench) -> None:
@@ -285,7 +285,6 @@ DRIVER = """
 import asyncio, sys
 from pathlib import Path
 from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor, supervise
@@ -300,7 +299,7 @@ with open_directory(Path(sys.argv[1]), say) as directory:
         say=say,
     )
     spec = ProcessSpec(
-        name="backend", role=Role.BACKEND, probe=ProcessStarted(),
+        name="backend", role=Role.BACKEND,
         argv=(sys.executable, "-c", sys.argv[2])
     )
 
@@ -311,7 +310,7 @@ with open_directory(Path(sys.argv[1]), say) as directory:
     async def reload():
         say("reloaded")
 
-    asyncio.run(supervise(supervisor, start, reload=reload, say=say))
+    asyncio.run(supervise(supervisor, start, reload=reload))
 """
 
 

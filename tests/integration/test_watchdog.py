@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
@@ -62,7 +61,6 @@ class Bench:
             name="gateway-0",
             role=Role.GATEWAY,
             argv=(sys.executable, "-c", LIVES, str(self.root)),
-            probe=ProcessStarted(),
             heartbeat_variable="HEARTBEAT",
             silent_within=silent_within,
             memory_bytes=memory_bytes,
