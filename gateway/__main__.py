@@ -12,8 +12,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 from gateway.config.load import explain
 from gateway.errors import ConfigurationError, GatewayError
@@ -24,15 +24,8 @@ from gateway.supervisor.heartbeat import heartbeat
 from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 
-
-class _ProcessMain(Protocol):
-    """The coroutine that a process runs."""
-
-    async def __call__(self, settings: Settings, *, stop: asyncio.Event) -> None:
-        """Run until `stop` is set."""
-        ...
-
-
+# Takes the settings and, by keyword, the event `stop`; runs until that is set.
+_ProcessMain = Callable[..., Awaitable[None]]
 # Module and function by the name of the process.
 ENTRIES = {
     "run-worker": ("gateway.app.worker", "serve_worker"),

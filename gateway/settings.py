@@ -153,14 +153,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ConfigurationError: a variable does not fit its field.
     """
     source = os.environ if environ is None else environ
-    names = set(Settings.__struct_fields__)
-    values: dict[str, str] = {}
-    for variable, value in source.items():
-        if not variable.startswith(PREFIX):
-            continue
-        name = variable.removeprefix(PREFIX).lower()
-        if name in names:
-            values[name] = value
+    own = (variable for variable in source if variable.startswith(PREFIX))
+    values = {variable.removeprefix(PREFIX).lower(): source[variable] for variable in own}
     _check_sent(values)
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)

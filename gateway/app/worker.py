@@ -15,7 +15,7 @@ from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.stats_reporter import StatsReporter, worker_statistics
 from gateway.app.stores import Stores, open_stores
-from gateway.app.views import ReadinessUntilDraining, WorkerReadiness
+from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
@@ -248,7 +248,8 @@ class Worker:
         readiness = WorkerReadiness(
             principals=self._principals,
             fleet=self.backends.fleet,
-            events=self._events,
+            draining=draining,
+            refusal_reason=self._events.refusal_reason,
             redis=redis,
         )
         parts = EntryPointParts(
@@ -262,9 +263,4 @@ class Worker:
             tracer=self._tracer,
             clock=self._clock,
         )
-        return build_listeners(
-            self._settings,
-            parts,
-            readiness=ReadinessUntilDraining(readiness, draining),
-            draining=draining,
-        )
+        return build_listeners(self._settings, parts, readiness=readiness, draining=draining)
