@@ -1,11 +1,9 @@
 """Defines values that travel between the gateway's modules."""
 
 from enum import StrEnum
-from math import inf
 from typing import NewType, Self
 
 import msgspec
-from typing_extensions import override
 
 from backends.protocol import ModelInfo, Task
 from gateway.errors import (
@@ -59,21 +57,6 @@ class Rule(
     def limit(self) -> int:
         """The most that the rule admits at once, over all regions."""
         return self.capacity
-
-
-class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
-    """Limits a region to its part of a rule: `capacity` units of `full_limit`."""
-
-    full_limit: int
-    unknown_level: int
-    """The level assumed of a bucket without a record: below `capacity` after a share has grown."""
-    grown_for: float = inf
-    """Seconds since the share grew. A bucket unused for longer holds at most `unknown_level`."""
-
-    @property
-    @override
-    def limit(self) -> int:
-        return self.full_limit
 
 
 CONCURRENT = "concurrent"
