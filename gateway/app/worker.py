@@ -4,8 +4,8 @@ import asyncio
 import gc
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -52,7 +52,9 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.announce_on_sigusr1()
-    async with build_worker(settings, draining=draining) as (app, protocol):
+    async with AsyncExitStack() as stack:
+        worker = await open_worker(stack, settings)
+        app, protocol = await worker.start(stack, draining)
         tune_gc()
         await serve(
             app,
@@ -78,23 +80,6 @@ def tune_gc() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-@asynccontextmanager
-async def build_worker(
-    settings: Settings,
-    *,
-    registry: CollectorRegistry = REGISTRY,
-    resolver: Resolver | None = None,
-    draining: Draining | None = None,
-) -> AsyncIterator[Listeners]:
-    """Run a worker, and give its entry points once backends are ready or time is up.
-
-    Names are looked up by `resolver`, by default as the operating system does.
-    """
-    async with AsyncExitStack() as stack:
-        worker = await open_worker(stack, settings, registry=registry, resolver=resolver)
-        yield await worker.start(stack, draining or Draining())
-
-
 async def open_worker(
     stack: AsyncExitStack,
     settings: Settings,
@@ -102,7 +87,10 @@ async def open_worker(
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
 ) -> "Worker":
-    """Return a worker that has not started; `stack` closes its stores."""
+    """Return a worker that has not started; `stack` closes its stores.
+
+    Names are looked up by `resolver`, by default as the operating system does.
+    """
     stores = await open_stores(stack, settings)
     return Worker(settings, stores, GatewayMetrics(registry), resolver or SystemResolver())
 
@@ -176,7 +164,14 @@ class Worker:
             report=reporter.report,
         )
         follower = self._runtime_follower(reporter, models)
-        cache_watch = self._cache_watch()
+        cache_watch = RedisHealthMonitor(
+            open_pipe(
+                self._settings.cache_url,
+                timeout=_PROBE_TIMEOUT,
+                slow=_PROBE_TIMEOUT,
+                keepalive=self._settings.tcp_keepalive,
+            )
+        )
         stack.push_async_callback(asyncio.to_thread, self._tracer.close)
         stack.enter_context(self._events)
         parts: tuple[AbstractAsyncContextManager[object], ...] = (
@@ -211,17 +206,6 @@ class Worker:
             models_changed=models.on_version,
             drains_changed=self.backends.fleet.drain,
             recovery=self._stores.recovery,
-        )
-
-    def _cache_watch(self) -> RedisHealthMonitor:
-        settings = self._settings
-        return RedisHealthMonitor(
-            open_pipe(
-                settings.cache_url,
-                timeout=_PROBE_TIMEOUT,
-                slow=_PROBE_TIMEOUT,
-                keepalive=settings.tcp_keepalive,
-            )
         )
 
     def _uses_cache_redis(self) -> bool:

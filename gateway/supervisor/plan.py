@@ -3,6 +3,7 @@
 import random
 import socket
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -60,20 +61,15 @@ def plan_up(
     Raises:
         CannotStart: there is no Valkey for this machine, or no free port.
     """
-    program, sockets = valkey.find_program(), directory.sockets()
-    cache = valkey.cache_spec(
-        program,
-        sockets=sockets,
-        data=directory.folder("cache"),
-        max_bytes=options.cache_bytes,
+    valkey_spec = partial(
+        valkey.valkey_spec,
+        program=valkey.find_program(),
+        sockets=directory.sockets(),
         silent_within=settings.heartbeat_timeout,
     )
-    state = valkey.state_spec(
-        program,
-        sockets=sockets,
-        data=directory.folder("state"),
-        silent_within=settings.heartbeat_timeout,
-    )
+    cache_options = valkey.cache_options(options.cache_bytes)
+    cache = valkey_spec(Role.VALKEY_CACHE, cache_options, data=directory.folder("cache"))
+    state = valkey_spec(Role.VALKEY_STATE, valkey.STATE_OPTIONS, data=directory.folder("state"))
     own_models = (directory.root / "models").absolute()
     models = (options.models or own_models).absolute()
     demo = own_models if options.demo_models or options.models is None else None

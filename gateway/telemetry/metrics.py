@@ -10,6 +10,7 @@ of an instrument costs as much as a cache lookup.
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -51,11 +52,9 @@ class GatewayMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "sluicegate_requests",
-            "Requests answered, by task and status.",
-            ("task", "status"),
-            registry=registry,
+        counter = partial(Counter, registry=registry)
+        self._requests = counter(
+            "sluicegate_requests", "Requests answered, by task and status.", ("task", "status")
         )
         self._duration = TalliedHistogram(
             "sluicegate_request_duration_seconds",
@@ -64,35 +63,24 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._items = Counter(
+        self._items = counter(
             "sluicegate_items",
             "Items answered, by model and how: hit, collapsed, computed, failed.",
             ("model", "source"),
-            registry=registry,
         )
-        self._rows = Counter(
-            "sluicegate_rows",
-            "Rows that backends computed, by model.",
-            ("model",),
-            registry=registry,
+        self._rows = counter(
+            "sluicegate_rows", "Rows that backends computed, by model.", ("model",)
         )
-        self._tokens = Counter(
-            "sluicegate_tokens",
-            "Tokens that backends computed, by model.",
-            ("model",),
-            registry=registry,
+        self._tokens = counter(
+            "sluicegate_tokens", "Tokens that backends computed, by model.", ("model",)
         )
-        self._limited = Counter(
-            "sluicegate_rate_limited",
-            "Requests refused by a limit, by its name.",
-            ("policy",),
-            registry=registry,
+        self._limited = counter(
+            "sluicegate_rate_limited", "Requests refused by a limit, by its name.", ("policy",)
         )
-        self._shadowed = Counter(
+        self._shadowed = counter(
             "sluicegate_rate_limit_shadowed",
             "Requests that a limit in shadow mode would have refused, by its name.",
             ("policy",),
-            registry=registry,
         )
         self._statistics = Gauge(
             "sluicegate_worker",

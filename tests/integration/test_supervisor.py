@@ -18,7 +18,7 @@ from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
 from gateway.supervisor.supervisor import Supervisor
-from gateway.supervisor.valkey import find_program, state_spec
+from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from loadtests.harness.waiting import until, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -53,14 +53,11 @@ class Ready:
         return "" if self._log.exists() and self._log.stat().st_size else "says nothing"
 
 
-class FileThere:
-    """A probe that is ready when a file is there."""
+def file_there(path: Path) -> Probe:
+    async def probe() -> str:
+        return "" if path.exists() else "did not run"
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def __call__(self) -> str:
-        return "" if self._path.exists() else "did not run"
+    return probe
 
 
 class Bench:
@@ -94,7 +91,7 @@ class Bench:
 
     async def crash_for_ever(self) -> None:
         """Start a process that is ready once, and then crashes at each start."""
-        spec = self.spec(ONCE.format(self.root), probe=FileThere(self.root / "ran"))
+        spec = self.spec(ONCE.format(self.root), probe=file_there(self.root / "ran"))
         await self.supervisor.ready(self.supervisor.start([spec]))
         pid = self.pid()
         assert pid is not None
@@ -230,7 +227,10 @@ async def test_live_gauges_of_a_process_end_with_it_and_counters_stay(bench: Ben
 
 
 async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
-    spec = state_spec(find_program(), sockets=bench.root, data=bench.root)
+    root = bench.root
+    spec = valkey_spec(
+        Role.VALKEY_STATE, STATE_OPTIONS, program=find_program(), sockets=root, data=root
+    )
     await bench.supervisor.ready(bench.supervisor.start([spec]))
     pid = bench.pid(Role.VALKEY_STATE)
     assert pid is not None

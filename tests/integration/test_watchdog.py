@@ -13,7 +13,7 @@ from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor
-from gateway.supervisor.valkey import find_program, state_spec
+from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from gateway.telemetry.restarts import read_restarts
 from loadtests.harness.waiting import until
 
@@ -113,7 +113,15 @@ async def test_a_spinning_event_loop_is_killed_and_replaced(bench: Bench) -> Non
 
 
 async def test_a_frozen_valkey_is_killed_and_replaced(bench: Bench) -> None:
-    spec = state_spec(find_program(), sockets=bench.root, data=bench.root, silent_within=1.0)
+    root = bench.root
+    spec = valkey_spec(
+        Role.VALKEY_STATE,
+        STATE_OPTIONS,
+        program=find_program(),
+        sockets=root,
+        data=root,
+        silent_within=1.0,
+    )
     (child,) = bench.supervisor.start([spec])
     await bench.supervisor.ready([child])
     await until(lambda: child.has_spoken, within=60, what="an answer to PING")
