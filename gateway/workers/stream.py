@@ -31,7 +31,7 @@ class AppendOutcome(Enum):
     FULL = "full"
 
 
-class StreamTrimmed(NamedTuple):
+class TrimCounts(NamedTuple):
     """Counts the blocks that remain, and those deleted before every group had read them."""
 
     left: int
@@ -68,17 +68,17 @@ class EventStream:
         """Delete the state of a log that the ledger has completely."""
         await self._redis.hdel(SHIPPED, log_id)
 
-    async def trim(self) -> StreamTrimmed:
+    async def trim(self) -> TrimCounts:
         """Delete the blocks that every group has acknowledged."""
         done = await self._acknowledged()
         if BILLING not in done:
-            return StreamTrimmed(left=await self._redis.xlen(STREAM), dropped=0)
+            return TrimCounts(left=await self._redis.xlen(STREAM), dropped=0)
         await self._delete_before(min(done.values()))
         left = await self._redis.xlen(STREAM)
         if left < self._max_blocks // 2:
-            return StreamTrimmed(left=left, dropped=0)
+            return TrimCounts(left=left, dropped=0)
         dropped = await self._delete_before(done[BILLING])
-        return StreamTrimmed(left=left - dropped, dropped=dropped)
+        return TrimCounts(left=left - dropped, dropped=dropped)
 
     async def _acknowledged(self) -> dict[str, tuple[int, int]]:
         """Return, per group, the id before which it has acknowledged every block."""
