@@ -54,8 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway region this is in, where there are several; each has Redis of its own, and limits
     are divided among them through the ledger. Empty: this is the only one."""
     stream_urls: str = ""
-    """The state Redis of every region that billing reads, with blanks between; empty: `state_url`.
-    """
+    """The state Redis of every region that billing reads, with blanks between; empty: its own."""
     secret: str = ""
     """Keys the cache's tags; gateways that share a Redis share it. Empty: a file in `data_dir`."""
     backend_token: str = ""
@@ -63,8 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upstream_ca: Path | None = None
     """CAs of the backends at `https://`, PEM; `None`: those of the system."""
     upstream_certificate: Path | None = None
-    """The certificate that is shown to backends, PEM, with its key if there is no `upstream_key`.
-    """
+    """The certificate shown to backends, PEM, with its key if there is no `upstream_key`."""
     upstream_key: Path | None = None
     worker: str = "0"
     """The name of this worker among those of the data directory."""

@@ -14,8 +14,8 @@ from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.reload import refuse_reload, reload_configuration
-from gateway.supervisor.spawn import Spawner, inherited_environment
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.spawn import Spawner
+from gateway.supervisor.spec import Role
 from gateway.supervisor.supervisor import Supervisor, supervise
 from gateway.supervisor.up import check_configuration
 
@@ -48,10 +48,13 @@ def run_gateway(
             admin_key="",
             listen_fd=None,
         )
-        specs = _specs(own, listeners, admin_listeners, settings.admin_key)
+        specs = [
+            *topology.event_specs(own, (Role.SHIPPER,)),
+            *(topology.admin_spec(own, x, settings.admin_key, alone=True) for x in admin_listeners),
+            *topology.worker_specs(own, listeners, alone=True),
+        ]
         logs = directory.logs if settings.logs == "files" else None
-        spawner = Spawner(logs=logs, environment=inherited_environment())
-        supervisor = Supervisor(root=directory.root, spawner=spawner, say=say)
+        supervisor = Supervisor(root=directory.root, spawner=Spawner(logs=logs), say=say)
 
         async def start() -> None:
             await supervisor.ready(supervisor.start(specs))
@@ -68,16 +71,3 @@ def run_gateway(
                 beside=rotating,
             )
         )
-
-
-def _specs(
-    settings: Settings,
-    workers: Sequence[socket],
-    admin: Sequence[socket],
-    admin_key: str,
-) -> list[ProcessSpec]:
-    return [
-        *topology.event_specs(settings, (Role.SHIPPER,)),
-        *(topology.admin_spec(settings, listener, admin_key, alone=True) for listener in admin),
-        *topology.worker_specs(settings, workers, alone=True),
-    ]

@@ -18,7 +18,7 @@ from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
 from gateway.supervisor.reload import reload_configuration
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import check_tls
 
@@ -50,7 +50,7 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
             settings, options, directory=directory, keys=keys, workers=workers, admin=admin
         )
         write_placement(directory.placement, plan.backends)
-        spawner = Spawner(logs=directory.logs, environment=inherited_environment())
+        spawner = Spawner(logs=directory.logs)
         asyncio.run(_Up(plan, keys, spawner, tell, say).run())
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -149,7 +150,5 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 async def _run_and_close(billing: Billing, redis: Redis, stop: asyncio.Event) -> None:
-    try:
+    async with aclosing(redis):
         await billing.run(stop)
-    finally:
-        await redis.aclose()

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from gateway.errors import DependencyUnavailable
+from gateway.tasks import ignore_outcome
 
 
 class HighWaterMarks(Protocol):
@@ -36,15 +37,9 @@ class LedgerMarks:
         query = self._query = asyncio.get_running_loop().run_in_executor(None, ask)
         await asyncio.wait([query], timeout=self._timeout)
         if not query.done():
-            query.add_done_callback(_discard)
+            query.add_done_callback(ignore_outcome)
             return {}
         try:
             return query.result()
         except DependencyUnavailable:
             return {}
-
-
-def _discard(query: asyncio.Future[dict[str, int]]) -> None:
-    """Retrieve the exception of a late query, which nobody awaits."""
-    if not query.cancelled():
-        query.exception()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -142,11 +143,9 @@ async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
     path = settings.data_dir / "requests.log"
-    try:
+    async with aclosing(redis):
         await RequestLog(
             group=GroupReader(redis, group=GROUP, consumer=consumer_name(settings), count=8),
             file=RotatingFile(path, max_bytes=_MAX_BYTES, keep=4),
             report=partial(metrics.statistics, "request_log"),
         ).run(stop)
-    finally:
-        await redis.aclose()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -262,7 +263,7 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
     """Ship the logs of the data directory until `stop`; wait while another process ships them."""
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
-    try:
+    async with aclosing(redis):
         with FileLock(settings.data_dir / LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
             while not lock.take() and not stop.is_set():
                 await pause(stop, 0.5)
@@ -278,5 +279,3 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
                     ),
                     report=partial(metrics.statistics, "shipper"),
                 ).run(stop)
-    finally:
-        await redis.aclose()

@@ -15,7 +15,7 @@ import pytest
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.probes import probe_valkey
 from gateway.supervisor.process_table import read_table, start_of
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
@@ -53,11 +53,14 @@ class Ready:
         return "" if self._log.exists() and self._log.stat().st_size else "says nothing"
 
 
-def file_there(path: Path) -> Probe:
-    async def probe() -> str:
-        return "" if path.exists() else "did not run"
+class FileThere:
+    """A probe that is ready when a file is there."""
 
-    return probe
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def __call__(self) -> str:
+        return "" if self._path.exists() else "did not run"
 
 
 class Bench:
@@ -68,7 +71,7 @@ class Bench:
         self.said: list[str] = []
         self.force = asyncio.Event()
         (root / "logs").mkdir()
-        spawner = Spawner(logs=root / "logs", environment=inherited_environment())
+        spawner = Spawner(logs=root / "logs")
         self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
 
     def spec(
@@ -91,7 +94,7 @@ class Bench:
 
     async def crash_for_ever(self) -> None:
         """Start a process that is ready once, and then crashes at each start."""
-        spec = self.spec(ONCE.format(self.root), probe=file_there(self.root / "ran"))
+        spec = self.spec(ONCE.format(self.root), probe=FileThere(self.root / "ran"))
         await self.supervisor.ready(self.supervisor.start([spec]))
         pid = self.pid()
         assert pid is not None
@@ -227,10 +230,8 @@ async def test_live_gauges_of_a_process_end_with_it_and_counters_stay(bench: Ben
 
 
 async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
-    root = bench.root
-    spec = valkey_spec(
-        Role.VALKEY_STATE, STATE_OPTIONS, program=find_program(), sockets=root, data=root
-    )
+    role, root = Role.VALKEY_STATE, bench.root
+    spec = valkey_spec(role, STATE_OPTIONS, program=find_program(), sockets=root, data=root)
     await bench.supervisor.ready(bench.supervisor.start([spec]))
     pid = bench.pid(Role.VALKEY_STATE)
     assert pid is not None
@@ -253,7 +254,7 @@ async def test_a_valkey_that_is_not_there_is_not_ready(tmp_path: Path) -> None:
 
 
 async def test_a_step_that_fails_is_an_error_with_its_last_line(bench: Bench) -> None:
-    spawner = Spawner(logs=bench.root / "logs", environment=inherited_environment())
+    spawner = Spawner(logs=bench.root / "logs")
     script = "print('one'); import sys; sys.exit('Error: the weights are missing')"
 
     with pytest.raises(CannotStart, match=r"^models failed: the weights are missing; see "):
@@ -265,7 +266,7 @@ async def test_a_step_that_fails_is_an_error_with_its_last_line(bench: Bench) ->
 
 
 async def test_a_step_is_given_its_secret_as_input(bench: Bench) -> None:
-    spawner = Spawner(logs=bench.root / "logs", environment=inherited_environment())
+    spawner = Spawner(logs=bench.root / "logs")
     script = "import sys; sys.exit(sys.stdin.read() != 'secret')"
 
     await spawner.run_step("step", (sys.executable, "-c", script), environment={}, secret="secret")
@@ -285,7 +286,7 @@ DRIVER = """
 import asyncio, sys
 from pathlib import Path
 from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor, supervise
 
@@ -295,7 +296,7 @@ def say(line):
 with open_directory(Path(sys.argv[1]), say) as directory:
     supervisor = Supervisor(
         root=directory.root,
-        spawner=Spawner(logs=directory.logs, environment=inherited_environment()),
+        spawner=Spawner(logs=directory.logs),
         say=say,
     )
     spec = ProcessSpec(

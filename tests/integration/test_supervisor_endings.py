@@ -12,7 +12,7 @@ import pytest
 
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.process_table import read_table
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
 from gateway.supervisor.supervisor import Supervisor
 from loadtests.harness.waiting import until
@@ -53,7 +53,7 @@ class Bench:
         self.said: list[str] = []
         self.log = root / "logs" / "billing.log"
         self.log.parent.mkdir()
-        spawner = Spawner(logs=self.log.parent, environment=inherited_environment())
+        spawner = Spawner(logs=self.log.parent)
         self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
 
     async def start(self, script: str, probe: Probe) -> None:

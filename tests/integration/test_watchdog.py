@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.supervisor.process_table import read_table, start_of
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
@@ -52,7 +52,7 @@ class Bench:
         self.root = root
         self.said: list[str] = []
         (root / "logs").mkdir()
-        spawner = Spawner(logs=root / "logs", environment=inherited_environment())
+        spawner = Spawner(logs=root / "logs")
         self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
 
     async def start(self, *, silent_within: float = 0.0, memory_bytes: int = 0) -> int:
