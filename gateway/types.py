@@ -148,13 +148,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: GatewayError) -> Self:
         """Return the failure of an item that `error` prevented."""
-        return cls(
-            status=error.status,
-            code=error.code,
-            detail=error.detail,
-            retryable=error.retryable,
-            retry_after=error.retry_after,
-        )
+        return msgspec.convert(error, cls, from_attributes=True)
 
     def error(self, index: int) -> GatewayError:
         """Return the error of a request that fails because of this item, its `index`-th.

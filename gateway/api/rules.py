@@ -68,6 +68,7 @@ class InferenceRules:
         inference: Inference,
         events: EventPublisher,
         metrics: GatewayMetrics,
+        ids: RequestIds,
         loop_time: Callable[[], float],
         wall: Callable[[], int] = time.time_ns,
         region: str = "",
@@ -79,7 +80,7 @@ class InferenceRules:
         self._inference = inference
         self._events = events
         self._metrics = metrics
-        self.ids = ids = RequestIds()
+        self._ids = ids
         self._now = loop_time
         self._wall = wall
         self._bodies = BodyReader()
@@ -99,7 +100,7 @@ class InferenceRules:
     def new_state(self, task: Task) -> RequestState:
         """Return the state of a new request, with the current runtime and a new id."""
         return RequestState(
-            self.ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
+            self._ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
         )
 
     def read_head(self, state: RequestState, method: str, headers: Mapping[bytes, bytes]) -> None:

@@ -13,6 +13,7 @@ from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.health import ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
+from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
 from gateway.app.stores import Stores
@@ -59,6 +60,7 @@ def build_listeners(
     draining: Draining,
 ) -> Listeners:
     """Return the entry points; the fast path is closed once `draining` closes connections."""
+    ids = RequestIds()
     rules = InferenceRules(
         runtimes=parts.stores.runtimes,
         keys=parts.keys,
@@ -66,19 +68,20 @@ def build_listeners(
         inference=parts.inference,
         events=parts.events,
         metrics=parts.metrics,
+        ids=ids,
         loop_time=parts.clock,
         region=settings.region,
     )
-    app = _build_application(parts, rules, readiness)
+    app = _build_application(parts, rules, ids, readiness)
     if not settings.fast_lane or not isinstance(parts.tracer, NullTracer):
         # Only the application records spans.
-        return Listeners(app, partial(WriteCoalescingProtocol, new_id=rules.ids.new))
+        return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
     fast_path = _build_fast_path(parts, rules, draining)
-    return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=rules.ids.new))
+    return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
 def _build_application(
-    parts: EntryPointParts, rules: InferenceRules, readiness: ReadinessSource
+    parts: EntryPointParts, rules: InferenceRules, ids: RequestIds, readiness: ReadinessSource
 ) -> InferenceRouter:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(rules=rules, tracer=parts.tracer)
@@ -86,9 +89,9 @@ def _build_application(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, ids=rules.ids
+            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, ids=ids
         ),
-        ids=rules.ids,
+        ids=ids,
         models=parts.fleet,
         documents=CurrentDocument(runtimes),
         usage=LedgerUsage(parts.stores.ledger, runtimes),

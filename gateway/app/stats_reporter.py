@@ -1,6 +1,5 @@
 """Reports the statistics of a worker's parts to its metrics and to the admin process."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -16,11 +15,6 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of the whole worker: `tasks` of its event loop."""
 
     tasks: int
-
-
-def worker_statistics() -> WorkerStatistics:
-    """Return the statistics of this worker; called in its loop."""
-    return WorkerStatistics(tasks=len(asyncio.all_tasks()))
 
 
 class StatsReporter:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -24,6 +25,7 @@ from gateway.types import Principal
 
 _QUERIES: Final = 4
 AWAY: Final = "%s: cannot be reached"
+NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 
 
 class CurrentDocument:
@@ -80,7 +82,7 @@ class WorkerReadiness:
         fleet: Fleet,
         draining: Draining,
         refusal_reason: Callable[[], str],
-        redis: Mapping[str, Callable[[], bool]],
+        redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
     ) -> None:
         self._principals = principals
         self._fleet = fleet

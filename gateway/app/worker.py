@@ -13,7 +13,7 @@ from gateway.app.backends import BackendAccess
 from gateway.app.entry_points import EntryPointParts, Listeners, build_listeners
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
-from gateway.app.stats_reporter import StatsReporter, worker_statistics
+from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
@@ -164,14 +164,7 @@ class Worker:
             report=reporter.report,
         )
         follower = self._runtime_follower(reporter, models)
-        cache_watch = RedisHealthMonitor(
-            open_pipe(
-                self._settings.cache_url,
-                timeout=_PROBE_TIMEOUT,
-                slow=_PROBE_TIMEOUT,
-                keepalive=self._settings.tcp_keepalive,
-            )
-        )
+        cache_watch = self._cache_watch()
         stack.push_async_callback(asyncio.to_thread, self._tracer.close)
         stack.enter_context(self._events)
         parts: tuple[AbstractAsyncContextManager[object], ...] = (
@@ -208,6 +201,17 @@ class Worker:
             recovery=self._stores.recovery,
         )
 
+    def _cache_watch(self) -> RedisHealthMonitor:
+        settings = self._settings
+        return RedisHealthMonitor(
+            open_pipe(
+                settings.cache_url,
+                timeout=_PROBE_TIMEOUT,
+                slow=_PROBE_TIMEOUT,
+                keepalive=settings.tcp_keepalive,
+            )
+        )
+
     def _uses_cache_redis(self) -> bool:
         return self.runtimes.current.document.cache.redis_enabled
 
@@ -222,7 +226,7 @@ class Worker:
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
                 "events": self._events.statistics,
-                "worker": worker_statistics,
+                "worker": lambda: WorkerStatistics(tasks=len(asyncio.all_tasks())),
                 **self._region_limits.figures,
             },
             details={"fleet": self.backends.fleet.statistics},

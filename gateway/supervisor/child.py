@@ -95,6 +95,7 @@ class Child:
                 raise CannotStart(f"{self.spec.name} {self._end} while starting{said}; {self._see}")
             if self.pid is not None and not (missing := await self.spec.probe()):
                 self._was_ready = True
+                self._say(f"{self.spec.name} is ready")
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.app.secret import kept_secret
 from gateway.auth.keys import is_well_formed, new_key
+from gateway.settings import Settings
 from gateway.supervisor import process_table
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.workers.file_lock import FileLock
@@ -39,6 +40,17 @@ class DataDirectory:
     def secret(self, name: str, make: Callable[[], str] = secrets.token_urlsafe) -> str:
         """Return the secret kept in the file `name`, which only its owner can read."""
         return kept_secret(self.root / name, make)
+
+    def settings_of_children(self, settings: Settings) -> Settings:
+        """Return `settings` for the processes in this directory; only one of them gets a key."""
+        return msgspec.structs.replace(
+            settings,
+            data_dir=self.root,
+            config=settings.config.absolute(),
+            secret=settings.secret or self.secret("secret"),
+            admin_key="",
+            listen_fd=None,
+        )
 
     def folder(self, name: str) -> Path:
         """Return a folder below the root, made when it is not there."""

@@ -74,15 +74,10 @@ def plan_up(
     models = (options.models or own_models).absolute()
     demo = own_models if options.demo_models or options.models is None else None
     own = msgspec.structs.replace(
-        settings,
-        data_dir=directory.root,
-        config=settings.config.absolute(),
+        directory.settings_of_children(settings),
         placement=directory.placement,
         cache_url=valkey.url(cache),
         state_url=valkey.url(state),
-        secret=settings.secret or directory.secret("secret"),
-        admin_key="",
-        listen_fd=None,
     )
     return ProcessPlan(
         settings=own,

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from socket import socket
 
-import msgspec
-
 from gateway.settings import Settings
 from gateway.supervisor import topology
 from gateway.supervisor.data_directory import open_directory
@@ -40,14 +38,7 @@ def run_gateway(
                 settings.admin_host, settings.admin_port, 1, option="--admin-port"
             )
             admin_listeners = stack.enter_context(opened)
-        own = msgspec.structs.replace(
-            settings,
-            data_dir=directory.root,
-            config=settings.config.absolute(),
-            secret=settings.secret or directory.secret("secret"),
-            admin_key="",
-            listen_fd=None,
-        )
+        own = directory.settings_of_children(settings)
         specs = [
             *topology.event_specs(own, (Role.SHIPPER,)),
             *(topology.admin_spec(own, x, settings.admin_key, alone=True) for x in admin_listeners),

@@ -73,7 +73,7 @@ class Supervisor:
         Raises:
             CannotStart: one of them is not within its time.
         """
-        await in_parallel(*(self._ready(child) for child in children))
+        await in_parallel(*(child.until_ready() for child in children))
 
     async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
         """Stop every child, in the order of roles; at once when `force` is set.
@@ -98,10 +98,6 @@ class Supervisor:
             self.say(f"not ready any more; serving on for {delay:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(force.wait(), delay)
-
-    async def _ready(self, child: Child) -> None:
-        await child.until_ready()
-        self.say(f"{child.spec.name} is ready")
 
     def _changed(self, ended: int | None) -> None:
         if ended is not None:
@@ -168,6 +164,7 @@ async def supervise(
     async def starting() -> None:
         await start()
         is_ready.set()
+        await signals.stopping.wait()
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(SIGINT, signals.interrupt)
@@ -178,7 +175,7 @@ async def supervise(
         if beside is not None:
             tasks.start(beside())
         try:
-            await _until(signals.stopping, starting)
+            await _first_of(starting(), signals.stopping.wait())
         finally:
             waits = is_ready.is_set() and not signals.is_interrupted
             await supervisor.stop(signals.force, delay=delay if waits else 0.0)
@@ -211,16 +208,11 @@ async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]
         await reload()
 
 
-async def _until(stop: asyncio.Event, start: Callable[[], Awaitable[None]]) -> None:
-    """Run `start` and wait for `stop`, which also cancels a start in progress."""
-
-    async def starting() -> None:
-        await start()
-        await stop.wait()
-
+async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run `work` until the first of it ends or fails, and cancel the rest."""
     async with TaskScope() as tasks:
-        waits = [tasks.create_task(starting()), tasks.create_task(stop.wait())]
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        running = [tasks.create_task(each) for each in work]
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 

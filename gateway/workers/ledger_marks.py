@@ -1,27 +1,23 @@
 """Asks the ledger up to which record it has committed event logs, within a time-out."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from gateway.errors import DependencyUnavailable
 from gateway.tasks import ignore_outcome
 
 
-class HighWaterMarks(Protocol):
-    """Reads up to which record logs are committed; blocks; raises `DependencyUnavailable`."""
-
-    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return the mark per log; 0 is nothing."""
-        ...
-
-
 class LedgerMarks:
-    """Reads marks of `ledger` in a thread, one query at a time, for at most `timeout` seconds."""
+    """Reads marks in a thread, one query at a time, for at most `timeout` seconds.
 
-    def __init__(self, ledger: HighWaterMarks, *, timeout: float = 1.0) -> None:
-        self._ledger = ledger
+    `high_water` returns the mark per log, 0 for nothing, or raises `DependencyUnavailable`.
+    """
+
+    def __init__(
+        self, high_water: Callable[[list[str]], dict[str, int]], *, timeout: float = 1.0
+    ) -> None:
+        self._high_water = high_water
         self._timeout = timeout
         self._query: asyncio.Future[dict[str, int]] | None = None
         """The last query, which may have timed out and still run."""
@@ -33,7 +29,7 @@ class LedgerMarks:
         """
         if not log_ids or (self._query is not None and not self._query.done()):
             return {}
-        ask = partial(self._ledger.high_water, log_ids)
+        ask = partial(self._high_water, log_ids)
         query = self._query = asyncio.get_running_loop().run_in_executor(None, ask)
         await asyncio.wait([query], timeout=self._timeout)
         if not query.done():

@@ -334,7 +334,7 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
         alone = Shipper(
             pipeline.events,
             stream=EventStream(pipeline.redis, max_blocks=1000),
-            marks=LedgerMarks(UnreachableLedger()),
+            marks=LedgerMarks(UnreachableLedger().high_water),
             retention=SegmentRetention(pipeline.events),
         )
         async with running(alone.run, pipeline.billing().run):

@@ -40,7 +40,7 @@ async def test_events_are_shipped_and_billed_while_the_shippers_ledger_is_silent
         shipper = Shipper(
             pipeline.events,
             stream=EventStream(pipeline.redis, max_blocks=1000),
-            marks=LedgerMarks(ledger, timeout=0.05),
+            marks=LedgerMarks(ledger.high_water, timeout=0.05),
             retention=SegmentRetention(pipeline.events),
             poll=0.005,
         )

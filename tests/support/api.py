@@ -16,6 +16,7 @@ from gateway.api.fast_path.protocol import FastPath
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import UsageLine
+from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
@@ -96,6 +97,7 @@ class Api:
         self.application = self._build()
 
     def _build(self) -> Litestar:
+        self.ids = ids = RequestIds()
         limiter = MemoryRateLimiter(monotonic=self.clock)
         self.rules = rules = InferenceRules(
             runtimes=self.runtimes,
@@ -104,10 +106,10 @@ class Api:
             inference=self.scene.inference,
             events=self.events,
             metrics=self.metrics,
+            ids=ids,
             loop_time=self.scene.loop_time,
             wall=lambda: 7,
         )
-        self.ids = ids = rules.ids
         self.fast_path = FastPath(
             rules=rules,
             heads=RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes),

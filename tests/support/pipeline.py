@@ -43,7 +43,7 @@ class Pipeline:
         return Shipper(
             self.events,
             stream=EventStream(self.redis, max_blocks=max_blocks),
-            marks=LedgerMarks(self.ledger),
+            marks=LedgerMarks(self.ledger.high_water),
             retention=retention(self.events),
             block_events=block_events,
             poll=0.005,

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from random import Random
-from types import MappingProxyType
 
 import msgspec
 import pytest
 
 from gateway.app.principals import PrincipalsFollower
-from gateway.app.views import WorkerReadiness
+from gateway.app.views import NO_REDIS, WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import RoutingEntry
 from gateway.errors import DependencyUnavailable
@@ -45,7 +44,7 @@ def readiness_of(
     *,
     draining: Draining | None = None,
     trouble: str = "",
-    redis: Mapping[str, Callable[[], bool]] = MappingProxyType({}),
+    redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
 ) -> WorkerReadiness:
     return WorkerReadiness(
         principals=principals,
