@@ -20,7 +20,7 @@ from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_place
 from gateway.supervisor.reload import reload_configuration
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
-from gateway.upstream.tls import check_tls
+from gateway.upstream.tls import client_tls
 
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
 
@@ -63,7 +63,7 @@ def check_configuration(settings: Settings) -> None:
     try:
         load_folder(settings.config)
         check_memory(read_folder(settings.config), settings.memory_limit_bytes)
-        check_tls(settings)
+        client_tls(settings).renew()  # refuses files that cannot be used
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
 
