@@ -27,8 +27,12 @@ def kept_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_hex(
     try:
         fresh.touch(mode=0o600)
         fresh.write_text(make())
-        with contextlib.suppress(FileExistsError):
+        try:
             path.hardlink_to(fresh)
+        except FileExistsError:
+            pass  # another process was first
+        except OSError:  # a file system without hard links
+            fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
     return path.read_text().strip()
