@@ -17,6 +17,7 @@ from backends.types import (
     ShadowStatistics,
     Snapshot,
 )
+from gateway.app.stats_reporter import WorkerStatistics
 from gateway.cli.root import main
 from gateway.supervisor.errors import ExitCode
 from gateway.telemetry.metrics import GatewayMetrics
@@ -96,7 +97,7 @@ def gateway_metrics(folder: Path) -> list[Metric]:
     metrics.work("sentiment", rows=1, tokens=9)
     metrics.rate_limited("minute")
     metrics.shadowed("minute")
-    metrics.statistics("cache", {"hits": 1.0})
+    metrics.statistics("cache", WorkerStatistics(tasks=1))
     metrics.flush()
     RestartCounts(folder).add("gateway", "ended")
     registry.register(RestartsCollector(folder))
