@@ -17,7 +17,7 @@ from gateway.admin.configuration import ActiveConfig, Rollback
 from gateway.admin.models import ReloadResult
 from gateway.admin.operations import OperatorsReadiness
 from gateway.admin.publishing import CheckedDocument, PublishedChange
-from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
+from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.openapi_parts import MOMENT, PROBLEM_JSON, Content, Json, Operation
 from gateway.config.document import Document
 from gateway.errors import (
@@ -319,11 +319,12 @@ def operators_document(
     handlers: Sequence[ControllerRouterHandler], dependencies: Mapping[str, Provide]
 ) -> bytes:
     """Return the OpenAPI document of `handlers` as JSON."""
-    about = DocumentInfo(
+    return build_document(
+        described_by_litestar(handlers, dependencies),
+        OPERATIONS,
         title="Sluicegate for operators",
         version=version("sluicegate"),
         description="Configuration, tenants and keys, usage and invoices, caches and regions.",
         key="The admin key: `SLUICEGATE_ADMIN_KEY`.",
         tags=TAGS,
     )
-    return build_document(about, described_by_litestar(handlers, dependencies), OPERATIONS)

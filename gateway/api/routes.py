@@ -18,7 +18,7 @@ from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
-from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
+from gateway.api.openapi import build_document, described_by_litestar
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
 from gateway.runtime.store import RuntimeStore
@@ -82,15 +82,14 @@ def customers_document(version: str, dependencies: Mapping[str, Provide]) -> byt
 
     Litestar would serve its own document, without the raw routes, under a path of its own.
     """
-    about = DocumentInfo(
+    return build_document(
+        described_by_litestar(_DESCRIBED, dependencies),
+        INFERENCE_OPERATIONS,
         title="Sluicegate",
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
         tags=_TAGS,
-    )
-    return build_document(
-        about, described_by_litestar(_DESCRIBED, dependencies), INFERENCE_OPERATIONS
     )
 
 
