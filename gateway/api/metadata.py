@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -34,7 +35,9 @@ from gateway.middleware.admission import PRINCIPAL
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 
+AnyRequest = Request[Any, Any, Any]
 _GROUPS = ("model", "day", "key", "task")
+_operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
 _DEFAULT_ENTRY = ModelEntry()
 _ERRORS = (RateLimited, DependencyUnavailable)
@@ -164,11 +167,9 @@ class MetadataController(Controller):
     @get(
         "/models",
         opt={
-            "operation": Operation(
+            "operation": _operation(
                 id="list_models",
                 summary="The models this key may use",
-                tag="metadata",
-                kind=Kind.LIMITED,
                 errors=_ERRORS,
                 answers={200: (Content(summary="The models"),), 304: (_NOT_MODIFIED,)},
                 headers=("ETag",),
@@ -177,7 +178,7 @@ class MetadataController(Controller):
         },
     )
     async def list_models(
-        self, request: Request[Any, Any, Any], models: Models, runtimes: Runtimes
+        self, request: AnyRequest, models: Models, runtimes: Runtimes
     ) -> Response[ModelList]:
         """Return every model that is served and that the key may use."""
         document = runtimes.current.document
@@ -191,11 +192,9 @@ class MetadataController(Controller):
     @get(
         "/models/{model:str}",
         opt={
-            "operation": Operation(
+            "operation": _operation(
                 id="get_model",
                 summary="One model",
-                tag="metadata",
-                kind=Kind.LIMITED,
                 errors=(*_ERRORS, ModelNotFound, NotFound),
                 answers={200: (Content(summary="The model"),), 304: (_NOT_MODIFIED,)},
                 headers=("ETag",),
@@ -205,11 +204,7 @@ class MetadataController(Controller):
         },
     )
     async def get_model(
-        self,
-        model: FromPath[str],
-        request: Request[Any, Any, Any],
-        models: Models,
-        runtimes: Runtimes,
+        self, model: FromPath[str], request: AnyRequest, models: Models, runtimes: Runtimes
     ) -> Response[ModelCard]:
         """Return one model, 404 when there is none of that name."""
         found = models.model(model)
@@ -222,27 +217,22 @@ class MetadataController(Controller):
     @get(
         "/usage",
         opt={
-            "operation": Operation(
+            "operation": _operation(
                 id="get_usage",
                 summary="The calling tenant's usage and cost",
-                tag="metadata",
-                kind=Kind.LIMITED,
                 errors=_ERRORS,
                 parameters=(TIMEOUT_HEADER,),
                 about={
                     "from": MOMENT,
                     "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
-                    "group_by": {
-                        "description": _GROUP_BY,
-                        "example": ["model", "day"],
-                    },
+                    "group_by": {"description": _GROUP_BY, "example": ["model", "day"]},
                 },
             )
         },
     )
     async def get_usage(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         usage: UsageOfTenants,
         runtimes: Runtimes,
         since: Annotated[
@@ -275,7 +265,7 @@ class MetadataController(Controller):
         return UsageReport(since=_shown(start), until=_shown(end), data=lines)
 
 
-def _principal(request: Request[Any, Any, Any]) -> Principal:
+def _principal(request: AnyRequest) -> Principal:
     principal: Principal = request.scope["state"][PRINCIPAL]
     return principal
 

@@ -146,7 +146,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
         super().refuse(error)
 
     @override
-    def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
+    def eof_received(self) -> bool:  # type: ignore[override]  # see `StrictHttpProtocol`
         if not (self._is_waiting or self._held):
             return super().eof_received()
         self._is_at_eof = True
