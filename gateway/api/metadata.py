@@ -12,7 +12,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
-from gateway.api.grouping import parse_group_by
 from gateway.api.openapi_parts import (
     MOMENT,
     TIMEOUT_HEADER,
@@ -23,6 +22,7 @@ from gateway.api.openapi_parts import (
 )
 from gateway.api.request_headers import parse_timeout
 from gateway.api.revalidation import with_etag
+from gateway.api.usage_query import parse_group_by, parse_moment
 from gateway.config.document import Document, ModelEntry
 from gateway.errors import (
     DependencyUnavailable,
@@ -40,13 +40,13 @@ _GROUPS = ("model", "day", "key", "task")
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
 _DEFAULT_ENTRY = ModelEntry()
+# Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
+_YEARS = range(1970, 2262)
 _ERRORS = (RateLimited, DependencyUnavailable)
 _IF_NONE_MATCH = request_header(
     "If-None-Match", "The `ETag` of an answer that is known.", {"type": "string"}, '"5f2c"'
 )
 _NOT_MODIFIED = Content(media="", summary="What is known has not changed")
-# Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
-_FIRST_YEAR, _LAST_YEAR = 1970, 2261
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -246,10 +246,10 @@ class MetadataController(Controller):
         Of a key that is limited to models it is the usage of those.
         """
         now = datetime.now(UTC)
-        start = _moment("from", since) or now.replace(
+        start = parse_moment("from", since, years=_YEARS) or now.replace(
             day=1, hour=0, minute=0, second=0, microsecond=0
         )
-        end = _moment("to", until) or now + timedelta(seconds=1)
+        end = parse_moment("to", until, years=_YEARS) or now + timedelta(seconds=1)
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
         groups = parse_group_by(group_by, _GROUPS, default="model")
@@ -293,18 +293,6 @@ def _card(model: ServedModel) -> ModelCard:
         demonstration=info.demonstration,
         regions=list(model.regions),
     )
-
-
-def _moment(name: str, value: str | None) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise InvalidRequest(f"`{name}` must be a date or time, as 2026-11-21.") from error
-    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-        raise InvalidRequest(f"`{name}` must be in the years {_FIRST_YEAR} to {_LAST_YEAR}.")
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _shown(moment: datetime) -> str:
