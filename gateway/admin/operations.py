@@ -20,7 +20,7 @@ from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.regional_shares import RegionLease, ShareRow
-from gateway.redis.connect import Pipe
+from gateway.redis.connect import PipelinedClient
 from gateway.redis.health import responds_to_ping
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
@@ -95,7 +95,9 @@ class OperationsController(Controller):
 
     @get("/cache")
     async def cache(
-        self, control: NamedDependency[Control], cache_redis: NamedDependency[SkipValidation[Pipe]]
+        self,
+        control: NamedDependency[Control],
+        cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     ) -> Json:
         """Return sizes and counts of the Redis tier, and of each worker's."""
         workers = await _reports(control, "cache")
@@ -226,7 +228,7 @@ async def ready(
     request: Request[Any, Any, Any],
     control: NamedDependency[Control],
     ledger: NamedDependency[Ledger],
-    cache_redis: NamedDependency[SkipValidation[Pipe]],
+    cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     draining: NamedDependency[Draining],
 ) -> Response[OperatorsReadiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
@@ -331,7 +333,7 @@ def _views(seen: Json, backend: str) -> Json:
     }
 
 
-async def _redis_statistics(redis: Pipe) -> Json | None:
+async def _redis_statistics(redis: PipelinedClient) -> Json | None:
     """Return statistics of Redis; of a cluster, those of one node."""
     try:
         info, keys = await redis.execute([("INFO",), ("DBSIZE",)])

@@ -14,7 +14,7 @@ from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
-from gateway.upstream.tls import check_tls
+from gateway.upstream.tls import client_tls
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -35,7 +35,7 @@ def check(folder: Path, *, as_json: bool) -> None:
     try:
         document, settings = load_folder(folder), load_settings()
         check_memory(read_folder(folder), settings.memory_limit_bytes)
-        check_tls(settings)
+        client_tls(settings).renew()  # refuses files that cannot be used
     except ConfigurationError as error:
         if not as_json:
             raise Failure(explain(error), ExitCode.CONFIGURATION) from error
