@@ -77,10 +77,11 @@ class RequestEvents:
         Raises:
             EventLogUnavailable: the log has no room; nothing is counted.
         """
-        event = self.event_of(state)
+        now = self.now()
+        event = state.event(wall=self._wall, now=now, region=self._region)
         if event is not None:
             self._events.publish(event)
-        self.count_request(state)
+        self._metrics.request(state.task, state.status, now - state.started)
         usage = state.usage
         if not state.model:
             return
