@@ -8,7 +8,7 @@ comes after each second without an outcome in which batches ran: the call waits,
 A stream that ends without one was cut: items without an outcome are retryable. A call refused as a
 whole is a non-200 status with a `Refusal`.
 
-`GET /v1/state` answers a msgpack `BackendState`: what the backend serves and how busy it is.
+`GET /v1/state` answers a msgpack `ServingState`: what the backend serves and how busy it is.
 `POST /v1/models/reload` reads the repository again, and answers the state when its models serve.
 """
 
@@ -32,6 +32,11 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+# How scores are made of logits.
+Function = Literal["softmax", "sigmoid", "none"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+
+
 class Task(StrEnum):
     """Enumerates the tasks of models; each is a route of the API."""
 
@@ -52,7 +57,7 @@ class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Asks for `top_k` labels (`None`: all); `function` makes scores of logits, if given."""
 
     top_k: int | None = None
-    function: Literal["softmax", "sigmoid", "none"] | None = None
+    function: Function | None = None
 
 
 class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +88,7 @@ class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Selects how pieces of words become entities, as Hugging Face's pipeline does."""
 
-    aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
+    aggregation: Aggregation = "simple"
 
 
 class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,7 +257,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     earlier: list[str] = []
 
 
-class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's identity, readiness, models and load.
 
     `missing` lists what is wrong; a ready backend may still miss a model whose repository entry is
@@ -302,15 +307,10 @@ class FrameReader:
             end = start + _LENGTH.size + length
             if len(buffer) < end:
                 break
-            frame = _decode_frame(bytes(buffer[start + _LENGTH.size : end]))
+            try:
+                frame: Frame = _frame_decoder.decode(buffer[start + _LENGTH.size : end])
+            except UNREADABLE as error:
+                raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
             start = end
             yield frame
         del buffer[:start]
-
-
-def _decode_frame(body: bytes) -> Frame:
-    try:
-        frame: Frame = _frame_decoder.decode(body)
-    except UNREADABLE as error:
-        raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
-    return frame

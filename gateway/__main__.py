@@ -12,8 +12,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Protocol
 
 from gateway.config.load import explain
 from gateway.errors import ConfigurationError, GatewayError
@@ -24,15 +24,8 @@ from gateway.supervisor.heartbeat import heartbeat
 from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 
-
-class _ProcessMain(Protocol):
-    """The coroutine that a process runs."""
-
-    async def __call__(self, settings: Settings, *, stop: asyncio.Event) -> None:
-        """Run until `stop` is set."""
-        ...
-
-
+# Takes the settings and, by keyword, the event `stop`; runs until that is set.
+_ProcessMain = Callable[..., Coroutine[object, object, None]]
 # Module and function by the name of the process.
 ENTRIES = {
     "run-worker": ("gateway.app.worker", "serve_worker"),
@@ -79,7 +72,7 @@ def process_name(entry: str, settings: Settings) -> str:
 async def _until_signal(run: _ProcessMain, settings: Settings) -> None:
     stop = Stop()
     loop = asyncio.get_running_loop()
-    running = loop.create_task(_run(run, settings, stop))
+    running = loop.create_task(run(settings, stop=stop))
 
     def signalled(*, is_graceful: bool) -> None:
         if stop.is_set():
@@ -89,13 +82,8 @@ async def _until_signal(run: _ProcessMain, settings: Settings) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, partial(signalled, is_graceful=True))
     loop.add_signal_handler(signal.SIGINT, partial(signalled, is_graceful=False))
-    with contextlib.suppress(asyncio.CancelledError):
+    with heartbeat(settings.heartbeat_fd), contextlib.suppress(asyncio.CancelledError):
         await running
-
-
-async def _run(run: _ProcessMain, settings: Settings, stop: asyncio.Event) -> None:
-    with heartbeat(settings.heartbeat_fd):
-        await run(settings, stop=stop)
 
 
 def main(arguments: list[str]) -> int:

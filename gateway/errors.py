@@ -33,6 +33,8 @@ GatewayError
 
 from typing import ClassVar, Final, Self
 
+from typing_extensions import override
+
 MAX_RETRY_AFTER: Final = 120.0
 """Seconds that `Retry-After` asks for at most: clients give up on more."""
 
@@ -44,6 +46,12 @@ class GatewayError(Exception):
     code: ClassVar[str] = "internal_error"
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
+
+    @override
+    def __init_subclass__(cls) -> None:
+        """Give a class that declares a code and no title the code in words as its title."""
+        if "code" in cls.__dict__ and "title" not in cls.__dict__:
+            cls.title = cls.code.replace("_", " ").capitalize()
 
     def __init__(self, detail: str, *, retry_after: float | None = None) -> None:
         super().__init__(detail)
@@ -60,7 +68,6 @@ class ClientError(GatewayError):
 
     status = 400
     code = "invalid_request"
-    title = "Invalid request"
 
 
 class InvalidRequest(ClientError):
@@ -72,7 +79,6 @@ class AuthenticationFailed(ClientError):
 
     status = 401
     code = "authentication_failed"
-    title = "Authentication failed"
 
 
 class PermissionDenied(ClientError):
@@ -80,7 +86,6 @@ class PermissionDenied(ClientError):
 
     status = 403
     code = "permission_denied"
-    title = "Permission denied"
 
 
 class NotFound(ClientError):
@@ -88,7 +93,6 @@ class NotFound(ClientError):
 
     status = 404
     code = "not_found"
-    title = "Not found"
 
 
 class MethodNotAllowed(ClientError):
@@ -96,7 +100,6 @@ class MethodNotAllowed(ClientError):
 
     status = 405
     code = "method_not_allowed"
-    title = "Method not allowed"
 
 
 class ModelNotFound(ClientError):
@@ -104,7 +107,6 @@ class ModelNotFound(ClientError):
 
     status = 404
     code = "model_not_found"
-    title = "Model not found"
 
 
 class TaskNotSupported(ClientError):
@@ -120,7 +122,6 @@ class RequestTimeout(ClientError):
 
     status = 408
     code = "request_timeout"
-    title = "Request timeout"
 
 
 class Conflict(ClientError):
@@ -128,7 +129,6 @@ class Conflict(ClientError):
 
     status = 409
     code = "conflict"
-    title = "Conflict"
 
 
 class PreconditionFailed(ClientError):
@@ -136,7 +136,6 @@ class PreconditionFailed(ClientError):
 
     status = 412
     code = "precondition_failed"
-    title = "Precondition failed"
 
 
 class PayloadTooLarge(ClientError):
@@ -144,7 +143,6 @@ class PayloadTooLarge(ClientError):
 
     status = 413
     code = "payload_too_large"
-    title = "Payload too large"
 
 
 class InvalidItem(ClientError):
@@ -152,7 +150,6 @@ class InvalidItem(ClientError):
 
     status = 422
     code = "invalid_item"
-    title = "Invalid item"
 
     def __init__(self, detail: str, *, index: int, item_code: str) -> None:
         super().__init__(detail)
@@ -182,7 +179,6 @@ class TransferCodingNotSupported(GatewayError):
 
     status = 501
     code = "not_implemented"
-    title = "Not implemented"
 
 
 class VersionNotSupported(GatewayError):
@@ -218,7 +214,6 @@ class Overloaded(UpstreamError):
 
     status = 503
     code = "overloaded"
-    title = "Overloaded"
     retryable = True
 
 
@@ -236,7 +231,6 @@ class DeadlineExceeded(UpstreamError):
 
     status = 504
     code = "deadline_exceeded"
-    title = "Deadline exceeded"
 
     @classmethod
     def during(cls, phase: str) -> Self:
@@ -252,7 +246,6 @@ class EventLogUnavailable(GatewayError):
 
     status = 503
     code = "event_log_unavailable"
-    title = "Event log unavailable"
     retryable = True
 
 
@@ -261,7 +254,6 @@ class DependencyUnavailable(GatewayError):
 
     status = 503
     code = "dependency_unavailable"
-    title = "Dependency unavailable"
     retryable = True
 
 
@@ -270,7 +262,6 @@ class ConfigurationError(GatewayError):
 
     status = 422
     code = "invalid_configuration"
-    title = "Invalid configuration"
 
     def __init__(
         self, detail: str, *, file: str | None = None, line: int | None = None, field: str = ""

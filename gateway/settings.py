@@ -54,8 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway region this is in, where there are several; each has Redis of its own, and limits
     are divided among them through the ledger. Empty: this is the only one."""
     stream_urls: str = ""
-    """The state Redis of every region that billing reads, with blanks between; empty: `state_url`.
-    """
+    """The state Redis of every region that billing reads, with blanks between; empty: its own."""
     secret: str = ""
     """Keys the cache's tags; gateways that share a Redis share it. Empty: a file in `data_dir`."""
     backend_token: str = ""
@@ -63,8 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upstream_ca: Path | None = None
     """CAs of the backends at `https://`, PEM; `None`: those of the system."""
     upstream_certificate: Path | None = None
-    """The certificate that is shown to backends, PEM, with its key if there is no `upstream_key`.
-    """
+    """The certificate shown to backends, PEM, with its key if there is no `upstream_key`."""
     upstream_key: Path | None = None
     worker: str = "0"
     """The name of this worker among those of the data directory."""
@@ -153,14 +151,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ConfigurationError: a variable does not fit its field.
     """
     source = os.environ if environ is None else environ
-    names = set(Settings.__struct_fields__)
-    values: dict[str, str] = {}
-    for variable, value in source.items():
-        if not variable.startswith(PREFIX):
-            continue
-        name = variable.removeprefix(PREFIX).lower()
-        if name in names:
-            values[name] = value
+    own = (variable for variable in source if variable.startswith(PREFIX))
+    values = {variable.removeprefix(PREFIX).lower(): source[variable] for variable in own}
     _check_sent(values)
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)

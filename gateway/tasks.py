@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 _log = logging.getLogger(__name__)
@@ -32,12 +31,7 @@ class TaskScope:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._drain)
         while self._tasks:
@@ -69,7 +63,7 @@ class TaskScope:
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
-            task.add_done_callback(_ignore_outcome)
+            task.add_done_callback(ignore_outcome)
             task.cancel()
             raise
         return task.result()
@@ -80,10 +74,10 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         _log.error("a background task failed", exc_info=error)
 
 
-def _ignore_outcome(task: asyncio.Task[Any]) -> None:
-    # Nobody waits for it any more; an exception that is not retrieved would be logged by asyncio.
-    if not task.cancelled():
-        task.exception()
+def ignore_outcome(future: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a future that nobody awaits any more, else asyncio logs it."""
+    if not future.cancelled():
+        future.exception()
 
 
 class PeriodicTask:

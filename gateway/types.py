@@ -1,11 +1,9 @@
-"""Defines values that travel between the gateway's modules. They hold no behaviour."""
+"""Defines values that travel between the gateway's modules."""
 
 from enum import StrEnum
-from math import inf
 from typing import NewType, Self
 
 import msgspec
-from typing_extensions import override
 
 from backends.protocol import ModelInfo, Task
 from gateway.errors import (
@@ -59,22 +57,6 @@ class Rule(
     def limit(self) -> int:
         """The most that the rule admits at once, over all regions."""
         return self.capacity
-
-
-class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
-    """Limits a region to its part of a rule: `capacity` units of `full_limit`."""
-
-    full_limit: int
-    unknown_level: int
-    """The level assumed of a bucket without a record: below `capacity` after a share has grown."""
-    grown_for: float = inf
-    """Seconds since the share grew. A bucket unused for longer holds at most `unknown_level`."""
-
-    @property
-    @override
-    def limit(self) -> int:
-        """The most that the rule admits at once, over all regions."""
-        return self.full_limit
 
 
 CONCURRENT = "concurrent"
@@ -150,12 +132,8 @@ class Source(StrEnum):
     FAILED = "failed"
 
 
-_ERRORS_BY_CODE: dict[str, type[GatewayError]] = {
-    kind.code: kind for kind in (DeadlineExceeded, Overloaded, InternalError, RateLimited)
-}
-_ERRORS_BY_STATUS: dict[int, type[GatewayError]] = {
-    kind.status: kind for kind in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)
-}
+_BY_CODE = {e.code: e for e in (DeadlineExceeded, Overloaded, InternalError, RateLimited)}
+_BY_STATUS = {e.status: e for e in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)}
 
 
 class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,13 +148,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: GatewayError) -> Self:
         """Return the failure of an item that `error` prevented."""
-        return cls(
-            status=error.status,
-            code=error.code,
-            detail=error.detail,
-            retryable=error.retryable,
-            retry_after=error.retry_after,
-        )
+        return msgspec.convert(error, cls, from_attributes=True)
 
     def error(self, index: int) -> GatewayError:
         """Return the error of a request that fails because of this item, its `index`-th.
@@ -185,7 +157,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.status == InvalidItem.status:
             return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)
-        kind = _ERRORS_BY_CODE.get(self.code) or _ERRORS_BY_STATUS.get(self.status, UpstreamFailed)
+        kind = _BY_CODE.get(self.code) or _BY_STATUS.get(self.status) or UpstreamFailed
         retry_after = self.retry_after
         if kind.retryable and retry_after is None:
             retry_after = 1.0
@@ -264,22 +236,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what a request used, as answered and as billed."""
+    """Counts what a request used, as answered and as billed.
+
+    These are its items, by how they ended, and the rows and tokens run for the computed ones.
+    """
 
     items: int
-    """All items of the request."""
     hit: int
-    """Items answered from the result cache."""
     collapsed: int
-    """Items that joined equal work in flight; priced as hits."""
+    """Priced as hits."""
     computed: int
-    """Items computed for this request."""
     failed: int
-    """Items without an answer, which are not billed."""
+    """Not billed."""
     rows: int
-    """Rows that the model ran for the computed items."""
     tokens: int
-    """Tokens of those rows."""
     truncated: int = 0
     """Items whose texts were truncated."""
 

@@ -9,6 +9,7 @@ def test_angry_messages_are_urgent() -> None:
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm
 from backends.algorithms.custom import Budget, Custom
 from backends.algorithms.user_code import read_user_code
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task
@@ -53,34 +54,24 @@ def answer(
     custom = Custom(
         name="harness",
         code=read_user_code(path.name if is_file else str(code), path.parent),
-        below={name: _AnyTask(fake) for name, fake in models.items()},
+        below={name: _any_task(fake) for name, fake in models.items()},
         budget=Budget(time=time, rows=rows),
     )
     fakes: dict[str, Pipeline] = {name: _FakeRows(fake) for name, fake in models.items()}
-    ask = AlgorithmContext(fakes, Caller(scope="harness", deadline=math.inf))
+    ask = AlgorithmContext(fakes, RowCaller(scope="harness", deadline=math.inf))
     given = InferParameters(parameters=dict(parameters or {}))
     return msgspec.json.decode(encode_result(asyncio.run(custom.run(item, given, ask))))
 
 
-class _AnyTask(dict[Task, Algorithm]):
-    """Answers every task with one function."""
-
-    def __init__(self, fake: Fake) -> None:
-        self._algorithm = _FakeAlgorithm(fake)
-        super().__init__({Task.INFER: self._algorithm})
-
-    def __missing__(self, task: Task) -> Algorithm:
-        return self._algorithm
+def _any_task(fake: Fake) -> Mapping[Task, Algorithm]:
+    """Return one algorithm for every task."""
+    algorithm = _FakeAlgorithm(fake)
+    return defaultdict(lambda: algorithm, {Task.INFER: algorithm})
 
 
 class _FakeAlgorithm(Algorithm):
     def __init__(self, fake: Fake) -> None:
         self._fake = fake
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
@@ -95,25 +86,25 @@ class _FakeRows(Pipeline):
         self._fake = fake
 
     @override
-    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
         caller.spend(len(texts))
         caller.rows += len(texts)
         return np.array([self._fake(text) for text in texts], dtype=np.float32)
 
     @override
     async def pairs(
-        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+        self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
         return await self.vectors([(first, second) for second in seconds], caller)
 
     @override
     async def windows(
-        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
     ) -> FloatArray:
         return await self.vectors([text], caller)
 
     @override
     async def token_vectors(
-        self, text: str, caller: Caller
+        self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         raise NotImplementedError

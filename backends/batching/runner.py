@@ -8,8 +8,6 @@ import numpy as np
 from backends.batching.meter import Meter
 from backends.batching.queue import RowQueue
 from backends.batching.row import Outcome, Row
-from backends.batching.split import split
-from backends.batching.width import ParallelismChoice
 from backends.errors import (
     BackendError,
     DeadlineExceeded,
@@ -21,8 +19,38 @@ from backends.errors import (
     UpstreamUnavailable,
 )
 from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
+from backends.executors.padded_batch import PaddedBatch, pad
 from backends.telemetry.spans import Tracing
-from backends.types import FloatArray, IntArray
+from backends.types import FloatArray, OutputKind
+
+# So many batches in a row must have been alone before one runs on all cores.
+_ALONE_BEFORE_WIDE = 3
+
+
+class ParallelismChoice:
+    """Chooses all cores or one for a batch of one model: all while it is alone, one under load.
+
+    One worker thread calls it at a time.
+    """
+
+    def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:
+        self._narrow = narrow
+        self._wide = wide
+        self._always = always
+        self._alone = 0
+
+    def choose(self, *, alone: bool, rows: int, longest: int, tokens: int) -> bool:
+        """Return whether to run wide a batch that is the only work there is, or is not."""
+        if self._wide is None:
+            return False
+        if self._always:
+            return True
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone <= _ALONE_BEFORE_WIDE:
+            return False
+        wide = self._wide.seconds(rows=rows, longest=longest, tokens=tokens)
+        return wide < self._narrow.seconds(rows=rows, longest=longest, tokens=tokens)
 
 
 class Runner:
@@ -42,7 +70,6 @@ class Runner:
         self._executor = executor
         self._queue = queue
         self._meter = meter
-        self._cost = executor.cost
         self._clock = clock
         self._tracing = tracing
         self._backlog = backlog
@@ -122,11 +149,9 @@ class Runner:
         self, rows: list[Row], *, wide: bool = False
     ) -> list["FloatArray | BackendError"]:
         lengths = [row.length for row in rows]
-        longest, tokens = max(lengths), sum(lengths)
-        span = self._tracing.batch(
-            [row.span for row in rows],
-            {"rows": len(rows), "tokens": tokens, "padded_tokens": len(rows) * longest},
-        )
+        padded = len(rows) * max(lengths)
+        size = {"rows": len(rows), "tokens": sum(lengths), "padded_tokens": padded}
+        span = self._tracing.batch([row.span for row in rows], size)
         run = span.child("model run", {"provider": self._executor.provider})
         started = self._clock()
         try:
@@ -139,36 +164,41 @@ class Runner:
         took = self._clock() - started
         run.end()
         span.end()
-        self._meter.count(
-            rows=len(rows),
-            tokens=tokens,
-            padded_tokens=len(rows) * longest,
-            work=self._cost.padding(rows=len(rows), longest=longest, tokens=tokens),
-            took=took,
-            late=sum(row.deadline <= started for row in rows),
-        )
-        return split(output, lengths, rows[0].kind)
+        self._meter.count(lengths, took=took, late=sum(row.deadline <= started for row in rows))
+        return _split(output, lengths, rows[0].kind)
 
     def _compute(
         self, rows: list[Row], *, wide: bool = False, time_left: float = math.inf
     ) -> FloatArray:
-        run, kind = self._executor.run_within, rows[0].kind
         try:
-            ids, mask, type_ids = _padded(rows)
+            batch = _padded(rows)
             if wide:
-                return self._executor.run_wide(ids=ids, mask=mask, type_ids=type_ids, output=kind)
-            return run(time_left, ids=ids, mask=mask, type_ids=type_ids, output=kind)
+                return self._executor.run_wide(batch)
+            return self._executor.run_within(time_left, batch)
         except MemoryError as error:
             raise OutOfMemory("there was no memory for the batch") from error
 
 
-def _padded(rows: list[Row]) -> tuple[IntArray, IntArray, IntArray]:
-    """Return ids, mask and types of rows, `(rows, longest)` each, padded to the right."""
-    ids: IntArray = np.zeros((len(rows), max(row.length for row in rows)), dtype=np.int32)
-    mask, type_ids = np.zeros_like(ids), np.zeros_like(ids)
+def _padded(rows: list[Row]) -> PaddedBatch:
+    batch = pad([row.encoding.ids for row in rows], rows[0].kind)
     for place, row in enumerate(rows):
-        ids[place, : row.length] = row.encoding.ids
-        mask[place, : row.length] = 1
         if row.encoding.type_ids is not None:
-            type_ids[place, : row.length] = row.encoding.type_ids
-    return ids, mask, type_ids
+            batch.type_ids[place, : row.length] = row.encoding.type_ids
+    return batch
+
+
+def _split(
+    output: FloatArray, lengths: list[int], kind: OutputKind
+) -> list["FloatArray | BackendError"]:
+    """Cut a batch's output into rows that outlive it; a row that is not finite has failed."""
+    finite = np.isfinite(output).all()
+    values: list[FloatArray | BackendError] = []
+    for place, length in enumerate(lengths):
+        value = output[place] if kind is OutputKind.POOLED else output[place, :length]
+        if not finite and not np.isfinite(value).all():
+            values.append(ModelFailed("the model's answer for this row is not finite"))
+            continue
+        value = value.copy()
+        value.flags.writeable = False
+        values.append(value)
+    return values

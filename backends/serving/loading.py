@@ -1,11 +1,11 @@
-"""Loads the models of a repository's catalogue into a serving core."""
+"""Loads the models of a repository's catalogue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from backends.algorithms.base import ServedModel
+from backends.algorithms.base import ModelAlgorithms
 from backends.algorithms.registry import build_served_model
 from backends.algorithms.shadow import Mirror, mirrored_model
 from backends.batching.batcher import Batcher, BatchingOptions
@@ -20,11 +20,11 @@ from backends.executors.pooling import PoolingExecutor
 from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
-from backends.pipelines.head import Head, HeadWeights, read_head
+from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
-from backends.repository.catalogue import Catalogue, Model, base_name
+from backends.repository.catalogue import Catalogue, base_name
 from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
@@ -32,7 +32,8 @@ from backends.repository.manifest import (
     HeadManifest,
     builds_on,
 )
-from backends.serving.core import Identity, ModelSet, RunningEncoder, ServingCore
+from backends.repository.model import Model
+from backends.serving.core import ModelSet, RunningEncoder
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -64,29 +65,6 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
     mirror: Mirror
 
 
-class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a serving core and the batchers whose threads are to be started."""
-
-    core: ServingCore
-    batchers: list[Batcher]
-    problems: Mapping[str, str]
-
-
-def load_core(catalogue: Catalogue, tools: LoadingTools) -> LoadedCore:
-    """Load every model of a catalogue; one that cannot be loaded becomes a problem."""
-    shared = make_shared(tools)
-    model_set = load_models(catalogue, tools, shared)
-    settings = tools.settings
-    core = ServingCore(
-        identity=Identity(backend_id=settings.backend_id, region=settings.region),
-        model_set=model_set,
-        clock=tools.clock,
-        device=shared.device,
-    )
-    batchers = [encoder.batcher for encoder in model_set.encoders]
-    return LoadedCore(core=core, batchers=batchers, problems=model_set.problems)
-
-
 def make_shared(tools: LoadingTools) -> SharedResources:
     """Make what the models of a process share."""
     device = Device(slots=_slots(tools.settings), clock=tools.clock)
@@ -103,7 +81,10 @@ def load_models(
     shared: SharedResources,
     running: Sequence[RunningEncoder] = (),
 ) -> ModelSet:
-    """Load every model of a catalogue; encoders of `running` that did not change are kept."""
+    """Load every model of a catalogue; encoders of `running` that did not change are kept.
+
+    A model that cannot be loaded becomes a problem. The threads of the batchers are not started.
+    """
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
@@ -137,7 +118,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
-        self.served_models: dict[str, ServedModel] = {}
+        self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Pipeline] = {}
         self.running: list[RunningEncoder] = []
         self.problems = dict(catalogue.problems)
@@ -200,7 +181,9 @@ class _Loader:
         executor = tools.open_executor(source)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
-            self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
+            # The graph that the upstream should run is opened for this comparison alone.
+            here = tools.open_executor(msgspec.structs.replace(source, upstream=None))
+            check_agreement(_candidate(model, manifest, executor, tokenizer), executor, here)
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
         shares_batches = executor.most_rows != 1 and tools.qualify(
@@ -243,12 +226,9 @@ class _Loader:
             is_well=is_well,
         )
 
-    def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:
-        """Compare an upstream with the graph that it should run, which is opened for this alone."""
-        here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
-        check_agreement(candidate, executor, here)
-
-    def _load_head(self, model: Model, manifest: HeadManifest, served_model: ServedModel) -> None:
+    def _load_head(
+        self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms
+    ) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
         if not isinstance(below, EncoderManifest):
             raise ModelProblem(f"{model.folder}: `{manifest.encoder}` is no encoder")
@@ -256,14 +236,7 @@ class _Loader:
             raise ModelProblem(
                 f"{model.folder}: `{manifest.encoder}` has no output `{manifest.output}`"
             )
-        layers = read_head(
-            model.file(manifest.weights),
-            inputs=below.dimensions,
-            outputs=len(manifest.labels),
-        )
-        weights = HeadWeights(
-            layers, activation=manifest.activation, normalize_input=manifest.normalize_input
-        )
+        weights = read_head_weights(model, manifest, inputs=below.dimensions)
         encoder = self._encoders[served_model.encoder]
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
 

@@ -10,7 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active_document import ActiveDocumentReader
-from gateway.api.grouping import parse_group_by
+from gateway.api.usage_query import parse_group_by, parse_moment
 from gateway.errors import InvalidRequest
 from gateway.ledger import rendering
 from gateway.ledger.ledger import Ledger
@@ -47,8 +47,8 @@ class BillingController(Controller):
         """Return usage of a tenant, or of all; this month so far by default."""
         now = datetime.now(UTC)
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        start = _moment("from", since) or month
-        end = _moment("to", until) or now + timedelta(seconds=1)
+        start = parse_moment("from", since or None) or month
+        end = parse_moment("to", until or None) or now + timedelta(seconds=1)
         document = await active.document()
         groups = [GroupBy(name) for name in parse_group_by(group_by, _GROUPS, default=_DEFAULT)]
         if tenant is not None:
@@ -99,13 +99,3 @@ class BillingController(Controller):
 
 def _json(value: object) -> Response[bytes]:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _moment(name: str, text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidRequest(f"`{name}` must be a date or a time, such as 2026-11-21") from error
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

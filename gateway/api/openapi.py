@@ -1,7 +1,7 @@
 """Builds OpenAPI documents: routes and parameters from Litestar, schemas from the types.
 
-What neither has (errors, headers, examples, routes that are not Litestar handlers) comes from a
-table of `Operation`s. A route that is missing in the table is still in the document.
+What neither has (errors, headers, examples, routes that are not Litestar handlers) is said by an
+`Operation`: of the handler's `opt`, or of a table.
 """
 
 import inspect
@@ -34,35 +34,27 @@ from gateway.api.openapi_schemas import BOUNDS, Schemas
 from gateway.errors import AuthenticationFailed, PayloadTooLarge
 from gateway.http.problem_details import Problem
 
-SECURITY = "key"
+_SECURITY = "key"
 Name = tuple[str, str]
 """A method in lower case and a path."""
 
 
-class DocumentInfo(NamedTuple):
-    """Holds the parts of a document beside its operations."""
-
-    title: str
-    description: str
-    version: str
-    key: str
-    """The description of the bearer token."""
-    tags: Mapping[str, str]
-
-
 def build_document(
-    info: DocumentInfo,
     application: Litestar,
     operations: Mapping[Name, Operation],
+    *,
+    title: str,
+    version: str,
+    description: str,
+    key: str,
+    tags: Mapping[str, str],
 ) -> bytes:
     """Return the document as JSON.
 
-    `application` has the handlers, and Litestar's own description of them.
+    `application` has the handlers, and Litestar's own description of them; `key` describes the
+    bearer token.
     """
-    routes = [
-        _Route(name, operations.get(name) or _unlisted(name), handler, described)
-        for name, handler, described in _routes(application, operations)
-    ]
+    routes = list(_routes(application, operations))
     schemas = Schemas([Problem, *_types(routes)], BOUNDS)
     schemas.components["Problem"]["properties"]["code"]["enum"] = sorted(codes())
     paths: Json = {}
@@ -73,21 +65,21 @@ def build_document(
     document = {
         "openapi": "3.1.0",
         "info": {
-            "title": info.title,
-            "version": info.version,
-            "description": info.description,
+            "title": title,
+            "version": version,
+            "description": description,
             "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": text} for name, text in info.tags.items()],
-        "security": [{SECURITY: []}],
+        "tags": [{"name": name, "description": text} for name, text in tags.items()],
+        "security": [{_SECURITY: []}],
         "paths": {path: dict(sorted(paths[path].items())) for path in sorted(paths)},
         "components": {
             "schemas": dict(sorted(schemas.components.items())),
             "responses": dict(sorted(responses.items())),
             "headers": header_components(),
             "securitySchemes": {
-                SECURITY: {"type": "http", "scheme": "bearer", "description": info.key}
+                _SECURITY: {"type": "http", "scheme": "bearer", "description": key}
             },
         },
     }
@@ -137,9 +129,7 @@ class _Route(NamedTuple):
         }
 
 
-def _routes(
-    application: Litestar, operations: Mapping[Name, Operation]
-) -> Iterator[tuple[Name, HTTPRouteHandler | None, Json]]:
+def _routes(application: Litestar, operations: Mapping[Name, Operation]) -> Iterator[_Route]:
     described = application.openapi_schema.to_schema()["paths"]
     found = set()
     for route in application.routes:
@@ -149,10 +139,10 @@ def _routes(
             for method in sorted(handler.http_methods - {"OPTIONS", "HEAD"}):
                 name = method.lower(), route.path_format
                 found.add(name)
-                yield name, handler, described[route.path_format][method.lower()]
-    for name in operations:
-        if name not in found:
-            yield name, None, {}
+                operation = handler.opt.get("operation") or operations[name]
+                yield _Route(name, operation, handler, described[route.path_format][method.lower()])
+    for name in operations.keys() - found:
+        yield _Route(name, operations[name], None, {})
 
 
 def _typed(content: Content, annotation: Any) -> Content:
@@ -160,12 +150,6 @@ def _typed(content: Content, annotation: Any) -> Content:
     if content.type is not None or content.schema is not None or not content.media:
         return content
     return msgspec.structs.replace(content, type=annotation)
-
-
-def _unlisted(name: Name) -> Operation:
-    method, path = name
-    words = [part.strip("{}") for part in path.split("/") if part]
-    return Operation(id="_".join([method, *words]), summary=path, tag="other")
 
 
 def _types(routes: list[_Route]) -> Iterator[Any]:
@@ -192,7 +176,7 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
     errors = [*ON_EVERY_ROUTE, *operation.errors]
     if route.bodies:
         errors.append(PayloadTooLarge)
-    if operation.is_public:
+    if route.handler is not None and route.handler.opt.get("public"):
         found["security"] = []
     else:
         errors.append(AuthenticationFailed)

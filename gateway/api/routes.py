@@ -1,6 +1,6 @@
 """Builds the Litestar application of the customers' API."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -12,18 +12,25 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 
 from backends.protocol import Task
 from gateway.api.application import Application
-from gateway.api.customer_operations import OPERATIONS, TAGS
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.error_handling import NO_ROUTE, problem_response
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
-from gateway.api.metadata import Documents, MetadataController, ModelCatalog, UsageSource
-from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
+from gateway.api.inference_operations import INFERENCE_OPERATIONS
+from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
+from gateway.api.openapi import build_document, described_by_litestar
 from gateway.errors import NotFound
-from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, Ids, response_headers
+from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
+from gateway.runtime.store import RuntimeStore
+from gateway.types import RequestId
 
 _DESCRIBED = (MetadataController, HealthController)
 _RAW = {"raw": True}
+_TAGS = {
+    "inference": "Answers of models; a task each.",
+    "metadata": "Which models there are, and what was used.",
+    "health": "Probes for balancers and orchestrators.",
+}
 
 
 def build_api(
@@ -31,9 +38,9 @@ def build_api(
     version: str,
     handler: InferenceHandler,
     admission: AdmissionMiddleware,
-    ids: Ids,
+    new_id: Callable[[], RequestId],
     models: ModelCatalog,
-    documents: Documents,
+    runtimes: RuntimeStore,
     usage: UsageSource,
     health: ReadinessSource,
 ) -> Litestar:
@@ -42,13 +49,12 @@ def build_api(
     def problem_of(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         state = request.scope["state"]
         if REQUEST_ID not in state:
-            state[REQUEST_ID] = ids.new()
-        headers = {name.decode(): value.decode() for name, value in response_headers(request.scope)}
-        return problem_response(error, str(state[REQUEST_ID]), headers)
+            state[REQUEST_ID] = new_id()
+        return problem_response(error, str(state[REQUEST_ID]), response_headers(request.scope))
 
     provided: dict[str, object] = {
         "models": models,
-        "documents": documents,
+        "runtimes": runtimes,
         "usage": usage,
         "health": health,
     }
@@ -75,14 +81,15 @@ def customers_document(version: str, dependencies: Mapping[str, Provide]) -> byt
 
     Litestar would serve its own document, without the raw routes, under a path of its own.
     """
-    about = DocumentInfo(
+    return build_document(
+        described_by_litestar(_DESCRIBED, dependencies),
+        INFERENCE_OPERATIONS,
         title="Sluicegate",
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
-        tags=TAGS,
+        tags=_TAGS,
     )
-    return build_document(about, described_by_litestar(_DESCRIBED, dependencies), OPERATIONS)
 
 
 def _provide(value: object) -> Provide:

@@ -1,12 +1,11 @@
 """Finds, probes and calls the backends of the runtime in force."""
 
 import random
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Self
 
-from gateway.app.call_spans import CallSpans
+from backends.protocol import CALL_PATH
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
@@ -14,9 +13,32 @@ from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.tracing import Tracer
+from gateway.telemetry.tracing import Attributes, Tracer
+from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
+
+
+class CallSpans:
+    """A `CallTracer` of the dispatcher over the tracer of the process."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
+        """Open a span around a call; the backend's spans go under it."""
+        attributes: Attributes = {
+            "http.request.method": "POST",
+            "url.path": CALL_PATH,
+            "sluicegate.region": endpoint.region,
+            "sluicegate.backend": endpoint.backend,
+            "sluicegate.items": items,
+        }
+        with self._tracer.span(
+            f"POST {CALL_PATH}", parent=traceparent, kind="client", attributes=attributes
+        ) as span:
+            yield span.traceparent
 
 
 class BackendAccess:
@@ -60,13 +82,8 @@ class BackendAccess:
             await self._stack.enter_async_context(part)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
 
     async def _prepare(self, runtime: Runtime) -> None:
         await self.discovery.prepare(runtime.endpoints, runtime.document.routing)

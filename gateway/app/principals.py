@@ -12,7 +12,6 @@ from gateway.tasks import PeriodicTask
 from gateway.types import Principal
 
 _log = logging.getLogger(__name__)
-_NEVER = -1
 
 
 class PrincipalStore(Protocol):
@@ -41,8 +40,7 @@ class PrincipalsFollower:
         self._ring = ring
         self._wall = wall
         self._accounts = accounts
-        self._seen = _NEVER
-        self._loaded = False
+        self._seen: int | None = None
         self._reached = True
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
@@ -52,7 +50,7 @@ class PrincipalsFollower:
     @property
     def is_loaded(self) -> bool:
         """Whether keys were ever read."""
-        return self._loaded
+        return self._seen is not None
 
     async def __aenter__(self) -> Self:
         await self.refresh()
@@ -84,13 +82,7 @@ class PrincipalsFollower:
             DependencyUnavailable: the store is down.
         """
         async with self._lock:
-            await self._load()
-
-    async def _load(self) -> None:
-        accounts = self._accounts
-        version = await asyncio.to_thread(accounts.version)
-        if version == self._seen:
-            return
-        self._ring.replace(await asyncio.to_thread(accounts.load_principals))
-        self._seen = version
-        self._loaded = True
+            version = await asyncio.to_thread(self._accounts.version)
+            if version != self._seen:
+                self._ring.replace(await asyncio.to_thread(self._accounts.load_principals))
+                self._seen = version

@@ -1,30 +1,38 @@
-"""Reads the secret of cache tags from the settings, or creates it once per data directory."""
+"""Keeps secrets in files of the data directory, each made once."""
 
 import contextlib
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from gateway.settings import Settings
 
 
 def secret_of(settings: Settings) -> bytes:
-    """Return the secret of the settings, else of the data directory, created when missing."""
-    if settings.secret:
-        return settings.secret.encode()
-    path = settings.data_dir / "secret"
-    if not path.exists():
-        _make(path)
-    return path.read_text().strip().encode()
+    """Return the secret of cache tags: of the settings, else of the data directory."""
+    return (settings.secret or kept_secret(settings.data_dir / "secret")).encode()
 
 
-def _make(path: Path) -> None:
-    """Write a new secret; of several workers that start at once, the first one's stays."""
+def kept_secret(path: Path, make: Callable[[], str] = lambda: secrets.token_hex(32)) -> str:
+    """Return the secret in the file at `path`, which only its owner can read.
+
+    It is made when missing; of several processes that start at once, the first one's stays.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if text := path.read_text().strip():
+            return text
+        path.unlink()  # the disk was full when it was written
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    fresh.touch(mode=0o600)
-    fresh.write_text(secrets.token_hex(32))
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with contextlib.suppress(FileExistsError):
+        fresh.touch(mode=0o600)
+        fresh.write_text(make())
+        try:
             path.hardlink_to(fresh)
+        except FileExistsError:
+            pass  # another process was first
+        except OSError:  # a file system without hard links
+            fresh.replace(path)
     finally:
-        fresh.unlink()
+        fresh.unlink(missing_ok=True)
+    return path.read_text().strip()

@@ -1,6 +1,5 @@
 """Reports the statistics of a worker's parts to its metrics and to the admin process."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -16,11 +15,6 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of the whole worker: `tasks` of its event loop."""
 
     tasks: int
-
-
-def worker_statistics() -> WorkerStatistics:
-    """Return the statistics of this worker; called in its loop."""
-    return WorkerStatistics(tasks=len(asyncio.all_tasks()))
 
 
 class StatsReporter:
@@ -62,16 +56,4 @@ class StatsReporter:
     async def _update_metrics(self) -> None:
         self._metrics.flush()
         for part, source in self._sources.items():
-            self._metrics.statistics(part, numbers(source()))
-
-
-def numbers(statistics: msgspec.Struct, prefix: str = "") -> dict[str, float]:
-    """Return the numeric fields of `statistics`, nested ones under `outer_inner`."""
-    found: dict[str, float] = {}
-    for name in statistics.__struct_fields__:
-        value = getattr(statistics, name)
-        if isinstance(value, msgspec.Struct):
-            found |= numbers(value, f"{prefix}{name}_")
-        elif isinstance(value, int | float):
-            found[prefix + name] = float(value)
-    return found
+            self._metrics.statistics(part, source())

@@ -1,4 +1,4 @@
-"""Adapts parts of a worker to what API handlers read: documents, usage, readiness."""
+"""Adapts parts of a worker to what API handlers read: usage and readiness."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from gateway.api.health import Readiness, ReadinessSource
+from gateway.api.health import Readiness
 from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
-from gateway.config.document import Document
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.rendering import exact
@@ -26,17 +25,6 @@ from gateway.types import Principal
 _QUERIES: Final = 4
 AWAY: Final = "%s: cannot be reached"
 NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
-
-
-class CurrentDocument:
-    """The document of the current runtime."""
-
-    def __init__(self, runtimes: RuntimeStore) -> None:
-        self._runtimes = runtimes
-
-    def document(self) -> Document:
-        """Return it."""
-        return self._runtimes.current.document
 
 
 class LedgerUsage:
@@ -68,18 +56,11 @@ class LedgerUsage:
         return [_line(row, groups) for row in rows]
 
 
-class Events(Protocol):
-    """Stores usage events."""
-
-    def refusal_reason(self) -> str:
-        """Return why they cannot be, nothing where they can."""
-        ...
-
-
 class WorkerReadiness:
     """Computes readiness: keys were loaded, a backend is ready, and events can be stored.
 
-    `redis` says by role whether each Redis is reached; a worker serves without.
+    A worker that drains is not ready. `refusal_reason` says why events cannot be stored, nothing
+    where they can; `redis` by role whether each Redis is reached: a worker serves without.
     """
 
     def __init__(
@@ -87,22 +68,26 @@ class WorkerReadiness:
         *,
         principals: PrincipalsFollower,
         fleet: Fleet,
-        events: Events,
+        draining: Draining,
+        refusal_reason: Callable[[], str],
         redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
     ) -> None:
         self._principals = principals
         self._fleet = fleet
-        self._events = events
+        self._draining = draining
+        self._refusal_reason = refusal_reason
         self._redis = redis
 
     def readiness(self) -> Readiness:
         """Return what is missing, and which backends do not answer."""
         statistics = self._fleet.statistics()
-        missing = [] if self._principals.is_loaded else ["keys: the SQL store was never reached"]
+        missing = [DRAINING] if self._draining.is_announced else []
+        if not self._principals.is_loaded:
+            missing.append("keys: the SQL store was never reached")
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
-        if trouble := self._events.refusal_reason():
+        if trouble := self._refusal_reason():
             missing.append(f"event log: {trouble}")
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
         degraded += [
@@ -116,22 +101,6 @@ class WorkerReadiness:
 def _lacking(one: EndpointStatistics) -> str:
     """Return what a backend lacks; the reasons name files, and are for operators only."""
     return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
-
-
-class ReadinessUntilDraining:
-    """Readiness of a worker, which is not ready once its gateway is stopping."""
-
-    def __init__(self, source: ReadinessSource, draining: Draining) -> None:
-        self._source = source
-        self._draining = draining
-
-    def readiness(self) -> Readiness:
-        """Return what is missing."""
-        readiness = self._source.readiness()
-        if not self._draining.is_announced:
-            return readiness
-        missing = [DRAINING, *readiness.missing]
-        return msgspec.structs.replace(readiness, ready=False, missing=missing)
 
 
 def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:

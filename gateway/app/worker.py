@@ -4,8 +4,8 @@ import asyncio
 import gc
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -13,9 +13,9 @@ from gateway.app.backends import BackendAccess
 from gateway.app.entry_points import EntryPointParts, Listeners, build_listeners
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
-from gateway.app.stats_reporter import StatsReporter, worker_statistics
+from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
-from gateway.app.views import ReadinessUntilDraining, WorkerReadiness
+from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
@@ -52,7 +52,9 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.announce_on_sigusr1()
-    async with build_worker(settings, draining=draining) as (app, protocol):
+    async with AsyncExitStack() as stack:
+        worker = await open_worker(stack, settings)
+        app, protocol = await worker.start(stack, draining)
         tune_gc()
         await serve(
             app,
@@ -78,23 +80,6 @@ def tune_gc() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-@asynccontextmanager
-async def build_worker(
-    settings: Settings,
-    *,
-    registry: CollectorRegistry = REGISTRY,
-    resolver: Resolver | None = None,
-    draining: Draining | None = None,
-) -> AsyncIterator[Listeners]:
-    """Run a worker, and give its entry points once backends are ready or time is up.
-
-    Names are looked up by `resolver`, by default as the operating system does.
-    """
-    async with AsyncExitStack() as stack:
-        worker = await open_worker(stack, settings, registry=registry, resolver=resolver)
-        yield await worker.start(stack, draining or Draining())
-
-
 async def open_worker(
     stack: AsyncExitStack,
     settings: Settings,
@@ -102,7 +87,10 @@ async def open_worker(
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
 ) -> "Worker":
-    """Return a worker that has not started; `stack` closes its stores."""
+    """Return a worker that has not started; `stack` closes its stores.
+
+    Names are looked up by `resolver`, by default as the operating system does.
+    """
     stores = await open_stores(stack, settings)
     return Worker(settings, stores, GatewayMetrics(registry), resolver or SystemResolver())
 
@@ -238,7 +226,7 @@ class Worker:
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
                 "events": self._events.statistics,
-                "worker": worker_statistics,
+                "worker": lambda: WorkerStatistics(tasks=len(asyncio.all_tasks())),
                 **self._region_limits.figures,
             },
             details={"fleet": self.backends.fleet.statistics},
@@ -248,7 +236,8 @@ class Worker:
         readiness = WorkerReadiness(
             principals=self._principals,
             fleet=self.backends.fleet,
-            events=self._events,
+            draining=draining,
+            refusal_reason=self._events.refusal_reason,
             redis=redis,
         )
         parts = EntryPointParts(
@@ -262,9 +251,4 @@ class Worker:
             tracer=self._tracer,
             clock=self._clock,
         )
-        return build_listeners(
-            self._settings,
-            parts,
-            readiness=ReadinessUntilDraining(readiness, draining),
-            draining=draining,
-        )
+        return build_listeners(self._settings, parts, readiness=readiness, draining=draining)

@@ -16,7 +16,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from zlib import crc32
 
@@ -104,14 +103,14 @@ class EventLog:
         self._position = end
         self._sequence = sequence
 
-    def set_aside(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         """Reserve room for an event; see `EventPublisher`."""
         size += segment.RECORD.size
         if self._position + size > self._limit or size > segment.MAX_PAYLOAD_BYTES:
             self._make_room(size)
         self._limit -= size
 
-    def give_back(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         """Release reserved room; see `EventPublisher`."""
         self._limit += segment.RECORD.size + size
 
@@ -157,12 +156,7 @@ class EventLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _start_segment(self) -> None:

@@ -3,8 +3,7 @@
 The inference routes are exempt (`raw`): they do the same themselves, with the same objects.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
@@ -26,26 +25,23 @@ PRINCIPAL = "sluicegate_principal"
 DECISION = "sluicegate_decision"
 
 
-class Ids(Protocol):
-    """Makes request ids."""
-
-    def new(self) -> RequestId:
-        """Return an id never given before."""
-        ...
-
-
 class AdmissionMiddleware(ASGIMiddleware):
     """Sets the principal and the request's id in the scope's state, or refuses."""
 
     scopes = (ScopeType.HTTP,)
 
     def __init__(
-        self, *, keys: KeyRing, limiter: RateLimiter, runtimes: RuntimeStore, ids: Ids
+        self,
+        *,
+        keys: KeyRing,
+        limiter: RateLimiter,
+        runtimes: RuntimeStore,
+        new_id: Callable[[], RequestId],
     ) -> None:
         self._keys = keys
         self._limiter = limiter
         self._runtimes = runtimes
-        self._ids = ids
+        self._new_id = new_id
 
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
@@ -54,7 +50,7 @@ class AdmissionMiddleware(ASGIMiddleware):
             await next_app(scope, receive, send)
             return
         state = scope["state"]
-        state[REQUEST_ID] = self._ids.new()
+        state[REQUEST_ID] = self._new_id()
         if not scope["route_handler"].opt.get("public"):
             state[PRINCIPAL] = principal = self._authenticate(scope)
             state[DECISION] = decision = await self._limiter.admit(self._charges(principal))
@@ -80,22 +76,20 @@ class AdmissionMiddleware(ASGIMiddleware):
         )
 
 
-def response_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+def response_headers(scope: Scope) -> dict[str, str]:
     """Return what every answer carries: the request's id, and limits where there is a caller."""
     state = scope["state"]
-    headers = [(b"x-request-id", str(state.get(REQUEST_ID, "")).encode())]
     decision = state.get(DECISION)
-    if decision is not None:
-        headers += rate_limit_headers(decision)
-    return headers
+    limits = [] if decision is None else rate_limit_headers(decision)
+    own = {name.decode(): value.decode() for name, value in limits}
+    return {"x-request-id": str(state.get(REQUEST_ID, "")), **own}
 
 
 def _with_headers(scope: Scope, send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableScopeHeaders.from_message(message)
-            for name, value in response_headers(scope):
-                headers[name.decode()] = value.decode()
+            headers.update(response_headers(scope))
         await send(message)
 
     return send_with_headers

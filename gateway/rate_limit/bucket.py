@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import inf
 
+from typing_extensions import override
+
 from gateway.rate_limit.base import Charge, Decision, PolicyState
 from gateway.types import CONCURRENT, Rule
 
@@ -12,6 +14,21 @@ TOLERANCE = 1e-6
 _SOON = 1.0
 """Seconds to wait for units that come back when work ends."""
 _MONTHS = 12
+
+
+class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
+    """Limits a region to its part of a rule: `capacity` units of `full_limit`."""
+
+    full_limit: int
+    unknown_level: int
+    """The level assumed of a bucket without a record: below `capacity` after a share has grown."""
+    grown_for: float = inf
+    """Seconds since the share grew. A bucket unused for longer holds at most `unknown_level`."""
+
+    @property
+    @override
+    def limit(self) -> int:
+        return self.full_limit
 
 
 def rate(rule: Rule) -> float:

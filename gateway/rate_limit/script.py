@@ -39,9 +39,9 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.rate_limit.base import Charge
-from gateway.rate_limit.bucket import period_ends
+from gateway.rate_limit.bucket import RegionalRule, period_ends
 from gateway.rate_limit.lease import LEASE, Lease
-from gateway.types import RegionalRule, Rule
+from gateway.types import Rule
 
 _FOR_EVER = 1e9
 

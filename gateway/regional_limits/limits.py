@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from gateway.rate_limit.bucket import period_ends
+from gateway.rate_limit.bucket import RegionalRule, period_ends
 from gateway.regional_limits.values import (
     BucketDemand,
     BucketShare,
@@ -18,7 +18,7 @@ from gateway.regional_limits.values import (
     QuotaDemand,
     ShareReport,
 )
-from gateway.types import CONCURRENT, RegionalRule, Rule
+from gateway.types import CONCURRENT, Rule
 
 _MOST_REPORTED = 500
 _LOW = 2

@@ -94,7 +94,6 @@ class RuntimeFollower:
         drains_changed: Callable[[frozenset[str]], None] = lambda _: None,
         recovery: Recovery = NOTHING_RECORDED,
         poll: float = 1.0,
-        chance: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._control = Control(redis)
@@ -108,7 +107,6 @@ class RuntimeFollower:
         self._is_behind = False
         """Whether the versions in Redis are older than those seen here."""
         self._poll = poll
-        self._chance = chance
         self._seen = _NEVER
         self._stopping = asyncio.Event()
         self._reached = True
@@ -151,7 +149,7 @@ class RuntimeFollower:
                         if await receive_change():
                             self._polling.wake()
             except DependencyUnavailable:
-                pause = self._poll * (1.5 - self._chance())
+                pause = self._poll * random.uniform(0.5, 1.5)  # noqa: S311 - spreads reconnections
                 with contextlib.suppress(TimeoutError):  # meanwhile the poll finds out
                     await asyncio.wait_for(self._stopping.wait(), pause)
 

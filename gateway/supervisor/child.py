@@ -7,16 +7,17 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gateway.supervisor.backoff import Backoff
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.liveness import Silence
 from gateway.supervisor.priority import end_giving_way
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec
+from gateway.tasks import TaskScope
 
 _PROBE_INTERVAL = 0.05
 # Attempts to reset the priority of a process, and seconds between two: the kernel limits the rate.
 _ATTEMPTS, _ATTEMPT_INTERVAL = 10, 0.11
+FIRST_DELAY, LONGEST_DELAY, HEALTHY = 0.1, 5.0, 10.0
 ENDED = "ended"
 
 
@@ -62,7 +63,7 @@ class Child:
     async def run(self) -> None:
         """Keep the process running until `stop`."""
         clock = asyncio.get_running_loop().time
-        backoff = Backoff()
+        delay = 0.0
         try:
             while not self._stopping.is_set():
                 started = clock()
@@ -70,7 +71,7 @@ class Child:
                 self._end = await self._run_once()
                 if self._stopping.is_set() or not self._was_ready:
                     break
-                delay = backoff.after(clock() - started)
+                delay = restart_delay(delay, lived=clock() - started)
                 self._restarted(self._reason)
                 self._say(f"{self.spec.name} {self._end}; restarting in {delay:.1f} s; {self._see}")
                 with contextlib.suppress(TimeoutError):
@@ -92,8 +93,9 @@ class Child:
                 log = self._spawner.log_of(self.spec)
                 said = "" if log is None else last_line(log)
                 raise CannotStart(f"{self.spec.name} {self._end} while starting{said}; {self._see}")
-            if self.pid is not None and not (missing := await self.spec.probe.missing()):
+            if self.pid is not None and not (missing := await self.spec.probe()):
                 self._was_ready = True
+                self._say(f"{self.spec.name} is ready")
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)
@@ -138,13 +140,11 @@ class Child:
         """
         self._stopping.set()
         await self._terminate()
-        waits = [asyncio.create_task(self._ended.wait()), asyncio.create_task(force.wait())]
-        await asyncio.wait(
-            waits, timeout=self.spec.stop_within, return_when=asyncio.FIRST_COMPLETED
-        )
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        async with TaskScope() as tasks:
+            waits = [tasks.create_task(self._ended.wait()), tasks.create_task(force.wait())]
+            await asyncio.wait(
+                waits, timeout=self.spec.stop_within, return_when=asyncio.FIRST_COMPLETED
+            )
         by_itself = self._ended.is_set()
         self._signal(signal.SIGKILL)
         await self._ended.wait()
@@ -228,6 +228,15 @@ class Child:
     def _see(self) -> str:
         log = self._spawner.log_of(self.spec)
         return "its lines are among these" if log is None else f"see {log}"
+
+
+def restart_delay(former: float, *, lived: float) -> float:
+    """Return the seconds to wait for a process that lived for `lived` seconds.
+
+    They double up to `LONGEST_DELAY`; a process that lived for `HEALTHY` seconds starts over.
+    """
+    is_first = not former or lived >= HEALTHY
+    return FIRST_DELAY if is_first else min(LONGEST_DELAY, 2 * former)
 
 
 def last_line(log: Path) -> str:

@@ -1,7 +1,6 @@
 """Opens the data directory of a supervisor: its lock, secrets, logs and sockets."""
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -9,12 +8,25 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
+from gateway.app.secret import kept_secret
+from gateway.auth.keys import is_well_formed, new_key
+from gateway.settings import Settings
 from gateway.supervisor import process_table
 from gateway.supervisor.errors import CannotStart, ExitCode
+from gateway.workers.file_lock import FileLock
 
 # A Unix socket's path ends at 107 bytes on Linux, at 103 elsewhere.
 _LONGEST_SOCKET_FOLDER = 85
 _ELSEWHERE = "sockets"
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Both keys in plain text; for this process and its first lines of output."""
+
+    admin_key: str
+    demo_key: str
 
 
 class DataDirectory:
@@ -27,16 +39,18 @@ class DataDirectory:
 
     def secret(self, name: str, make: Callable[[], str] = secrets.token_urlsafe) -> str:
         """Return the secret kept in the file `name`, which only its owner can read."""
-        path = self.root / name
-        with contextlib.suppress(FileNotFoundError):
-            if text := path.read_text().strip():
-                return text
-        text = make()
-        temporary = self.root / f".{name}"
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
-            f.write(text + "\n")
-        temporary.replace(path)
-        return text
+        return kept_secret(self.root / name, make)
+
+    def settings_of_children(self, settings: Settings) -> Settings:
+        """Return `settings` for the processes in this directory; only one of them gets a key."""
+        return msgspec.structs.replace(
+            settings,
+            data_dir=self.root,
+            config=settings.config.absolute(),
+            secret=settings.secret or self.secret("secret"),
+            admin_key="",
+            listen_fd=None,
+        )
 
     def folder(self, name: str) -> Path:
         """Return a folder below the root, made when it is not there."""
@@ -73,13 +87,17 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
     root = root.absolute()
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (root / "lock").open("a+")
+        opened = FileLock(root / "lock")
     except OSError as error:
         raise CannotStart(
             f"`{root}` cannot be used ({error.strerror}); choose another with `--data-dir`"
         ) from error
-    with lock:
-        _lock(lock.fileno(), root)
+    with opened as lock:
+        if not lock.take():
+            raise CannotStart(
+                f"another sluicegate runs on `{root}`; stop it or choose another `--data-dir`",
+                exit_code=ExitCode.BUSY,
+            )
         directory = DataDirectory(root)
         if ended := process_table.end_leftovers(root):
             say(f"ended {ended} processes that a former run left behind")
@@ -95,11 +113,22 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
             (root / process_table.FILE).unlink(missing_ok=True)
 
 
-def _lock(descriptor: int, root: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise CannotStart(
-            f"another sluicegate runs on `{root}`; stop it or choose another `--data-dir`",
-            exit_code=ExitCode.BUSY,
-        ) from error
+def choose_credentials(directory: DataDirectory, *, admin_key: str, demo_key: str) -> Credentials:
+    """Return the keys given, and for those that are not, one that is generated and kept.
+
+    A generated key lies in the data directory, readable by its owner only, so that a later start
+    can show it again: for the convenience of `sluicegate up`, not for production.
+
+    Raises:
+        CannotStart: a key given by hand is not 16 to 200 visible ASCII characters.
+    """
+    for option, key in (("--admin-key", admin_key), ("--demo-key", demo_key)):
+        if key and not is_well_formed(key):
+            raise CannotStart(
+                f"`{option}` must be 16 to 200 visible ASCII characters",
+                exit_code=ExitCode.CONFIGURATION,
+            )
+    return Credentials(
+        admin_key=admin_key or directory.secret("admin-key", lambda: new_key("sk-admin")),
+        demo_key=demo_key or directory.secret("demo-key", lambda: new_key("sk-demo")),
+    )

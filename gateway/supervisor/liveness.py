@@ -7,17 +7,21 @@ import msgspec
 # The units of /proc.
 _PAGE_BYTES = 4096
 _TICKS = 100.0
-_STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12
+_STATE, _USER_TIME, _SYSTEM_TIME, _STARTED = 0, 11, 12, 19
 # The most silence that one look adds: if it comes later, the supervisor itself did not run.
 LONGEST_STEP = 2.0
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """A process as in /proc: `state` as `ps` shows it, processor time and resident memory."""
+    """A process as in /proc: `state` as `ps` shows it, processor time and resident memory.
+
+    `started` is the time of its start, in ticks of the kernel's clock.
+    """
 
     state: str = "S"
     processor_time: float = 0.0
     resident_bytes: int = 0
+    started: int = 0
 
 
 def activity_of(pid: int) -> Activity | None:
@@ -27,11 +31,12 @@ def activity_of(pid: int) -> Activity | None:
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
     except (OSError, IndexError):
         return None
-    fields = stat.rpartition(b")")[2].split()
+    fields = stat.rpartition(b")")[2].split()  # the name before it may hold blanks
     return Activity(
         state=fields[_STATE].decode(),
         processor_time=(int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])) / _TICKS,
         resident_bytes=pages * _PAGE_BYTES,
+        started=int(fields[_STARTED]),
     )
 
 

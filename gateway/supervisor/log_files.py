@@ -10,11 +10,11 @@ _EVERY = 5.0
 _log = logging.getLogger(__name__)
 
 
-async def keep_small(folder: Path, *, max_bytes: int = MAX_BYTES, every: float = _EVERY) -> None:
-    """Rotate logs in `folder` that are too large, every `every` seconds, until cancelled."""
+async def keep_small(folder: Path) -> None:
+    """Rotate logs in `folder` that are too large, every five seconds, until cancelled."""
     while True:
-        await asyncio.to_thread(rotate, folder, max_bytes=max_bytes)
-        await asyncio.sleep(every)
+        await asyncio.to_thread(rotate, folder, max_bytes=MAX_BYTES)
+        await asyncio.sleep(_EVERY)
 
 
 def rotate(folder: Path, *, max_bytes: int) -> None:

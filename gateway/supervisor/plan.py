@@ -2,17 +2,19 @@
 
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import yaml
 
 from gateway.settings import Settings
 from gateway.supervisor import topology, valkey
-from gateway.supervisor.credentials import Credentials
-from gateway.supervisor.data_directory import DataDirectory
+from gateway.supervisor.data_directory import Credentials, DataDirectory
 from gateway.supervisor.spec import ProcessSpec, Role
 
+_PLACED = "# Written by `sluicegate up`; takes the place of `regions` in the configuration.\n"
 _EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER)
 
 
@@ -59,33 +61,23 @@ def plan_up(
     Raises:
         CannotStart: there is no Valkey for this machine, or no free port.
     """
-    program, sockets = valkey.find_program(), directory.sockets()
-    cache = valkey.cache_spec(
-        program,
-        sockets=sockets,
-        data=directory.folder("cache"),
-        max_bytes=options.cache_bytes,
+    valkey_spec = partial(
+        valkey.valkey_spec,
+        program=valkey.find_program(),
+        sockets=directory.sockets(),
         silent_within=settings.heartbeat_timeout,
     )
-    state = valkey.state_spec(
-        program,
-        sockets=sockets,
-        data=directory.folder("state"),
-        silent_within=settings.heartbeat_timeout,
-    )
+    cache_options = valkey.cache_options(options.cache_bytes)
+    cache = valkey_spec(Role.VALKEY_CACHE, cache_options, data=directory.folder("cache"))
+    state = valkey_spec(Role.VALKEY_STATE, valkey.STATE_OPTIONS, data=directory.folder("state"))
     own_models = (directory.root / "models").absolute()
     models = (options.models or own_models).absolute()
     demo = own_models if options.demo_models or options.models is None else None
     own = msgspec.structs.replace(
-        settings,
-        data_dir=directory.root,
-        config=settings.config.absolute(),
+        directory.settings_of_children(settings),
         placement=directory.placement,
         cache_url=valkey.url(cache),
         state_url=valkey.url(state),
-        secret=settings.secret or directory.secret("secret"),
-        admin_key="",
-        listen_fd=None,
     )
     return ProcessPlan(
         settings=own,
@@ -107,3 +99,16 @@ def plan_up(
             *topology.worker_specs(own, workers),
         ),
     )
+
+
+def write_placement(path: Path, backends: Iterable[ProcessSpec]) -> None:
+    """Replace the file from which gateways read the regions of `backends`, in their order."""
+    pools: dict[str, list[dict[str, str]]] = {}
+    for spec in backends:
+        pools.setdefault(spec.region, []).append(
+            {"id": f"{spec.region}-{spec.index}", "url": spec.address}
+        )
+    regions = [{"name": region, "pools": [{"backends": pool}]} for region, pool in pools.items()]
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(_PLACED + yaml.safe_dump({"regions": regions}, sort_keys=False))
+    temporary.replace(path)

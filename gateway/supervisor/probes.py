@@ -1,4 +1,4 @@
-"""Probes children for readiness."""
+"""Probes children for readiness: a probe returns why a child is not ready, or nothing."""
 
 import asyncio
 import contextlib
@@ -10,80 +10,53 @@ from gateway.supervisor.spec import Probe
 READY_PATH = "/health/ready"
 
 
-class ProcessStarted:
-    """Ready when it runs, for a process without a readiness probe."""
-
-    async def missing(self) -> str:
-        """Return nothing."""
-        return ""
-
-
-class HttpReady:
-    """Ready when its readiness route answers 200."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
-
-    async def missing(self) -> str:
-        """Return why it is not."""
-        try:
-            status, body = await ask(self._host, self._port, READY_PATH)
-        except OSError:
-            return "does not answer yet"
-        return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK
+async def probe_http(host: str, port: int) -> str:
+    """Probe a process by its readiness route."""
+    try:
+        status, body = await ask(host, port, READY_PATH)
+    except OSError:
+        return "does not answer yet"
+    return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK
 
 
-class ListenerReady:
-    """Ready when it listens on the socket handed to it, and then `rest` is ready.
+async def probe_listener(listener: socket.socket, rest: Probe) -> str:
+    """Probe whether a process listens on the socket handed to it, then by `rest`.
 
     Workers share a port, so that a request cannot choose one; the socket shows which one listens.
     """
-
-    def __init__(self, listener: socket.socket, rest: Probe) -> None:
-        self._listener = listener
-        self._rest = rest
-
-    async def missing(self) -> str:
-        """Return why it is not."""
-        if not self._listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return "does not listen yet"
-        return await self._rest.missing()
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return "does not listen yet"
+    return await rest()
 
 
-class ValkeyReady:
-    """Ready when it answers PING on its Unix socket, which it does once its data is loaded."""
+async def probe_valkey(path: str) -> str:
+    """Probe a Valkey by PING on its Unix socket, which it answers once its data is loaded."""
+    answer = await _ping(path)
+    if not answer:
+        return "does not answer yet"
+    return "" if answer.startswith(b"+PONG") else f"is not ready: {_brief(answer)}"
 
-    def __init__(self, path: str) -> None:
-        self._path = path
 
-    async def missing(self) -> str:
-        """Return why it is not."""
-        try:
-            async with asyncio.timeout(1.0):
-                answer = await self._ping()
-        except (OSError, TimeoutError):
-            return "does not answer yet"
-        return "" if answer.startswith(b"+PONG") else f"is not ready: {_brief(answer)}"
+async def valkey_answers(path: str) -> bool:
+    """Return whether a Valkey answers at all, be it that its data is still being loaded."""
+    return bool(await _ping(path))
 
-    async def answers(self) -> bool:
-        """Return whether it answers at all, be it that its data is still being loaded."""
-        try:
-            async with asyncio.timeout(1.0):
-                return bool(await self._ping())
-        except (OSError, TimeoutError):
-            return False
 
-    async def _ping(self) -> bytes:
-        reader, writer = await asyncio.open_unix_connection(self._path)
-        try:
-            writer.write(b"PING\r\n")
-            await writer.drain()
-            return await reader.readline()
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+async def _ping(path: str) -> bytes:
+    """Return the answer to PING, nothing without one within a second."""
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                writer.write(b"PING\r\n")
+                await writer.drain()
+                return await reader.readline()
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError):
+        return b""
 
 
 def _brief(body: bytes) -> str:

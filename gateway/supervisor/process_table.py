@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.supervisor.liveness import activity_of
 from gateway.supervisor.spec import Role
 
 FILE = "processes.json"
@@ -52,14 +53,9 @@ def read_table(folder: Path) -> list[ProcessEntry]:
 
 def start_of(pid: int) -> int:
     """Return when the process started, in ticks of the kernel's clock; 0 where it is not known."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    fields = stat.rpartition(b")")[2].split()  # the name before it may hold blanks
-    if fields[0] in b"ZX":
-        return 0  # ended, and waits to be collected
-    return int(fields[19])
+    activity = activity_of(pid)
+    # One in state Z or X has ended, and waits to be collected.
+    return 0 if activity is None or activity.state in "ZX" else activity.started
 
 
 def end_leftovers(

@@ -1,6 +1,6 @@
 """Has the operators' listener read the configuration folder again, at SIGHUP."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,40 +22,32 @@ class ReloadAnswer(msgspec.Struct, frozen=True):
     field: str = ""
 
 
-def reloader(
+async def reload_configuration(
     settings: Settings, admin_key: str, tell: Callable[[str], None]
-) -> Callable[[], Awaitable[None]]:
-    """Return a function that reloads and reports the outcome to `tell`; it never raises."""
-
-    async def reload() -> None:
-        try:
-            status, body = await ask(
-                reachable(settings.admin_host),
-                settings.admin_port,
-                RELOAD_PATH,
-                method="POST",
-                headers={"authorization": f"Bearer {admin_key}"},
-                timeout=10.0,
-            )
-            answer = msgspec.json.decode(body, type=ReloadAnswer)
-        except (OSError, msgspec.DecodeError) as error:
-            tell(f"the configuration was not reloaded: {error}")
-            return
-        tell(describe(status, answer))
-
-    return reload
+) -> None:
+    """Reload, and report the outcome to `tell`; never raises."""
+    try:
+        status, body = await ask(
+            reachable(settings.admin_host),
+            settings.admin_port,
+            RELOAD_PATH,
+            method="POST",
+            headers={"authorization": f"Bearer {admin_key}"},
+            timeout=10.0,
+        )
+        answer = msgspec.json.decode(body, type=ReloadAnswer)
+    except (OSError, msgspec.DecodeError) as error:
+        tell(f"the configuration was not reloaded: {error}")
+        return
+    tell(describe(status, answer))
 
 
-def no_reloader(tell: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-    """Return a function that reports that nothing is reloaded, without an operators' listener.
+async def refuse_reload(tell: Callable[[str], None]) -> None:
+    """Report that nothing is reloaded, without an operators' listener.
 
     Another program may have its port, and must not get the key.
     """
-
-    async def reload() -> None:
-        tell("the configuration was not reloaded: no operators' listener runs here")
-
-    return reload
+    tell("the configuration was not reloaded: no operators' listener runs here")
 
 
 def describe(status: int, answer: ReloadAnswer) -> str:

@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from socket import socket
 
-import msgspec
-
 from gateway.settings import Settings
 from gateway.supervisor import topology
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
-from gateway.supervisor.reload import no_reloader, reloader
-from gateway.supervisor.spawn import Spawner, inherited_environment
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.reload import refuse_reload, reload_configuration
+from gateway.supervisor.spawn import Spawner
+from gateway.supervisor.spec import Role
 from gateway.supervisor.supervisor import Supervisor, supervise
 from gateway.supervisor.up import check_configuration
 
@@ -40,39 +38,27 @@ def run_gateway(
                 settings.admin_host, settings.admin_port, 1, option="--admin-port"
             )
             admin_listeners = stack.enter_context(opened)
-        own = msgspec.structs.replace(
-            settings,
-            data_dir=directory.root,
-            config=settings.config.absolute(),
-            secret=settings.secret or directory.secret("secret"),
-            admin_key="",
-            listen_fd=None,
-        )
-        specs = _specs(own, listeners, admin_listeners, settings.admin_key)
+        own = directory.settings_of_children(settings)
+        specs = [
+            *topology.event_specs(own, (Role.SHIPPER,)),
+            *(topology.admin_spec(own, x, settings.admin_key, alone=True) for x in admin_listeners),
+            *topology.worker_specs(own, listeners, alone=True),
+        ]
         logs = directory.logs if settings.logs == "files" else None
-        spawner = Spawner(logs=logs, environment=inherited_environment())
-        supervisor = Supervisor(root=directory.root, spawner=spawner, say=say)
+        supervisor = Supervisor(root=directory.root, spawner=Spawner(logs=logs), say=say)
 
         async def start() -> None:
             await supervisor.ready(supervisor.start(specs))
             say(f"serving on http://{settings.host}:{settings.port}")
 
-        reload = reloader(own, settings.admin_key, say) if admin else no_reloader(say)
+        reload = partial(reload_configuration, own, settings.admin_key) if admin else refuse_reload
         rotating = None if logs is None else partial(keep_small, logs)
-        delay = own.shutdown_delay
         asyncio.run(
-            supervise(supervisor, start, reload=reload, say=say, delay=delay, beside=rotating)
+            supervise(
+                supervisor,
+                start,
+                reload=partial(reload, say),
+                delay=own.shutdown_delay,
+                beside=rotating,
+            )
         )
-
-
-def _specs(
-    settings: Settings,
-    workers: Sequence[socket],
-    admin: Sequence[socket],
-    admin_key: str,
-) -> list[ProcessSpec]:
-    return [
-        *topology.event_specs(settings, (Role.SHIPPER,)),
-        *(topology.admin_spec(settings, listener, admin_key, alone=True) for listener in admin),
-        *topology.worker_specs(settings, workers, alone=True),
-    ]

@@ -18,14 +18,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Spawner:
-    """Starts children with this process's environment plus their own.
+    """Starts children with this process's environment, without its keys, plus their own.
 
     `logs` is the folder of their log files; with `None` they print where this process does.
     """
 
-    def __init__(self, *, logs: Path | None, environment: Mapping[str, str]) -> None:
+    def __init__(self, *, logs: Path | None) -> None:
         self._logs = logs
-        self._environment = environment
+        self._environment = _inherited_environment()
         self._before_exec = _die_with_parent()
 
     def log_of(self, spec: ProcessSpec) -> Path | None:
@@ -98,11 +98,8 @@ class Spawner:
             raise CannotStart(f"{name} failed: {last}; see {path}")
 
 
-def inherited_environment() -> dict[str, str]:
-    """Return the environment for children: this process's, without its keys.
-
-    Backends of this machine are called on loopback, without TLS.
-    """
+def _inherited_environment() -> dict[str, str]:
+    # Backends of this machine are called on loopback, without TLS.
     own = ("SLUICEGATE_ADMIN_KEY", "SLUICEGATE_DEMO_KEY", "SLUICEGATE_BACKEND_TLS_")
     inherited = process_environment().items()
     return {name: value for name, value in inherited if not name.startswith(own)}

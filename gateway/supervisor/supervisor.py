@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGTERM, Signals
-from types import TracebackType
+from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Any, Self
 
 from gateway.sockets.listening import refuse_new_connections, wait_until_empty
@@ -16,6 +15,7 @@ from gateway.supervisor.process_table import ProcessEntry, start_of, write_table
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec, Role, stop_groups
 from gateway.supervisor.watchdog import Watchdog
+from gateway.tasks import TaskScope
 from gateway.telemetry.restarts import RestartCounts
 
 
@@ -27,7 +27,7 @@ class Supervisor:
     ) -> None:
         self._root = root
         self._spawner = spawner
-        self._say = say
+        self.say = say
         self._address = address
         self._children: list[Child] = []
         self._table_is_old = False
@@ -43,12 +43,7 @@ class Supervisor:
         self._watching = self._group.create_task(self._watchdog.run())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if self._watching is not None:
             self._watching.cancel()
         for child in self._children:
@@ -61,7 +56,7 @@ class Supervisor:
             Child(
                 spec=spec,
                 spawner=self._spawner,
-                say=self._say,
+                say=self.say,
                 changed=self._changed,
                 restarted=partial(self.restarts.add, spec.role.value),
             )
@@ -78,7 +73,7 @@ class Supervisor:
         Raises:
             CannotStart: one of them is not within its time.
         """
-        await in_parallel(*(self._ready(child) for child in children))
+        await in_parallel(*(child.until_ready() for child in children))
 
     async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
         """Stop every child, in the order of roles; at once when `force` is set.
@@ -93,20 +88,16 @@ class Supervisor:
             ended = await asyncio.gather(*(children[spec.name].stop(force) for spec in group))
             names = ", ".join(child.spec.name for child in stopping)
             if names:
-                self._say(f"stopped {names}" + ("" if all(ended) else " (by force)"))
+                self.say(f"stopped {names}" + ("" if all(ended) else " (by force)"))
 
     async def _announce(self, force: asyncio.Event, delay: float) -> None:
         serving = [child for child in self._children if child.spec.listener is not None]
         for child in serving:
             child.announce_stop()
         if delay and any(child.pid for child in serving) and not force.is_set():
-            self._say(f"not ready any more; serving on for {delay:g} s")
+            self.say(f"not ready any more; serving on for {delay:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(force.wait(), delay)
-
-    async def _ready(self, child: Child) -> None:
-        await child.until_ready()
-        self._say(f"{child.spec.name} is ready")
 
     def _changed(self, ended: int | None) -> None:
         if ended is not None:
@@ -128,7 +119,7 @@ class Supervisor:
         running = [_entry(child) for child in self._children if child.pid is not None]
         trouble = write_table(self._root, [own, *running])
         if trouble and not self._table_is_old:
-            self._say(f"`{self._root}` cannot be written ({trouble}): free space on its disk")
+            self.say(f"`{self._root}` cannot be written ({trouble}): free space on its disk")
         self._table_is_old = bool(trouble)
 
 
@@ -147,13 +138,8 @@ async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -
 
 async def in_parallel(*work: Coroutine[Any, Any, Any]) -> list[Any]:
     """Return the results of `work`; the first exception cancels the rest and is raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with TaskScope() as tasks:
+        return await asyncio.gather(*map(tasks.create_task, work))
 
 
 async def supervise(
@@ -161,7 +147,6 @@ async def supervise(
     start: Callable[[], Awaitable[None]],
     *,
     reload: Callable[[], Awaitable[None]],
-    say: Callable[[str], None],
     delay: float = 0.0,
     beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
@@ -174,28 +159,26 @@ async def supervise(
     Raises:
         CannotStart: `start` did; the children that ran are stopped.
     """
-    signals, hangup, is_ready = _StopSignals(say), asyncio.Event(), asyncio.Event()
+    signals, hangup, is_ready = _StopSignals(supervisor.say), asyncio.Event(), asyncio.Event()
 
     async def starting() -> None:
         await start()
         is_ready.set()
+        await signals.stopping.wait()
 
-    async with supervisor:
-        tasks = [asyncio.create_task(_reloading(hangup, reload))]
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(SIGINT, signals.interrupt)
+    loop.add_signal_handler(SIGTERM, signals.stop)
+    loop.add_signal_handler(SIGHUP, hangup.set)
+    async with supervisor, TaskScope() as tasks:
+        tasks.start(_reloading(hangup, reload))
         if beside is not None:
-            tasks.append(asyncio.create_task(beside()))
+            tasks.start(beside())
         try:
-            handlers = {SIGINT: signals.interrupt, SIGTERM: signals.stop, SIGHUP: hangup.set}
-            with _signals(handlers):
-                try:
-                    await _until(signals.stopping, starting)
-                finally:
-                    waits = is_ready.is_set() and not signals.is_interrupted
-                    await supervisor.stop(signals.force, delay=delay if waits else 0.0)
+            await _first_of(starting(), signals.stopping.wait())
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            waits = is_ready.is_set() and not signals.is_interrupted
+            await supervisor.stop(signals.force, delay=delay if waits else 0.0)
 
 
 class _StopSignals:
@@ -225,34 +208,13 @@ async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]
         await reload()
 
 
-async def _until(stop: asyncio.Event, start: Callable[[], Awaitable[None]]) -> None:
-    """Run `start` and wait for `stop`, which also cancels a start in progress."""
-
-    async def starting() -> None:
-        await start()
-        await stop.wait()
-
-    tasks = [asyncio.create_task(starting()), asyncio.create_task(stop.wait())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run `work` until the first of it ends or fails, and cancel the rest."""
+    async with TaskScope() as tasks:
+        running = [tasks.create_task(each) for each in work]
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@contextlib.contextmanager
-def _signals(handlers: Mapping[Signals, Callable[[], None]]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in handlers:
-            loop.remove_signal_handler(number)
 
 
 def _entry(child: Child) -> ProcessEntry:

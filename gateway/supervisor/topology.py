@@ -4,14 +4,15 @@ import random
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from gateway.settings import Settings, environment
 from gateway.supervisor.listeners import free_port
-from gateway.supervisor.probes import HttpReady, ListenerReady, ProcessStarted
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.probes import probe_http, probe_listener
+from gateway.supervisor.spec import ProcessSpec, Role, is_started
 
 # `-P`: the working directory may hold another folder called `gateway`.
 PYTHON = (sys.executable, "-P", "-m")
@@ -50,7 +51,7 @@ def backend_specs(
                     "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
                     "SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0",
                 },
-                probe=HttpReady(_LOOPBACK, port),
+                probe=partial(probe_http, _LOOPBACK, port),
                 address=f"http://{_LOOPBACK}:{port}",
                 stop_within=settings.drain + _BEYOND_DRAIN,
                 heartbeat_variable="SLUICEGATE_BACKEND_HEARTBEAT_FD",
@@ -68,7 +69,6 @@ def worker_specs(
 
     One that runs `alone` is ready when it listens: its dependencies are started by others.
     """
-    rest = ProcessStarted() if alone else HttpReady(reachable(settings.host), settings.port)
     specs = []
     for index, listener in enumerate(listeners):
         siblings = tuple(other for other in listeners if other is not listener)
@@ -78,18 +78,9 @@ def worker_specs(
             listen_fd=listener.fileno(),
             sibling_fds=" ".join(str(other.fileno()) for other in siblings),
         )
-        specs.append(
-            _own(
-                Role.GATEWAY,
-                "run-worker",
-                own,
-                index=index,
-                listener=listener,
-                siblings=siblings,
-                address=f"http://{settings.host}:{settings.port}",
-                probe=ListenerReady(listener, rest),
-            )
-        )
+        spec = _own(Role.GATEWAY, "run-worker", own, index=index)
+        spec = _serving(spec, listener, settings.host, settings.port, alone=alone)
+        specs.append(msgspec.structs.replace(spec, siblings=siblings))
     return specs
 
 
@@ -100,14 +91,8 @@ def admin_spec(
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
-    rest = (
-        ProcessStarted()
-        if alone
-        else HttpReady(reachable(settings.admin_host), settings.admin_port)
-    )
-    address = f"http://{settings.admin_host}:{settings.admin_port}"
-    probe = ListenerReady(listener, rest)
-    return _own(Role.ADMIN, "run-admin", own, listener=listener, address=address, probe=probe)
+    spec = _own(Role.ADMIN, "run-admin", own)
+    return _serving(spec, listener, settings.admin_host, settings.admin_port, alone=alone)
 
 
 def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
@@ -131,27 +116,26 @@ def child_command(entry: str) -> tuple[str, ...]:
     return (*PYTHON, "gateway", entry)
 
 
-def _own(
-    role: Role,
-    entry: str,
-    settings: Settings,
-    *,
-    index: int = 0,
-    listener: socket.socket | None = None,
-    siblings: tuple[socket.socket, ...] = (),
-    address: str = "",
-    probe: ListenerReady | None = None,
+def _serving(
+    spec: ProcessSpec, listener: socket.socket, host: str, port: int, *, alone: bool
 ) -> ProcessSpec:
+    """Return `spec` as that of a process which serves HTTP on `listener`."""
+    rest = is_started if alone else partial(probe_http, reachable(host), port)
+    return msgspec.structs.replace(
+        spec,
+        listener=listener,
+        address=f"http://{host}:{port}",
+        probe=partial(probe_listener, listener, rest),
+    )
+
+
+def _own(role: Role, entry: str, settings: Settings, *, index: int = 0) -> ProcessSpec:
     return ProcessSpec(
         name=f"{role.value}-{index}" if role is Role.GATEWAY else role.value,
         role=role,
         index=index,
         argv=child_command(entry),
         environment=environment(settings),
-        listener=listener,
-        siblings=siblings,
-        address=address,
-        probe=probe or ProcessStarted(),
         stop_within=settings.drain + _BEYOND_DRAIN,
         replace_within=settings.shutdown_delay + settings.drain + _BEYOND_DRAIN,
         heartbeat_variable="SLUICEGATE_HEARTBEAT_FD",

@@ -12,15 +12,13 @@ from gateway.errors import ConfigurationError
 from gateway.settings import Settings, environment
 from gateway.supervisor import topology
 from gateway.supervisor.child import Child
-from gateway.supervisor.credentials import Credentials, choose_credentials
-from gateway.supervisor.data_directory import open_directory
+from gateway.supervisor.data_directory import Credentials, choose_credentials, open_directory
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
-from gateway.supervisor.placement import write_placement
-from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up
-from gateway.supervisor.reload import reloader
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
+from gateway.supervisor.reload import reload_configuration
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import client_tls
 
@@ -52,7 +50,7 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
             settings, options, directory=directory, keys=keys, workers=workers, admin=admin
         )
         write_placement(directory.placement, plan.backends)
-        spawner = Spawner(logs=directory.logs, environment=inherited_environment())
+        spawner = Spawner(logs=directory.logs)
         asyncio.run(_Up(plan, keys, spawner, tell, say).run())
 
 
@@ -118,16 +116,13 @@ class _Up:
         )
 
     async def run(self) -> None:
-        reload = reloader(self._plan.settings, self._keys.admin_key, self._tell)
-        delay = self._plan.settings.shutdown_delay
-        rotating = partial(keep_small, self._plan.settings.data_dir / "logs")
+        settings = self._plan.settings
         await supervise(
             self._supervisor,
             self._start,
-            reload=reload,
-            say=self._tell,
-            delay=delay,
-            beside=rotating,
+            reload=partial(reload_configuration, settings, self._keys.admin_key, self._tell),
+            delay=settings.shutdown_delay,
+            beside=partial(keep_small, settings.data_dir / "logs"),
         )
 
     async def _start(self) -> None:

@@ -3,17 +3,19 @@
 import importlib.util
 import platform
 import sys
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import ValkeyReady
+from gateway.supervisor.probes import probe_valkey, valkey_answers
 from gateway.supervisor.spec import ProcessSpec, Role
 
 _MACHINES = {"amd64": "x86_64"}
 _COMMON = ("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--save", "")
-_CACHE = ("--appendonly", "no", "--maxmemory-policy", "allkeys-lfu")
-_STATE = ("--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "noeviction")
+# Of limits, streams and configuration: it evicts nothing and keeps everything.
+_APPEND = ("--appendonly", "yes", "--appendfsync", "everysec")
+STATE_OPTIONS = (*_APPEND, "--maxmemory-policy", "noeviction")
 
 
 def find_program() -> Path:
@@ -36,42 +38,34 @@ def find_program() -> Path:
     return program
 
 
-def cache_spec(
-    program: Path, *, sockets: Path, data: Path, max_bytes: int, silent_within: float = 0.0
-) -> ProcessSpec:
-    """Return the Valkey of the result cache: bounded, evicts the least used, keeps nothing."""
-    extra = (*_CACHE, "--maxmemory", str(max_bytes))
-    return _spec(program, Role.VALKEY_CACHE, sockets / "cache.sock", data, extra, silent_within)
+def cache_options(max_bytes: int) -> tuple[str, ...]:
+    """Return the options of the result cache: bounded, evicts the least used, keeps nothing."""
+    bound = ("--maxmemory", str(max_bytes), "--maxmemory-policy", "allkeys-lfu")
+    return ("--appendonly", "no", *bound)
 
 
-def state_spec(
-    program: Path, *, sockets: Path, data: Path, silent_within: float = 0.0
+def valkey_spec(
+    role: Role,
+    options: tuple[str, ...],
+    *,
+    program: Path,
+    sockets: Path,
+    data: Path,
+    silent_within: float = 0.0,
 ) -> ProcessSpec:
-    """Return the Valkey of limits, streams and configuration: evicts nothing, keeps everything."""
-    return _spec(program, Role.VALKEY_STATE, sockets / "state.sock", data, _STATE, silent_within)
+    """Return a Valkey that listens on a socket in `sockets` and keeps its files in `data`."""
+    path = str(sockets / f"{role.value.removeprefix('valkey-')}.sock")
+    return ProcessSpec(
+        name=role.value,
+        role=role,
+        argv=(str(program), *_COMMON, "--unixsocket", path, "--dir", str(data), *options),
+        probe=partial(probe_valkey, path),
+        sign_of_life=partial(valkey_answers, path),
+        silent_within=silent_within,
+        address=f"unix:{path}",
+    )
 
 
 def url(spec: ProcessSpec) -> str:
     """Return the address of a Valkey as clients take it."""
     return f"unix://{quote(spec.address.removeprefix('unix:'))}?db=0"
-
-
-def _spec(
-    program: Path,
-    role: Role,
-    path: Path,
-    data: Path,
-    extra: tuple[str, ...],
-    silent_within: float,
-) -> ProcessSpec:
-    place = ("--unixsocket", str(path), "--dir", str(data))
-    probe = ValkeyReady(str(path))
-    return ProcessSpec(
-        name=role.value,
-        role=role,
-        argv=(str(program), *_COMMON, *place, *extra),
-        probe=probe,
-        sign_of_life=probe.answers,
-        silent_within=silent_within,
-        address=f"unix:{path}",
-    )

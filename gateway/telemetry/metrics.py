@@ -9,8 +9,10 @@ instrument costs as much as a cache lookup. What limits refuse, or would, is cou
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -50,11 +52,9 @@ class GatewayMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
-            "sluicegate_requests",
-            "Requests answered, by task and status.",
-            ("task", "status"),
-            registry=registry,
+        counter = partial(Counter, registry=registry)
+        self._requests = counter(
+            "sluicegate_requests", "Requests answered, by task and status.", ("task", "status")
         )
         self._duration = TalliedHistogram(
             "sluicegate_request_duration_seconds",
@@ -63,35 +63,24 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._items = Counter(
+        self._items = counter(
             "sluicegate_items",
             "Items answered, by model and how: hit, collapsed, computed, failed.",
             ("model", "source"),
-            registry=registry,
         )
-        self._rows = Counter(
-            "sluicegate_rows",
-            "Rows that backends computed, by model.",
-            ("model",),
-            registry=registry,
+        self._rows = counter(
+            "sluicegate_rows", "Rows that backends computed, by model.", ("model",)
         )
-        self._tokens = Counter(
-            "sluicegate_tokens",
-            "Tokens that backends computed, by model.",
-            ("model",),
-            registry=registry,
+        self._tokens = counter(
+            "sluicegate_tokens", "Tokens that backends computed, by model.", ("model",)
         )
-        self._limited = Counter(
-            "sluicegate_rate_limited",
-            "Requests refused by a limit, by its name.",
-            ("policy",),
-            registry=registry,
+        self._limited = counter(
+            "sluicegate_rate_limited", "Requests refused by a limit, by its name.", ("policy",)
         )
-        self._shadowed = Counter(
+        self._shadowed = counter(
             "sluicegate_rate_limit_shadowed",
             "Requests that a limit in shadow mode would have refused, by its name.",
             ("policy",),
-            registry=registry,
         )
         self._statistics = Gauge(
             "sluicegate_worker",
@@ -144,7 +133,19 @@ class GatewayMetrics:
         """Count a request that the limit `policy`, in shadow mode, would have refused."""
         self._shadowed.labels(policy).inc()
 
-    def statistics(self, part: str, figures: Mapping[str, float]) -> None:
-        """Publish the statistics of a part; called about once a second."""
-        for name, value in figures.items():
+    def statistics(self, part: str, statistics: msgspec.Struct) -> None:
+        """Publish the numeric fields of a part's statistics; called about once a second."""
+        for name, value in numbers(statistics).items():
             self._statistics.labels(part, name).set(value)
+
+
+def numbers(statistics: msgspec.Struct, prefix: str = "") -> dict[str, float]:
+    """Return the numeric fields of `statistics`, nested ones under `outer_inner`."""
+    found: dict[str, float] = {}
+    for name in statistics.__struct_fields__:
+        value = getattr(statistics, name)
+        if isinstance(value, msgspec.Struct):
+            found |= numbers(value, f"{prefix}{name}_")
+        elif isinstance(value, int | float):
+            found[prefix + name] = float(value)
+    return found

@@ -7,7 +7,7 @@ outlives its request (a detached computation, a probe) needs no special care.
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, Protocol
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,47 +27,12 @@ _KINDS = {
 }
 
 
-class Span(Protocol):
-    """Times a step. `traceparent` is the parent of child spans, empty if nothing is recorded."""
-
-    @property
-    def traceparent(self) -> str:
-        """The span as a W3C `traceparent` value."""
-        ...
-
-    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001 - a value, no flag
-        """Set an attribute, which must not contain a caller's text."""
-        ...
-
-    def fail(self, code: str) -> None:
-        """Mark the step as failed with the reason `code`."""
-        ...
-
-
-class Tracer(Protocol):
-    """Opens spans; never raises, and drops spans rather than wait."""
-
-    def span(
-        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
-    ) -> AbstractContextManager[Span]:
-        """Return a span under `parent`; a new trace if that is empty."""
-        ...
-
-    def close(self) -> None:
-        """Send the buffered spans; blocks for a few seconds at most."""
-        ...
-
-
 class NullSpan:
-    """Implements `Span` while tracing is off; passes an incoming `traceparent` on."""
+    """Stands for a span while tracing is off; passes an incoming `traceparent` on."""
 
     def __init__(self, traceparent: str = "") -> None:
-        self._traceparent = traceparent
-
-    @property
-    def traceparent(self) -> str:
+        self.traceparent = traceparent
         """The parent's value, so that a caller's trace does not end at the gateway."""
-        return self._traceparent
 
     def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
         """Do nothing."""
@@ -76,14 +41,39 @@ class NullSpan:
         """Do nothing."""
 
 
+class OtelSpan:
+    """Times a step, by OpenTelemetry's SDK."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def traceparent(self) -> str:
+        """The span as a W3C `traceparent` value, the parent of child spans."""
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
+        """Set an attribute, which must not contain a caller's text."""
+        self._span.set_attribute(name, value)
+
+    def fail(self, code: str) -> None:
+        """Mark the step as failed with the reason `code`."""
+        self._span.set_attribute("error.type", code)
+        self._span.set_status(trace.StatusCode.ERROR, code)
+
+
+Span = NullSpan | OtelSpan
+
+
 class NullTracer:
-    """Implements `Tracer` while tracing is off: records nothing, reads no clock."""
+    """Stands for a tracer while tracing is off: records nothing, reads no clock."""
 
     _nothing = nullcontext(NullSpan())
 
     def span(
         self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
-    ) -> AbstractContextManager[Span]:
+    ) -> AbstractContextManager[NullSpan]:
         """Return a span that records nothing."""
         return nullcontext(NullSpan(parent)) if parent else self._nothing
 
@@ -91,30 +81,11 @@ class NullTracer:
         """Do nothing."""
 
 
-class OtelSpan:
-    """Implements `Span` over OpenTelemetry's SDK."""
-
-    def __init__(self, span: trace.Span) -> None:
-        self._span = span
-
-    @property
-    def traceparent(self) -> str:
-        """The span as a W3C `traceparent` value."""
-        context = self._span.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
-        """Set an attribute."""
-        self._span.set_attribute(name, value)
-
-    def fail(self, code: str) -> None:
-        """Mark the step as failed."""
-        self._span.set_attribute("error.type", code)
-        self._span.set_status(trace.StatusCode.ERROR, code)
-
-
 class OtelTracer:
-    """Sends spans by OpenTelemetry's batch processor, which drops rather than wait."""
+    """Opens spans and sends them by OpenTelemetry's batch processor, which drops rather than wait.
+
+    Nothing raises.
+    """
 
     def __init__(
         self, exporter: SpanExporter, *, service: str, close_within: float = _CLOSE_WITHIN
@@ -129,8 +100,8 @@ class OtelTracer:
     @contextmanager
     def span(
         self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
-    ) -> Iterator[Span]:
-        """Record a span under `parent`."""
+    ) -> Iterator[OtelSpan]:
+        """Record a span under `parent`; of a new trace if that is empty."""
         context = self._propagator.extract({"traceparent": parent})
         span = self._tracer.start_span(
             name, context=context, kind=_KINDS[kind], attributes=dict(attributes)
@@ -148,6 +119,9 @@ class OtelTracer:
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(self._close_within)
+
+
+Tracer = NullTracer | OtelTracer
 
 
 def tracer_from(environ: Mapping[str, str], *, service: str) -> Tracer:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -24,7 +25,7 @@ from gateway.workers.stream import BILLING
 from gateway.workers.usage_rollup import UsageRollup
 
 _REDIS_TIMEOUT: Final = 5.0
-_WAIT: Final = 0.25
+_DRAIN: Final = 5.0
 _BLOCKS: Final = 8
 _log = logging.getLogger(__name__)
 
@@ -56,16 +57,12 @@ class Billing:
         *,
         group: GroupReader,
         writer: LedgerWriter,
-        wait: float = _WAIT,
-        drain: float = 5.0,
-        clock: Callable[[], int] = time.time_ns,
-        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+        wait: float = 0.25,
+        report: Callable[[BillingStatistics], None] = lambda _: None,
     ) -> None:
         self._group = group
         self._writer = writer
         self._wait = wait
-        self._drain = drain
-        self._clock = clock
         self._report = report
         self._backoff = StoppableBackoff()
         self._lag = 0.0
@@ -76,7 +73,7 @@ class Billing:
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await self._run_once(stop, self._wait)
-        deadline = clock() + self._drain
+        deadline = clock() + _DRAIN
         while clock() < deadline and await self._run_once(stop, 0.0):
             pass
 
@@ -104,7 +101,7 @@ class Billing:
             return True
         if self._backoff.succeeded():
             _log.info("billing has recovered")
-        self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
+        self._report(self.statistics())
         return bool(entries)
 
     async def _bill(self, entries: Sequence[StreamEntry]) -> None:
@@ -124,7 +121,7 @@ class Billing:
         self._counts["dead"] += recorded.dead
         self._counts["lost"] += recorded.lost
         if result.oldest:
-            self._lag = max(0.0, (self._clock() - result.oldest) / 1e9)
+            self._lag = max(0.0, (time.time_ns() - result.oldest) / 1e9)
 
 
 async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
@@ -134,11 +131,16 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             for number, url in enumerate(settings.streams):
                 part = f"billing_{number}" if number else "billing"
-                report = partial(metrics.statistics, part)
                 redis = connect(url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
-                group.create_task(
-                    _bill_stream(redis, ledger, consumer_name(settings), report=report, stop=stop)
+                entries = GroupReader(
+                    redis, group=BILLING, consumer=consumer_name(settings), count=_BLOCKS
                 )
+                billing = Billing(
+                    group=entries,
+                    writer=LedgerWriter(ledger),
+                    report=partial(metrics.statistics, part),
+                )
+                group.create_task(_run_and_close(billing, redis, stop))
             rollup = UsageRollup(
                 ledger.rollup,
                 keep=settings.usage_events_keep,
@@ -147,20 +149,6 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
             group.create_task(rollup.run(stop))
 
 
-async def _bill_stream(
-    redis: Redis,
-    ledger: Ledger,
-    consumer: str,
-    *,
-    report: Callable[[Mapping[str, float]], None],
-    stop: asyncio.Event,
-) -> None:
-    """Bill the stream in `redis` until `stop`, then close the connection."""
-    try:
-        await Billing(
-            group=GroupReader(redis, group=BILLING, consumer=consumer, count=_BLOCKS),
-            writer=LedgerWriter(ledger),
-            report=report,
-        ).run(stop)
-    finally:
-        await redis.aclose()
+async def _run_and_close(billing: Billing, redis: Redis, stop: asyncio.Event) -> None:
+    async with aclosing(redis):
+        await billing.run(stop)

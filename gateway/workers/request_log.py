@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,7 +25,7 @@ from gateway.workers.rotating_file import RotatingFile
 
 GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
-_WAIT: Final = 0.25
+_DRAIN: Final = 2.0
 _REMEMBERED: Final = 64
 """Entries remembered as written, as their acknowledgement may be lost: more than one read."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
@@ -47,14 +49,12 @@ class RequestLog:
         *,
         group: GroupReader,
         file: RotatingFile,
-        wait: float = _WAIT,
-        drain: float = 2.0,
-        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+        wait: float = 0.25,
+        report: Callable[[RequestLogStatistics], None] = lambda _: None,
     ) -> None:
         self._group = group
         self._file = file
         self._wait = wait
-        self._drain = drain
         self._report = report
         self._unpacker = Unpacker()
         self._written: deque[bytes] = deque(maxlen=_REMEMBERED)
@@ -67,7 +67,7 @@ class RequestLog:
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await self._run_once(stop, self._wait)
-        deadline = clock() + self._drain
+        deadline = clock() + _DRAIN
         while clock() < deadline and await self._run_once(stop, 0.0):
             pass
 
@@ -92,7 +92,7 @@ class RequestLog:
             await pause(stop, self._backoff.failed())
             return False
         self._backoff.succeeded()
-        self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
+        self._report(self.statistics())
         return bool(entries)
 
     async def _append(self, entries: Sequence[StreamEntry]) -> None:
@@ -143,11 +143,9 @@ async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
     path = settings.data_dir / "requests.log"
-    try:
+    async with aclosing(redis):
         await RequestLog(
             group=GroupReader(redis, group=GROUP, consumer=consumer_name(settings), count=8),
             file=RotatingFile(path, max_bytes=_MAX_BYTES, keep=4),
-            report=lambda figures: metrics.statistics("request_log", figures),
+            report=partial(metrics.statistics, "request_log"),
         ).run(stop)
-    finally:
-        await redis.aclose()

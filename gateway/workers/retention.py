@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,18 +19,12 @@ _RESERVE_BYTES: Final = 1 << 30
 _RESERVE_FRACTION: Final = 0.1
 
 
-class DiskSpace(NamedTuple):
-    """Gives the size and the free space of a file system, in bytes."""
+class RetainedLog:
+    """Opens a log and the mark up to which the ledger has it."""
 
-    free: int
-    size: int
-
-
-class RetainedLog(NamedTuple):
-    """Pairs a log with the mark up to which the ledger has it."""
-
-    reader: LogReader
-    mark: CommittedMark
+    def __init__(self, directory: Path) -> None:
+        self.reader = LogReader(directory)
+        self.mark = CommittedMark(directory)
 
 
 class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +45,15 @@ class _Segment(NamedTuple):
     reader: LogReader
 
 
+def missing_bytes(directory: Path) -> int:
+    """Return how much more of the disk of `directory` should be free; 0 or less is enough."""
+    try:
+        disk = shutil.disk_usage(directory)
+    except OSError:  # unknown space counts as sufficient
+        return 0
+    return min(_RESERVE_BYTES, int(disk.total * _RESERVE_FRACTION)) - disk.free
+
+
 class SegmentRetention:
     """Deletes committed segments, the oldest first.
 
@@ -64,13 +68,13 @@ class SegmentRetention:
         keep: float = 0.0,
         keep_bytes: int = 0,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - files keep the time of the day
-        disk: Callable[[Path], DiskSpace] | None = None,
+        missing_bytes: Callable[[Path], int] = missing_bytes,
     ) -> None:
         self._directory = directory
         self._keep = keep
         self._keep_bytes = keep_bytes
         self._wall = wall
-        self._disk = disk or disk_space
+        self._missing_bytes = missing_bytes
         self._deleted = 0
         self._kept: list[_Segment] = []
 
@@ -95,8 +99,7 @@ class SegmentRetention:
     def expire(self, logs: Iterable[RetainedLog]) -> None:
         """Delete segments whose time is over, or for which there is no room."""
         self._kept = sorted(segment for log in logs for segment in _segments(log))
-        disk = self._disk(self._directory)
-        short = min(_RESERVE_BYTES, int(disk.size * _RESERVE_FRACTION)) - disk.free
+        short = self._missing_bytes(self._directory)
         size = sum(segment.size for segment in self._kept)
         now, kept = self._wall(), []
         for segment in self._kept:
@@ -116,15 +119,6 @@ class SegmentRetention:
             size_bytes=sum(segment.size for segment in self._kept),
             deleted=self._deleted,
         )
-
-
-def disk_space(directory: Path) -> DiskSpace:
-    """Return the space of the file system of `directory` that others than root may use."""
-    try:
-        found = os.statvfs(directory)
-    except OSError:  # unknown space counts as sufficient
-        return DiskSpace(free=_RESERVE_BYTES, size=0)
-    return DiskSpace(free=found.f_bavail * found.f_frsize, size=found.f_blocks * found.f_frsize)
 
 
 def _segments(log: RetainedLog) -> Iterable[_Segment]:

@@ -20,12 +20,9 @@ class RotatingFile:
             OSError: they cannot be written.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab", buffering=0) as file:
-            size = file.tell()
-            if not size or size + len(lines) <= self._max_bytes:
-                _write(file, lines)
-                return
-        self._rotate()
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size and size + len(lines) > self._max_bytes:
+            self._rotate()
         with self._path.open("ab", buffering=0) as file:
             _write(file, lines)
 

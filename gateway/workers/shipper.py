@@ -2,39 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from gateway.errors import DependencyUnavailable
 from gateway.events.block import gap, pack
-from gateway.events.committed import CommittedMark
-from gateway.events.reader import LogReader, UnreadableLog, list_logs
+from gateway.events.reader import UnreadableLog, list_logs
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers.backoff import StoppableBackoff, pause
 from gateway.workers.file_lock import FileLock
+from gateway.workers.ledger_marks import LedgerMarks
 from gateway.workers.retention import RetainedLog, SegmentRetention
 from gateway.workers.stream import AppendOutcome, EventStream
 
 LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
+_DRAIN: Final = 5.0
+_CHECK_EVERY: Final = 4
+"""Rounds of polling between two comparisons of the stream with the logs."""
 _log = logging.getLogger(__name__)
-
-
-class HighWaterMarks(Protocol):
-    """Reads up to which record logs are committed; blocks; raises `DependencyUnavailable`."""
-
-    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return the mark per log; 0 is nothing."""
-        ...
 
 
 class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +54,11 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
 
 
-class _ShippedLog:
+class _ShippedLog(RetainedLog):
     """Tracks a log that is being shipped; `shipped` is its last sequence number in the stream."""
 
     def __init__(self, path: Path) -> None:
-        self.reader = LogReader(path)
-        self.mark = CommittedMark(path)
+        super().__init__(path)
         self.shipped: int | None = None
         self.is_positioned = False
 
@@ -73,10 +67,10 @@ class Shipper:
     """Ships every log in `directory`, also those of dead writers, in one process at a time.
 
     While Redis is down or full, or a consumer is dead, the logs wait on disk. While the ledger is
-    down, or does not answer in `ledger_timeout` seconds, nothing is deleted; shipping goes on.
-    Every second the stream is compared with the logs. Events that Redis lost are shipped again from
-    the ledger's mark, and so are events missing in a ledger that was restored from a backup, if
-    `retention` still has them.
+    down or does not answer, nothing is deleted; shipping goes on. At every fourth `poll` the logs
+    are compared with the stream. Events that Redis lost are shipped again from the ledger's mark,
+    and so are events missing in a ledger that was restored from a backup, if `retention` still has
+    them.
     """
 
     def __init__(
@@ -84,26 +78,18 @@ class Shipper:
         directory: Path,
         *,
         stream: EventStream,
-        marks: HighWaterMarks,
-        retention: SegmentRetention | None = None,
+        marks: LedgerMarks,
+        retention: SegmentRetention,
         block_events: int = 1000,
         poll: float = 0.25,
-        check_every: float = 1.0,
-        drain: float = 5.0,
-        ledger_timeout: float = 1.0,
-        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+        report: Callable[[ShipperStatistics], None] = lambda _: None,
     ) -> None:
         self._directory = directory
         self._stream = stream
         self._marks = marks
-        self._retention = retention or SegmentRetention(directory)
+        self._retention = retention
         self._block_events = block_events
         self._poll = poll
-        self._check_every = check_every
-        self._drain = drain
-        self._ledger_timeout = ledger_timeout
-        self._query: asyncio.Future[dict[str, int]] | None = None
-        """The last query to the ledger, which may have timed out and still run."""
         self._report = report
         self._logs: dict[str, _ShippedLog] = {}
         self._unreadable: set[str] = set()
@@ -120,7 +106,7 @@ class Shipper:
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await pause(stop, await self.run_once())
-        deadline = clock() + self._drain
+        deadline = clock() + _DRAIN
         while clock() < deadline:
             await asyncio.sleep(min(await self.run_once(), self._poll))
             if not (self._busy or self._full or self._backoff.failures):
@@ -133,7 +119,7 @@ class Shipper:
         try:
             if clock() >= self._check_at:
                 await self._check()
-                self._check_at = clock() + self._check_every
+                self._check_at = clock() + _CHECK_EVERY * self._poll
             self._discover()
             self._busy = any([await self._ship(log) for log in list(self._logs.values())])
         except (RedisError, OSError) as error:
@@ -197,14 +183,14 @@ class Shipper:
             block = gap(reader.id, reader.sequence + 1, batch.first - 1)
         else:
             block = pack(reader.id, batch.first, batch.payloads)
-        reply = await self._stream.ship(block, after=log.shipped)
-        self._full = reply.outcome is AppendOutcome.FULL
-        if reply.outcome is AppendOutcome.MOVED:
-            log.is_positioned = False
+        outcome = await self._stream.ship(block, after=log.shipped)
+        self._full = outcome is AppendOutcome.FULL
         if self._full:
             self._check_at = 0.0
-        if reply.outcome is not AppendOutcome.SHIPPED:
-            return reply.outcome is AppendOutcome.MOVED
+            return False
+        if outcome is AppendOutcome.MOVED:
+            log.is_positioned = False
+            return True
         log.shipped = block.last
         if missing:
             reader.sequence = block.last
@@ -218,7 +204,7 @@ class Shipper:
         """Move the reader to the first record that is neither in the stream nor in the ledger."""
         log_id = log.reader.id
         log.shipped = (await self._stream.last_shipped([log_id]))[log_id]
-        marks = await self._committed([log_id])
+        marks = await self._marks.read([log_id])
         # While the ledger is down, its last seen mark applies.
         mark = marks.get(log_id, max(log.mark.value, log.reader.deleted_up_to()))
         is_behind = mark < log.mark.value
@@ -237,10 +223,10 @@ class Shipper:
         logs = {log_id: log for log_id, log in self._logs.items() if log.is_positioned}
         shipped = await self._stream.last_shipped(list(logs))
         # Queried after the stream: if that is empty, these marks cover everything shipped.
-        marks = await self._committed(list(logs))
+        marks = await self._marks.read(list(logs))
         for log_id, mark in marks.items():
             self._compare(logs[log_id], mark, shipped[log_id], is_empty=trimmed.left == 0)
-        self._retention.expire([RetainedLog(t.reader, t.mark) for t in logs.values()])
+        self._retention.expire(logs.values())
         for log_id, mark in marks.items():
             log = logs[log_id]
             reader = log.reader
@@ -248,7 +234,7 @@ class Shipper:
             is_empty = reader.sequence == 0 or reader.is_empty
             if reader.ended and reader.sequence <= mark and is_empty:
                 await self._remove(log)
-        self._report({k: float(v) for k, v in msgspec.structs.asdict(self.statistics()).items()})
+        self._report(self.statistics())
 
     def _compare(self, log: _ShippedLog, mark: int, shipped: int | None, *, is_empty: bool) -> None:
         """Rewind to the ledger's mark if the ledger or the stream has lost events."""
@@ -256,7 +242,7 @@ class Shipper:
             self._rewind(log, mark, shipped, "the ledger was restored: it lacks events that it had")
         elif log.reader.sequence > mark and (is_empty or shipped != log.shipped):
             self._rewind(log, mark, shipped, "the stream has lost events")
-        self._retention.record_commit(RetainedLog(log.reader, log.mark), mark)
+        self._retention.record_commit(log, mark)
 
     def _rewind(self, log: _ShippedLog, mark: int, shipped: int | None, reason: str) -> None:
         self._note_rewind(reason)
@@ -272,36 +258,12 @@ class Shipper:
         del self._logs[log.reader.id]
         await self._stream.delete_log(log.reader.id)
 
-    async def _committed(self, log_ids: list[str]) -> dict[str, int]:
-        """Return the ledger's marks; none if it is down or does not answer in time.
-
-        A late answer is discarded: the stream has changed since.
-        """
-        if not log_ids or (self._query is not None and not self._query.done()):
-            return {}
-        ask = partial(self._marks.high_water, log_ids)
-        query = self._query = asyncio.get_running_loop().run_in_executor(None, ask)
-        await asyncio.wait([query], timeout=self._ledger_timeout)
-        if not query.done():
-            query.add_done_callback(_discard)
-            return {}
-        try:
-            return query.result()
-        except DependencyUnavailable:
-            return {}
-
-
-def _discard(query: asyncio.Future[dict[str, int]]) -> None:
-    """Retrieve the exception of a late query, which nobody awaits."""
-    if not query.cancelled():
-        query.exception()
-
 
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
     """Ship the logs of the data directory until `stop`; wait while another process ships them."""
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
-    try:
+    async with aclosing(redis):
         with FileLock(settings.data_dir / LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
             while not lock.take() and not stop.is_set():
                 await pause(stop, 0.5)
@@ -309,13 +271,11 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
                 await Shipper(
                     settings.events_dir,
                     stream=EventStream(redis, max_blocks=1000),
-                    marks=ledger,
+                    marks=LedgerMarks(ledger.high_water),
                     retention=SegmentRetention(
                         settings.events_dir,
                         keep=settings.events_keep,
                         keep_bytes=settings.events_keep_bytes,
                     ),
-                    report=lambda figures: metrics.statistics("shipper", figures),
+                    report=partial(metrics.statistics, "shipper"),
                 ).run(stop)
-    finally:
-        await redis.aclose()

@@ -1,6 +1,6 @@
 """Appends blocks of events to the stream, each once, and trims the stream."""
 
-from enum import Enum, auto
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
@@ -14,31 +14,24 @@ BILLING: Final = "billing"
 # recent writes. This also detects a lost reply: the shipper retries and gets `moved`.
 _SHIP: Final = """
 local shipped = redis.call('HGET', KEYS[2], ARGV[2]) or ''
-if shipped ~= ARGV[3] then return {'moved', shipped} end
-if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'full', shipped} end
+if shipped ~= ARGV[3] then return 'moved' end
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return 'full' end
 redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
-return {'shipped', ARGV[4]}
+return 'shipped'
 """
 
 
 class AppendOutcome(Enum):
     """Tells whether a block was appended."""
 
-    SHIPPED = auto()
-    MOVED = auto()
+    SHIPPED = "shipped"
+    MOVED = "moved"
     """The stream does not end where the shipper expected."""
-    FULL = auto()
+    FULL = "full"
 
 
-class StreamReply(NamedTuple):
-    """Tells whether a block was appended, and the last sequence number of its log in the stream."""
-
-    outcome: AppendOutcome
-    last: int | None
-
-
-class StreamTrimmed(NamedTuple):
+class TrimCounts(NamedTuple):
     """Counts the blocks that remain, and those deleted before every group had read them."""
 
     left: int
@@ -57,12 +50,12 @@ class EventStream:
         self._max_blocks = max_blocks
         self._script = redis.register_script(_SHIP)
 
-    async def ship(self, block: Block, *, after: int | None) -> StreamReply:
+    async def ship(self, block: Block, *, after: int | None) -> AppendOutcome:
         """Append `block`, if the last sequence number of its log in the stream is `after`."""
         expected = "" if after is None else after
         arguments = [self._max_blocks, block.log_id, expected, block.last, *block.fields()]
-        word, value = await self._script(keys=[STREAM, SHIPPED], args=arguments)
-        return StreamReply(AppendOutcome[word.decode().upper()], int(value) if value else None)
+        word: bytes = await self._script(keys=[STREAM, SHIPPED], args=arguments)
+        return AppendOutcome(word.decode())
 
     async def last_shipped(self, log_ids: list[str]) -> dict[str, int | None]:
         """Return, per log, the last sequence number that was appended."""
@@ -75,17 +68,17 @@ class EventStream:
         """Delete the state of a log that the ledger has completely."""
         await self._redis.hdel(SHIPPED, log_id)
 
-    async def trim(self) -> StreamTrimmed:
+    async def trim(self) -> TrimCounts:
         """Delete the blocks that every group has acknowledged."""
         done = await self._acknowledged()
         if BILLING not in done:
-            return StreamTrimmed(left=await self._redis.xlen(STREAM), dropped=0)
+            return TrimCounts(left=await self._redis.xlen(STREAM), dropped=0)
         await self._delete_before(min(done.values()))
         left = await self._redis.xlen(STREAM)
         if left < self._max_blocks // 2:
-            return StreamTrimmed(left=left, dropped=0)
+            return TrimCounts(left=left, dropped=0)
         dropped = await self._delete_before(done[BILLING])
-        return StreamTrimmed(left=left - dropped, dropped=dropped)
+        return TrimCounts(left=left - dropped, dropped=dropped)
 
     async def _acknowledged(self) -> dict[str, tuple[int, int]]:
         """Return, per group, the id before which it has acknowledged every block."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
@@ -52,7 +52,7 @@ class UsageRollup:
         every: float = 30.0,
         rest: float = 0.05,
         clock: Callable[[], int] = time.time_ns,
-        report: Callable[[Mapping[str, float]], None] = lambda _: None,
+        report: Callable[[RollupStatistics], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._keep = int(min(keep, _LONGEST) * _SECOND)
@@ -87,8 +87,7 @@ class UsageRollup:
         self._backoff.succeeded()
         self._limit.succeeded()
         self._rows += rows
-        figures = msgspec.structs.asdict(self.statistics())
-        self._report({name: float(value) for name, value in figures.items()})
+        self._report(self.statistics())
         return self._rest if rows else self._every
 
     def statistics(self) -> RollupStatistics:

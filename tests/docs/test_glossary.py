@@ -76,5 +76,12 @@ def test_every_noun_of_a_public_class_is_explained() -> None:
     assert {noun: name for noun, name in NOUNS.items() if singular(noun) not in known} == {}
 
 
+def test_every_noun_of_the_table_of_roles_is_that_of_a_public_class() -> None:
+    nouns = {singular(head_noun(c.name)) for c in CLASSES}
+    roles = PAGE[PAGE.index("## Roles") :]
+
+    assert [w for row in rows(roles)[1:] for w in words(row[0]) if singular(w) not in nouns] == []
+
+
 def test_no_public_class_is_named_by_a_word_that_is_not_said() -> None:
     assert {noun: name for noun, name in NOUNS.items() if noun in FORBIDDEN} == {}

@@ -11,12 +11,13 @@ from prometheus_client import CollectorRegistry, Metric
 
 from backends.telemetry.metrics import BackendMetrics
 from backends.types import (
-    CacheStatistics,
     EncoderStatistics,
     QueueStatistics,
+    RowStatistics,
     ShadowStatistics,
     Snapshot,
 )
+from gateway.app.stats_reporter import WorkerStatistics
 from gateway.cli.root import main
 from gateway.supervisor.errors import ExitCode
 from gateway.telemetry.metrics import GatewayMetrics
@@ -28,7 +29,7 @@ PAGE = page("docs/operations.md")
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _METRIC = re.compile(r"`(sluicegate_[a-z_]+)(\{[^}`]*\})?`")
 _QUEUE = QueueStatistics(releases={"full": 1})
-_ENCODER = EncoderStatistics(name="minilm", queue=_QUEUE, rows=CacheStatistics())
+_ENCODER = EncoderStatistics(name="minilm", queue=_QUEUE, rows=RowStatistics())
 
 
 def labels(metric: Metric) -> set[str]:
@@ -96,7 +97,7 @@ def gateway_metrics(folder: Path) -> list[Metric]:
     metrics.work("sentiment", rows=1, tokens=9)
     metrics.rate_limited("minute")
     metrics.shadowed("minute")
-    metrics.statistics("cache", {"hits": 1.0})
+    metrics.statistics("cache", WorkerStatistics(tasks=1))
     metrics.flush()
     RestartCounts(folder).add("gateway", "ended")
     registry.register(RestartsCollector(folder))

@@ -19,6 +19,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
+from gateway.workers.ledger_marks import LedgerMarks
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
@@ -333,7 +334,8 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
         alone = Shipper(
             pipeline.events,
             stream=EventStream(pipeline.redis, max_blocks=1000),
-            marks=UnreachableLedger(),
+            marks=LedgerMarks(UnreachableLedger().high_water),
+            retention=SegmentRetention(pipeline.events),
         )
         async with running(alone.run, pipeline.billing().run):
             await until(lambda: pipeline.billed() == 310, what="the new ones are billed")

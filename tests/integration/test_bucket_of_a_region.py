@@ -6,9 +6,9 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.rate_limit.base import Decision
-from gateway.rate_limit.bucket import period_ends
+from gateway.rate_limit.bucket import RegionalRule, period_ends
 from gateway.redis.client import connect
-from gateway.types import RegionalRule, Rule
+from gateway.types import Rule
 from tests.support.clock import Clock
 from tests.support.limits import WorkerFleet, charge
 

@@ -17,7 +17,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
-from gateway.workers.retention import DiskSpace, SegmentRetention
+from gateway.workers.retention import SegmentRetention
 from gateway.workers.stream import BILLING
 from loadtests.harness.postgresql import PostgreSQL, programs
 from loadtests.harness.waiting import until
@@ -158,10 +158,11 @@ async def test_kept_segments_give_way_the_oldest_first(
     tmp_path: Path, valkey: str, reason: str
 ) -> None:
     database = f"sqlite:///{tmp_path / 'ledger.db'}"
-    disk = [DiskSpace(free=1 << 40, size=1 << 40)]
+    missing = [0]
+    disk = partial(KEPT, missing_bytes=lambda _: missing[0])
     most = 2 * 8192 if reason == "size" else 1 << 40
     async with pipeline_of(tmp_path, database, valkey) as pipeline:
-        shipper = pipeline.shipper(retention=partial(KEPT, keep_bytes=most, disk=lambda _: disk[0]))
+        shipper = pipeline.shipper(retention=partial(disk, keep_bytes=most))
         with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
             async with running(shipper.run, pipeline.billing().run):
                 fill(log, 0, 300)
@@ -169,9 +170,9 @@ async def test_kept_segments_give_way_the_oldest_first(
                 if reason == "disk":
                     # As when it is shortened only after those that follow it were committed.
                     os.utime(pipeline.events / log.id / "00000000.log")
-                    disk[0] = DiskSpace(free=(1 << 30) - 8192, size=1 << 40)
+                    missing[0] = 8192
                 await until(lambda: shipper.statistics().segments_deleted > 0, what="one is gone")
-                disk[0] = DiskSpace(free=1 << 40, size=1 << 40)
+                missing[0] = 0
                 folder = pipeline.events / log.id
                 if reason == "size":  # two that are kept, and the one that is written to
                     await until(lambda: len(list(folder.glob("*.log"))) == 3)

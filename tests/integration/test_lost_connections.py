@@ -31,8 +31,10 @@ from gateway.sockets.tcp_keepalive import TcpKeepalive
 from gateway.upstream.base import locate
 from gateway.upstream.transport import BackendTransport
 from gateway.workers.group import GroupReader
+from gateway.workers.ledger_marks import LedgerMarks
+from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
-from gateway.workers.stream import AppendOutcome, EventStream, StreamReply
+from gateway.workers.stream import AppendOutcome, EventStream
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
@@ -227,17 +229,14 @@ async def test_a_log_that_is_always_elsewhere_does_not_make_the_shipper_spin(
 ) -> None:
     class Elsewhere(EventStream):
         @override
-        async def ship(self, block: object, *, after: int | None) -> StreamReply:
-            return StreamReply(AppendOutcome.MOVED, after)
-
-    class NoMarks:
-        def high_water(self, log_ids: object) -> dict[str, int]:
-            return {}
+        async def ship(self, block: object, *, after: int | None) -> AppendOutcome:
+            return AppendOutcome.MOVED
 
     with EventLog(tmp_path, name="w0") as log:
         log.publish(make_event(1))
         stream = Elsewhere(redis, max_blocks=10)
-        shipper = Shipper(tmp_path, stream=stream, marks=NoMarks(), poll=0.25)
+        marks, retention = LedgerMarks(lambda _: {}), SegmentRetention(tmp_path)
+        shipper = Shipper(tmp_path, stream=stream, marks=marks, retention=retention)
 
         waits = [await shipper.run_once() for _ in range(3)]
 

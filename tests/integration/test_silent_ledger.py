@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.events.log import EventLog
+from gateway.workers.ledger_marks import LedgerMarks
+from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import EventStream
 from loadtests.harness.waiting import until
@@ -38,10 +40,9 @@ async def test_events_are_shipped_and_billed_while_the_shippers_ledger_is_silent
         shipper = Shipper(
             pipeline.events,
             stream=EventStream(pipeline.redis, max_blocks=1000),
-            marks=ledger,
+            marks=LedgerMarks(ledger.high_water, timeout=0.05),
+            retention=SegmentRetention(pipeline.events),
             poll=0.005,
-            check_every=0.02,
-            ledger_timeout=0.05,
         )
         try:
             with EventLog(pipeline.events, name="w0") as log:

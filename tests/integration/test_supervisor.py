@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import ProcessStarted, ValkeyReady
+from gateway.supervisor.probes import probe_valkey
 from gateway.supervisor.process_table import read_table, start_of
-from gateway.supervisor.spawn import Spawner, inherited_environment
-from gateway.supervisor.spec import Probe, ProcessSpec, Role
+from gateway.supervisor.spawn import Spawner
+from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
 from gateway.supervisor.supervisor import Supervisor
-from gateway.supervisor.valkey import find_program, state_spec
+from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from loadtests.harness.waiting import until, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +49,7 @@ class Ready:
     def __init__(self, log: Path) -> None:
         self._log = log
 
-    async def missing(self) -> str:
+    async def __call__(self) -> str:
         return "" if self._log.exists() and self._log.stat().st_size else "says nothing"
 
 
@@ -59,7 +59,7 @@ class FileThere:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def missing(self) -> str:
+    async def __call__(self) -> str:
         return "" if self._path.exists() else "did not run"
 
 
@@ -71,7 +71,7 @@ class Bench:
         self.said: list[str] = []
         self.force = asyncio.Event()
         (root / "logs").mkdir()
-        spawner = Spawner(logs=root / "logs", environment=inherited_environment())
+        spawner = Spawner(logs=root / "logs")
         self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
 
     def spec(
@@ -79,7 +79,7 @@ class Bench:
         script: str,
         role: Role = Role.BACKEND,
         *,
-        probe: Probe | None = None,
+        probe: Probe = is_started,
         stop_within: float = 10.0,
         ready_within: float = 20.0,
     ) -> ProcessSpec:
@@ -87,7 +87,7 @@ class Bench:
             name=role.value,
             role=role,
             argv=(sys.executable, "-c", script),
-            probe=probe or ProcessStarted(),
+            probe=probe,
             stop_within=stop_within,
             ready_within=ready_within,
         )
@@ -230,7 +230,8 @@ async def test_live_gauges_of_a_process_end_with_it_and_counters_stay(bench: Ben
 
 
 async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
-    spec = state_spec(find_program(), sockets=bench.root, data=bench.root)
+    role, root = Role.VALKEY_STATE, bench.root
+    spec = valkey_spec(role, STATE_OPTIONS, program=find_program(), sockets=root, data=root)
     await bench.supervisor.ready(bench.supervisor.start([spec]))
     pid = bench.pid(Role.VALKEY_STATE)
     assert pid is not None
@@ -240,7 +241,7 @@ async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
 
     os.kill(pid, signal.SIGKILL)
     await until(lambda: bench.pid(Role.VALKEY_STATE) not in (None, pid), what="a successor")
-    while await spec.probe.missing():
+    while await spec.probe():
         await until(lambda: True)
 
     async with connected(spec) as (reader, writer):
@@ -249,11 +250,11 @@ async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
 
 
 async def test_a_valkey_that_is_not_there_is_not_ready(tmp_path: Path) -> None:
-    assert await ValkeyReady(str(tmp_path / "none")).missing() == "does not answer yet"
+    assert await probe_valkey(str(tmp_path / "none")) == "does not answer yet"
 
 
 async def test_a_step_that_fails_is_an_error_with_its_last_line(bench: Bench) -> None:
-    spawner = Spawner(logs=bench.root / "logs", environment=inherited_environment())
+    spawner = Spawner(logs=bench.root / "logs")
     script = "print('one'); import sys; sys.exit('Error: the weights are missing')"
 
     with pytest.raises(CannotStart, match=r"^models failed: the weights are missing; see "):
@@ -265,7 +266,7 @@ async def test_a_step_that_fails_is_an_error_with_its_last_line(bench: Bench) ->
 
 
 async def test_a_step_is_given_its_secret_as_input(bench: Bench) -> None:
-    spawner = Spawner(logs=bench.root / "logs", environment=inherited_environment())
+    spawner = Spawner(logs=bench.root / "logs")
     script = "import sys; sys.exit(sys.stdin.read() != 'secret')"
 
     await spawner.run_step("step", (sys.executable, "-c", script), environment={}, secret="secret")
@@ -285,8 +286,7 @@ DRIVER = """
 import asyncio, sys
 from pathlib import Path
 from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.probes import ProcessStarted
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor, supervise
 
@@ -296,11 +296,11 @@ def say(line):
 with open_directory(Path(sys.argv[1]), say) as directory:
     supervisor = Supervisor(
         root=directory.root,
-        spawner=Spawner(logs=directory.logs, environment=inherited_environment()),
+        spawner=Spawner(logs=directory.logs),
         say=say,
     )
     spec = ProcessSpec(
-        name="backend", role=Role.BACKEND, probe=ProcessStarted(),
+        name="backend", role=Role.BACKEND,
         argv=(sys.executable, "-c", sys.argv[2])
     )
 
@@ -311,7 +311,7 @@ with open_directory(Path(sys.argv[1]), say) as directory:
     async def reload():
         say("reloaded")
 
-    asyncio.run(supervise(supervisor, start, reload=reload, say=say))
+    asyncio.run(supervise(supervisor, start, reload=reload))
 """
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.process_table import read_table
-from gateway.supervisor.spawn import Spawner, inherited_environment
-from gateway.supervisor.spec import Probe, ProcessSpec, Role
+from gateway.supervisor.spawn import Spawner
+from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
 from gateway.supervisor.supervisor import Supervisor
 from loadtests.harness.waiting import until
 
@@ -42,7 +41,7 @@ class Printed:
     def __init__(self, log: Path) -> None:
         self._log = log
 
-    async def missing(self) -> str:
+    async def __call__(self) -> str:
         return "" if self._log.exists() and self._log.stat().st_size else "says nothing"
 
 
@@ -54,7 +53,7 @@ class Bench:
         self.said: list[str] = []
         self.log = root / "logs" / "billing.log"
         self.log.parent.mkdir()
-        spawner = Spawner(logs=self.log.parent, environment=inherited_environment())
+        spawner = Spawner(logs=self.log.parent)
         self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
 
     async def start(self, script: str, probe: Probe) -> None:
@@ -100,7 +99,7 @@ async def test_a_process_that_gives_way_is_given_time_to_end(bench: Bench) -> No
 
 
 async def test_files_of_metrics_that_cannot_be_removed_end_nobody(bench: Bench) -> None:
-    await bench.start(WAITS, ProcessStarted())
+    await bench.start(WAITS, is_started)
     first = bench.pid()
     # It takes no `unlink`, as nothing on a disk does that has become read-only.
     (bench.root / "metrics" / f"gauge_livesum_{first}.db").mkdir(parents=True)
@@ -111,7 +110,7 @@ async def test_files_of_metrics_that_cannot_be_removed_end_nobody(bench: Bench) 
 
 
 async def test_a_restart_that_finds_its_socket_closed_ends_nobody_else(bench: Bench) -> None:
-    await bench.start(WAITS, ProcessStarted())
+    await bench.start(WAITS, is_started)
     with socket.socket() as listener:
         pass
     spec = ProcessSpec(

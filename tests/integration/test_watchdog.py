@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.process_table import read_table, start_of
-from gateway.supervisor.spawn import Spawner, inherited_environment
+from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.supervisor import Supervisor
-from gateway.supervisor.valkey import find_program, state_spec
+from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from gateway.telemetry.restarts import read_restarts
 from loadtests.harness.waiting import until
 
@@ -53,7 +52,7 @@ class Bench:
         self.root = root
         self.said: list[str] = []
         (root / "logs").mkdir()
-        spawner = Spawner(logs=root / "logs", environment=inherited_environment())
+        spawner = Spawner(logs=root / "logs")
         self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
 
     async def start(self, *, silent_within: float = 0.0, memory_bytes: int = 0) -> int:
@@ -62,7 +61,6 @@ class Bench:
             name="gateway-0",
             role=Role.GATEWAY,
             argv=(sys.executable, "-c", LIVES, str(self.root)),
-            probe=ProcessStarted(),
             heartbeat_variable="HEARTBEAT",
             silent_within=silent_within,
             memory_bytes=memory_bytes,
@@ -115,7 +113,15 @@ async def test_a_spinning_event_loop_is_killed_and_replaced(bench: Bench) -> Non
 
 
 async def test_a_frozen_valkey_is_killed_and_replaced(bench: Bench) -> None:
-    spec = state_spec(find_program(), sockets=bench.root, data=bench.root, silent_within=1.0)
+    root = bench.root
+    spec = valkey_spec(
+        Role.VALKEY_STATE,
+        STATE_OPTIONS,
+        program=find_program(),
+        sockets=root,
+        data=root,
+        silent_within=1.0,
+    )
     (child,) = bench.supervisor.start([spec])
     await bench.supervisor.ready([child])
     await until(lambda: child.has_spoken, within=60, what="an answer to PING")

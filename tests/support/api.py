@@ -16,14 +16,14 @@ from gateway.api.fast_path.protocol import FastPath
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import UsageLine
+from gateway.api.request_events import RequestEvents
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
-from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsEntry
 from gateway.middleware.admission import AdmissionMiddleware
-from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
@@ -32,6 +32,7 @@ from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, Tenan
 from tests.support.clock import Clock
 from tests.support.events import RecordedEvents
 from tests.support.inference_scene import INFO, Scene
+from tests.support.limits import LocalRateLimiter
 
 KEY = "sk-the-key-of-a-caller"
 NARROW_KEY = "sk-a-key-for-one-model-only"
@@ -98,36 +99,39 @@ class Api:
 
     def _build(self) -> Litestar:
         self.ids = ids = RequestIds()
-        limiter = MemoryRateLimiter(monotonic=self.clock)
-        self.rules = rules = InferenceRules(
+        limiter = LocalRateLimiter(monotonic=self.clock)
+        self.processor = processor = RequestProcessor(
             runtimes=self.runtimes,
             keys=self.keys,
             limiter=limiter,
             inference=self.scene.inference,
-            events=self.events,
+            events=RequestEvents(
+                ids=ids,
+                events=self.events,
+                metrics=self.metrics,
+                loop_time=self.scene.loop_time,
+                wall=lambda: 7,
+            ),
             metrics=self.metrics,
-            ids=ids,
-            loop_time=self.scene.loop_time,
-            wall=lambda: 7,
         )
         self.fast_path = FastPath(
-            rules=rules,
-            heads=RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes),
+            processor=processor,
+            heads=RequestHeadCache(processor=processor, keys=self.keys, runtimes=self.runtimes),
         )
-        self.handler = handler = InferenceHandler(rules=rules, tracer=NullTracer())
+        self.handler = handler = InferenceHandler(processor=processor, tracer=NullTracer())
         return build_api(
             version="1.2.3",
             handler=handler,
             admission=AdmissionMiddleware(
-                keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
+                keys=self.keys, limiter=limiter, runtimes=self.runtimes, new_id=ids.new
             ),
-            ids=ids,
+            new_id=ids.new,
             models=Catalog(
                 INFO,
                 msgspec.structs.replace(INFO, name="other", labels=["a"]),
                 msgspec.structs.replace(INFO, name="helper", labels=None, tasks=[]),
             ),
-            documents=self,
+            runtimes=self.runtimes,
             usage=self.usage,
             health=self,
         )

@@ -11,6 +11,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader
+from gateway.workers.ledger_marks import LedgerMarks
 from gateway.workers.ledger_writer import LedgerWriter
 from gateway.workers.request_log import GROUP, RequestLog
 from gateway.workers.retention import SegmentRetention
@@ -42,11 +43,10 @@ class Pipeline:
         return Shipper(
             self.events,
             stream=EventStream(self.redis, max_blocks=max_blocks),
-            marks=self.ledger,
+            marks=LedgerMarks(self.ledger.high_water),
             retention=retention(self.events),
             block_events=block_events,
             poll=0.005,
-            check_every=0.02,
         )
 
     def billing(self, *, consumer: str = "one", claim_after: float = 60.0) -> Billing:

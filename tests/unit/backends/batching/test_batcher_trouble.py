@@ -10,14 +10,15 @@ from typing_extensions import override
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.telemetry.spans import NoTracing
-from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from backends.executors.padded_batch import PaddedBatch
+from backends.telemetry.spans import NO_TRACING
+from backends.types import Encoding, FloatArray, OutputKind
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate
@@ -49,7 +50,7 @@ class Bench:
                 batch=BatchLimits(rows=8), queue=queue or QueueLimits(rows=4, tokens=100)
             ),
             clock=self.clock,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             device=device,
         )
         self.rows = SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=self.batcher)
@@ -61,7 +62,7 @@ class Bench:
         patience: float = 30.0,
         lane: str = "interactive",
     ) -> "asyncio.Task[list[FloatArray]]":
-        caller = Caller(scope=scope, deadline=self.clock() + patience, lane=lane)
+        caller = RowCaller(scope=scope, deadline=self.clock() + patience, lane=lane)
         return asyncio.create_task(self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
 
 
@@ -86,12 +87,10 @@ class Breathless(DummyExecutor):
     """Has no memory for arrays of more than a row."""
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        if len(ids) > 1:
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        if len(batch.ids) > 1:
             raise MemoryError
-        return super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+        return super().run(batch)
 
 
 async def test_a_batch_for_which_python_finds_no_memory_is_halved_too() -> None:

@@ -19,6 +19,7 @@ from gateway.api.schemas import (
 )
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.types import InferenceRequest
+from tests.support.inference_scene import INFO
 
 _BASE: dict[type[TaskBody], dict[str, Any]] = {
     ClassifyBody: {"model": "m", "input": "a"},
@@ -60,11 +61,8 @@ def keys(request: InferenceRequest) -> list[CacheKey]:
     prefix = KeyMaker(secret=b"s").prefix(
         scope="t",
         epoch="0",
-        revision="r",
-        profile="fp32",
-        algorithm="a",
-        algorithm_version=1,
         model=request.model,
+        info=INFO,
         task=request.task,
         parameters=request.parameters,
     )
@@ -117,7 +115,7 @@ def test_a_pair_is_another_item_than_its_texts() -> None:
 def infer(**fields: Any) -> InferenceRequest:
     body: Body = msgspec.json.decode(msgspec.json.encode(fields), type=InferBody)
     assert isinstance(body, InferBody)
-    return body.request_for("m")
+    return body.request("m")
 
 
 def test_the_order_of_free_parameters_does_not_matter() -> None:

@@ -1,15 +1,17 @@
 """A worker is ready when it knows keys and a backend, and names what it lacks."""
 
+from collections.abc import Callable, Mapping
 from random import Random
 
 import msgspec
 import pytest
 
 from gateway.app.principals import PrincipalsFollower
-from gateway.app.views import WorkerReadiness
+from gateway.app.views import NO_REDIS, WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import RoutingEntry
 from gateway.errors import DependencyUnavailable
+from gateway.http.draining import DRAINING, Draining
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import CallVerdict, ProbeFailure
 from gateway.types import Principal
@@ -37,21 +39,21 @@ class Accounts:
         return {}
 
 
-class Events:
-    """A log that has room, or not."""
-
-    def __init__(self, trouble: str = "") -> None:
-        self._trouble = trouble
-
-    def refusal_reason(self) -> str:
-        """Return what is wrong."""
-        return self._trouble
-
-
 def readiness_of(
-    principals: PrincipalsFollower, backends: Fleet, *, trouble: str = ""
+    principals: PrincipalsFollower,
+    backends: Fleet,
+    *,
+    draining: Draining | None = None,
+    trouble: str = "",
+    redis: Mapping[str, Callable[[], bool]] = NO_REDIS,
 ) -> WorkerReadiness:
-    return WorkerReadiness(principals=principals, fleet=backends, events=Events(trouble))
+    return WorkerReadiness(
+        principals=principals,
+        fleet=backends,
+        draining=draining or Draining(),
+        refusal_reason=lambda: trouble,
+        redis=redis,
+    )
 
 
 def fleet() -> Fleet:
@@ -93,12 +95,23 @@ async def test_a_redis_that_is_away_is_named_by_its_role_and_the_worker_serves_o
     backends.observe(_US, state("us-0"))
     redis = {"state_redis": lambda: True, "cache_redis": lambda: False}
 
-    found = WorkerReadiness(
-        principals=principals, fleet=backends, events=Events(), redis=redis
-    ).readiness()
+    found = readiness_of(principals, backends, redis=redis).readiness()
 
     assert found.ready
     assert found.degraded == ["cache_redis: cannot be reached"]
+
+
+async def test_a_worker_that_drains_is_not_ready() -> None:
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
+    await principals.refresh()
+    backends = fleet()
+    backends.observe(_EU, state("eu-0"))
+    draining = Draining()
+
+    draining.announce()
+    found = readiness_of(principals, backends, draining=draining).readiness()
+
+    assert (found.ready, found.missing) == (False, [DRAINING])
 
 
 async def test_backends_that_are_all_ejected_still_serve_and_the_worker_is_ready() -> None:

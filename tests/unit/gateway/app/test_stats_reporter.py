@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.app.stats_reporter import StatsReporter, numbers
-from gateway.telemetry.metrics import GatewayMetrics
+from gateway.app.stats_reporter import StatsReporter
+from gateway.telemetry.metrics import GatewayMetrics, numbers
 from loadtests.harness.waiting import until
 
 

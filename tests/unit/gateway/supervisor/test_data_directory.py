@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.credentials import choose_credentials
-from gateway.supervisor.data_directory import open_directory
+from gateway.supervisor.data_directory import choose_credentials, open_directory
 from gateway.supervisor.errors import CannotStart, ExitCode
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.supervisor.local_http import ask
-from gateway.supervisor.probes import HttpReady
+from gateway.supervisor.probes import probe_http
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ async def test_what_is_no_answer_is_an_error(answer: bytes | None) -> None:
 async def test_a_probe_says_what_is_missing() -> None:
     body = b'{"ready": false,\n "missing": ["models"]}'
     async with answering(b"HTTP/1.1 503 No\r\n\r\n" + body) as port:
-        missing = await HttpReady("127.0.0.1", port).missing()
+        missing = await probe_http("127.0.0.1", port)
 
     assert missing == 'is not ready: {"ready": false, "missing": ["models"]}'
 
@@ -55,9 +55,9 @@ async def test_a_probe_of_nobody_says_so() -> None:
     async with answering(b"") as port:
         pass
 
-    assert await HttpReady("127.0.0.1", port).missing() == "does not answer yet"
+    assert await probe_http("127.0.0.1", port) == "does not answer yet"
 
 
 async def test_a_probe_of_a_ready_process_says_nothing() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n") as port:
-        assert await HttpReady("127.0.0.1", port).missing() == ""
+        assert await probe_http("127.0.0.1", port) == ""

@@ -10,11 +10,9 @@ import pytest
 
 from gateway.config.load import WORKER_BASE_BYTES, load_text
 from gateway.settings import Settings, load_settings
-from gateway.supervisor.credentials import Credentials
-from gateway.supervisor.data_directory import DataDirectory, open_directory
+from gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.placement import write_placement
-from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up
+from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
 from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.topology import backend_specs, reachable
 from gateway.supervisor.up import check_configuration, check_models

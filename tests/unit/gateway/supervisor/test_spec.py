@@ -1,11 +1,10 @@
 """The order in which processes stop."""
 
-from gateway.supervisor.probes import ProcessStarted
 from gateway.supervisor.spec import STOP_ORDER, ProcessSpec, Role, stop_groups
 
 
 def spec(role: Role, index: int = 0) -> ProcessSpec:
-    return ProcessSpec(name=f"{role}-{index}", role=role, argv=(), probe=ProcessStarted())
+    return ProcessSpec(name=f"{role}-{index}", role=role, argv=())
 
 
 def test_every_role_but_the_supervisor_has_its_place_in_the_order() -> None:

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
-from gateway.supervisor.valkey import cache_spec, find_program, state_spec
+from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.valkey import STATE_OPTIONS, cache_options, find_program, valkey_spec
+
+
+def spec_of(role: Role, options: tuple[str, ...]) -> ProcessSpec:
+    return valkey_spec(role, options, program=Path("v"), sockets=Path("/s"), data=Path("/d"))
 
 
 def options(argv: tuple[str, ...]) -> dict[str, str]:
@@ -14,7 +19,7 @@ def test_the_program_of_the_wheel_is_found() -> None:
 
 
 def test_the_cache_is_bounded_evicts_and_keeps_nothing() -> None:
-    spec = cache_spec(Path("v"), sockets=Path("/s"), data=Path("/d"), max_bytes=1000)
+    spec = spec_of(Role.VALKEY_CACHE, cache_options(1000))
 
     given = options(spec.argv)
     assert given["--maxmemory"] == "1000"
@@ -23,7 +28,7 @@ def test_the_cache_is_bounded_evicts_and_keeps_nothing() -> None:
 
 
 def test_the_state_evicts_nothing_and_keeps_everything() -> None:
-    spec = state_spec(Path("v"), sockets=Path("/s"), data=Path("/d"))
+    spec = spec_of(Role.VALKEY_STATE, STATE_OPTIONS)
 
     given = options(spec.argv)
     assert given["--maxmemory-policy"] == "noeviction"
@@ -32,7 +37,7 @@ def test_the_state_evicts_nothing_and_keeps_everything() -> None:
 
 
 def test_neither_listens_on_a_port() -> None:
-    spec = state_spec(Path("v"), sockets=Path("/s"), data=Path("/d"))
+    spec = spec_of(Role.VALKEY_STATE, STATE_OPTIONS)
 
     given = options(spec.argv)
     assert given["--port"] == "0"

@@ -18,6 +18,7 @@ from tests.support.small_disk import mounted
 PROCESS = """
 import sys
 from pathlib import Path
+import msgspec
 from gateway.telemetry.metric_files import keep_metrics_in_files
 folder = Path(sys.argv[1])
 keep_metrics_in_files(folder)
@@ -26,7 +27,8 @@ from gateway.telemetry.metrics import GatewayMetrics
 metrics = GatewayMetrics(CollectorRegistry())
 for _ in range(int(sys.argv[2])):
     metrics.request("classify", 200, 0.001)
-metrics.statistics("events", {"published": float(sys.argv[2])})
+figures = msgspec.defstruct("Figures", [("published", int)])
+metrics.statistics("events", figures(int(sys.argv[2])))
 metrics.flush()
 print("counted", flush=True)
 if sys.argv[3] == "stay":
