@@ -23,7 +23,7 @@ from gateway.cache.key import KeyMaker
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.null import NullTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import Document, RoutingEntry
+from gateway.config.document import Document, RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
@@ -98,13 +98,13 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
     endpoint = Endpoint(backend=BackendId("stub"), region=RegionName("eu"), url=url)
     clock = asyncio.get_running_loop().time
     fleet = Fleet(clock=clock, random=random.Random(seed))
-    fleet.configure((endpoint,), RoutingEntry())
+    fleet.configure((endpoint,), RoutingConfig())
     async with (
         HttpBackendClient(tls=ClientTls(TlsFiles(ca=ca))) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
         TaskScope(drain=1.0) as tasks,
     ):
-        client.configure((endpoint,), RoutingEntry())
+        client.configure((endpoint,), RoutingConfig())
         fleet.observe(endpoint, await client.state(endpoint, time_limit=_TIMEOUT))
         memory = MemoryTier(capacity_bytes=_MEMORY)
         cache, flights = ResultCache(memory=memory, remote=NullTier(), clock=time.time), Flights()

@@ -15,7 +15,7 @@ from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.fleet_view import reported_backends
 from gateway.admin.model_names import ModelNameValidator
 from gateway.api.health import Liveness
-from gateway.config.document import BackendEntry
+from gateway.config.document import BackendConfig
 from gateway.errors import GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
@@ -308,7 +308,7 @@ async def _reports(control: Control, part: str) -> Json:
     return {worker: msgspec.json.decode(text).get(part) for worker, text in reports.items()}
 
 
-def _backends_of(backend: BackendEntry, seen: Json) -> list[tuple[str, str]]:
+def _backends_of(backend: BackendConfig, seen: Json) -> list[tuple[str, str]]:
     """Return id and URL of the backends that an entry of the document stands for."""
     if not backend.dns:
         return [(backend.id, backend.url)]

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.admin.model_names import explain_unknown_model, valid_model_names
 from gateway.config import tree
-from gateway.config.document import Document, PriceEntry
+from gateway.config.document import Document, PriceConfig
 from gateway.config.load import check_memory, check_models, digest, explain, load_sources
 from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import DocumentSource, Sources, read_folder
@@ -88,7 +88,7 @@ class Publisher:
         """The published document whose prices are not in the ledger yet."""
         self._unconfirmed: Published | None = None
         """The document whose publication Redis has not confirmed."""
-        self._replaced_prices: tuple[PriceEntry, ...] = ()
+        self._replaced_prices: tuple[PriceConfig, ...] = ()
         """Prices of documents replaced since the ledger was last updated."""
 
     async def start(self, stop: asyncio.Event) -> None:
@@ -325,7 +325,7 @@ class Publisher:
             _log.error("prices are not in the ledger", extra={"reason": error.detail})
         self._pending_prices, self._replaced_prices = None, ()
 
-    def _publish_prices(self, published: Published, *, former: Sequence[PriceEntry] = ()) -> None:
+    def _publish_prices(self, published: Published, *, former: Sequence[PriceConfig] = ()) -> None:
         prices, agreed = load_sources(published.sources).prices, int(published.time * _SECOND)
         self._ledger.prices.publish(prices, former=former, agreed=agreed)
 

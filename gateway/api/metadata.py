@@ -14,13 +14,13 @@ from backends.protocol import Task
 from gateway.api.grouping import parse_group_by
 from gateway.api.request_headers import parse_timeout
 from gateway.api.revalidation import with_etag
-from gateway.config.document import Document, ModelEntry
+from gateway.config.document import Document, ModelConfig
 from gateway.errors import DependencyUnavailable, InvalidRequest, ModelNotFound
 from gateway.middleware.admission import PRINCIPAL
 from gateway.types import Principal, RegionName, ServedModel
 
 _GROUPS = ("model", "day", "key", "task")
-_DEFAULT_ENTRY = ModelEntry()
+_DEFAULT_ENTRY = ModelConfig()
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _FIRST_YEAR, _LAST_YEAR = 1970, 2261
 

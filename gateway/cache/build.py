@@ -6,7 +6,7 @@ from gateway.cache.base import RemoteTier
 from gateway.cache.configurable import ConfigurableCache
 from gateway.cache.null import NullTier
 from gateway.cache.redis_tier import RedisTier
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.redis.connect import open_pipe
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
@@ -15,7 +15,7 @@ _PATIENCE = 0.1
 
 
 def build_cache(
-    entry: CacheEntry,
+    entry: CacheConfig,
     *,
     url: str,
     clock: Callable[[], float],
@@ -28,7 +28,7 @@ def build_cache(
     `clock` is the wall clock, `random` a source of numbers from 0 to 1.
     """
 
-    def make_remote(entry: CacheEntry) -> RemoteTier:
+    def make_remote(entry: CacheConfig) -> RemoteTier:
         if not entry.redis_enabled:
             return NullTier()
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.

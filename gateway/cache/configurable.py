@@ -9,7 +9,7 @@ from typing_extensions import override
 from gateway.cache.base import RemoteTier
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
@@ -27,9 +27,9 @@ class ConfigurableCache(ResultCache):
 
     def __init__(
         self,
-        entry: CacheEntry,
+        entry: CacheConfig,
         *,
-        make_remote: Callable[[CacheEntry], RemoteTier],
+        make_remote: Callable[[CacheConfig], RemoteTier],
         clock: Callable[[], float],
     ) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class ConfigurableCache(ResultCache):
         await self._tasks.__aexit__(None, None, None)
         await self._remote.__aexit__(None, None, None)
 
-    def configure(self, entry: CacheEntry) -> None:
+    def configure(self, entry: CacheConfig) -> None:
         """Apply `entry`: to Redis at once, to memory within some event-loop iterations."""
         before, self._entry = self._entry, entry
         if _memory_bytes(entry) != _memory_bytes(before):
@@ -66,7 +66,7 @@ class ConfigurableCache(ResultCache):
             self._memory.resize(max(target, least), self._clock())
             await asyncio.sleep(0)
 
-    async def _replace_remote(self, entry: CacheEntry) -> None:
+    async def _replace_remote(self, entry: CacheConfig) -> None:
         remote = self._make_remote(entry)
         await remote.__aenter__()
         before, self._remote = self._remote, remote
@@ -76,9 +76,9 @@ class ConfigurableCache(ResultCache):
             await before.__aexit__(None, None, None)
 
 
-def _memory_bytes(entry: CacheEntry) -> int:
+def _memory_bytes(entry: CacheConfig) -> int:
     return entry.memory_bytes if entry.memory_enabled else 0
 
 
-def _remote_settings(entry: CacheEntry) -> tuple[bool, float, float, float]:
+def _remote_settings(entry: CacheConfig) -> tuple[bool, float, float, float]:
     return entry.redis_enabled, entry.redis_timeout, entry.ttl_jitter, entry.lease

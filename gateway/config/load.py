@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.config import checks, tree
-from gateway.config.document import Document, RegionEntry
+from gateway.config.document import Document, RegionConfig
 from gateway.config.shape import SchemaViolation, shape
 from gateway.config.sources import DocumentSource, read_folder, read_source
 from gateway.errors import ConfigurationError
@@ -21,7 +21,7 @@ WORKER_BASE_BYTES = 256 * 1024 * 1024
 class PlacedBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a placement file: regions that replace those of the document."""
 
-    regions: tuple[RegionEntry, ...] = ()
+    regions: tuple[RegionConfig, ...] = ()
 
 
 def load_folder(folder: Path, *, placement: Path | None = None) -> Document:

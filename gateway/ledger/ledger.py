@@ -6,7 +6,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.audit import Audit
@@ -69,7 +69,7 @@ class Ledger:
         until: datetime,
         group_by: Sequence[GroupBy] = (),
         *,
-        prices: Sequence[PriceEntry] = (),
+        prices: Sequence[PriceConfig] = (),
         models: Collection[str] | None = None,
     ) -> list[UsageRow]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
@@ -94,7 +94,7 @@ class Ledger:
         )
         return usage_rows(found, groups)
 
-    def invoice(self, tenant: str, month: str, prices: Sequence[PriceEntry] = ()) -> Invoice:
+    def invoice(self, tenant: str, month: str, prices: Sequence[PriceConfig] = ()) -> Invoice:
         """Return the invoice of `tenant` for a month such as `2026-09`, from its events.
 
         It follows the published prices, or `prices` if there are none.
@@ -114,7 +114,7 @@ class Ledger:
         """Return sums over the whole ledger."""
         return self._recorder.statistics()
 
-    def _price_list(self, default: Sequence[PriceEntry]) -> PriceList:
+    def _price_list(self, default: Sequence[PriceConfig]) -> PriceList:
         return PriceList(self.prices.entries() or default)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Units
@@ -23,7 +23,7 @@ _DIGITS: Final = dict.fromkeys(_NO_DECIMALS.split(), 0) | dict.fromkeys(_THREE_D
 class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs a price entry with the time it applies from, in nanoseconds since the epoch."""
 
-    entry: PriceEntry
+    entry: PriceConfig
     since: int
 
     @property
@@ -32,7 +32,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.entry.model}@{self.entry.since}"
 
 
-def starts_at(entry: PriceEntry) -> int:
+def starts_at(entry: PriceConfig) -> int:
     """Return when `entry` begins to apply: midnight UTC of a date, or a time.
 
     Raises:
@@ -50,7 +50,7 @@ def starts_at(entry: PriceEntry) -> int:
 class PriceList:
     """Finds the price of a model at a time: the latest of its own, else the latest of `*`."""
 
-    def __init__(self, entries: Iterable[PriceEntry]) -> None:
+    def __init__(self, entries: Iterable[PriceConfig]) -> None:
         prices = [Price(entry=entry, since=starts_at(entry)) for entry in entries]
         self._prices = sorted(prices, key=lambda p: p.since, reverse=True)
 
@@ -60,9 +60,9 @@ class PriceList:
             for price in self._prices:
                 if price.entry.model == name and price.since <= time:
                     return price
-        currency = self._prices[0].entry.currency if self._prices else PriceEntry().currency
+        currency = self._prices[0].entry.currency if self._prices else PriceConfig().currency
         return Price(
-            entry=PriceEntry(model=ANY_MODEL, since="unpriced", currency=currency), since=0
+            entry=PriceConfig(model=ANY_MODEL, since="unpriced", currency=currency), since=0
         )
 
     def periods(self, since: int, until: int) -> list[tuple[int, int]]:
@@ -72,7 +72,7 @@ class PriceList:
         return list(pairwise(edges))
 
 
-def amount(units: Units, price: PriceEntry) -> int:
+def amount(units: Units, price: PriceConfig) -> int:
     """Return the exact cost in 10^-9: a collapsed item is a hit, a failed one is free."""
     return (
         (units.hit + units.collapsed) * price.hit

@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 
 from backends.protocol import BackendState, Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import ChoiceContext, choose, score
 from gateway.routing.ejection import CLEAN, EjectionRules, after_failure, after_success
@@ -63,7 +63,7 @@ class Fleet:
         self._recovering = 0.0
         self._has_served = False
         self._on_lost: Callable[[Endpoint], None] = lambda _: None
-        self._use(RoutingEntry())
+        self._use(RoutingConfig())
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -74,7 +74,7 @@ class Fleet:
         """Call `callback` with each endpoint that stops being ready, to give up its calls."""
         self._on_lost = callback
 
-    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
+    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         """Use these endpoints from now on, keeping the state of those that stay."""
         members: dict[BackendId, Member] = {}
         for endpoint in endpoints:
@@ -283,7 +283,7 @@ class Fleet:
             endpoint_statistics(member, now, slow_start) for member in self._members.values()
         )
 
-    def _use(self, routing: RoutingEntry) -> None:
+    def _use(self, routing: RoutingConfig) -> None:
         self.routing = routing
         self._rules = EjectionRules(
             failures=routing.eject_after, share=routing.eject_share, rest=routing.eject_for

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from gateway.config.document import BackendEntry, Document
+from gateway.config.document import BackendConfig, Document
 from gateway.config.load import digest, load_folder
 from gateway.types import BackendId, Endpoint, RegionName
 
@@ -52,7 +52,7 @@ def compile_runtime(document: Document, generation: int, epochs: Mapping[str, in
     )
 
 
-def _url(backend: BackendEntry) -> str:
+def _url(backend: BackendConfig) -> str:
     if not backend.dns:
         return backend.url.rstrip("/")
     return f"{'https' if backend.tls else 'http'}://{backend.dns}"

@@ -21,7 +21,7 @@ from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
-from gateway.config.document import Document, LimitsEntry
+from gateway.config.document import Document, LimitsConfig
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
@@ -142,7 +142,7 @@ class Api:
 
     def limit(self, *rules: Rule) -> None:
         """Give tenants these limits."""
-        self.configure(limits=LimitsEntry(tenant=rules))
+        self.configure(limits=LimitsConfig(tenant=rules))
 
     def configure(self, **sections: object) -> None:
         """Replace sections of the document."""

@@ -13,7 +13,7 @@ from gateway.cache.key import CacheKey, KeyMaker
 from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.null import NullTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import Document, ModelEntry
+from gateway.config.document import Document, ModelConfig
 from gateway.dispatch.work import Work
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
@@ -249,7 +249,7 @@ class Scene:
 
     def configure(self, **entry: object) -> None:
         """Give the model's entry in the document these values."""
-        models = {"sentiment": msgspec.convert(entry, ModelEntry)}
+        models = {"sentiment": msgspec.convert(entry, ModelConfig)}
         self.document = msgspec.structs.replace(self.document, models=models)
 
     async def ask(

@@ -8,7 +8,7 @@ import pytest
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.errors import DependencyUnavailable
 from gateway.routing.fleet import CallVerdict, Fleet, ProbeFailure
 from gateway.types import Principal
@@ -55,7 +55,7 @@ def readiness_of(
 
 def fleet() -> Fleet:
     made = Fleet(clock=Clock(), random=Random(1))
-    made.configure([_EU, _US], RoutingEntry())
+    made.configure([_EU, _US], RoutingConfig())
     return made
 
 

@@ -6,7 +6,7 @@ import io
 import msgspec
 import pytest
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest
 from gateway.ledger.invoices import make_invoice, month_bounds
 from gateway.ledger.pricing import Price, starts_at
@@ -18,7 +18,7 @@ CENT = 10_000_000
 
 
 def priced(hit: int, *, model: str = "m", currency: str = "EUR", price: int = CENT) -> PricedUsage:
-    entry = PriceEntry(model=model, currency=currency, hit=price)
+    entry = PriceConfig(model=model, currency=currency, hit=price)
     units = Units(requests=hit, items=hit, hit=hit)
     return PricedUsage(
         group=(), model=model, price=Price(entry=entry, since=starts_at(entry)), units=units

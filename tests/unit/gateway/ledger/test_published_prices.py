@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
@@ -18,9 +18,9 @@ from tests.support.ledgers import Clock
 SEPTEMBER = datetime(2026, 9, 1, tzinfo=UTC)
 MID = datetime(2026, 9, 15, 12, tzinfo=UTC)
 OCTOBER = datetime(2026, 10, 1, tzinfo=UTC)
-FIRST = PriceEntry(model="*", since="2026-01-01", hit=10, computed=100)
-BIG = PriceEntry(model="big", since="2026-09-01", hit=20)
-COMING = PriceEntry(model="*", since="2026-12-01", hit=30)
+FIRST = PriceConfig(model="*", since="2026-01-01", hit=10, computed=100)
+BIG = PriceConfig(model="big", since="2026-09-01", hit=20)
+COMING = PriceConfig(model="*", since="2026-12-01", hit=30)
 PRICES = (FIRST, BIG, COMING)
 replace = msgspec.structs.replace
 
@@ -41,7 +41,7 @@ def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
         yield opened
 
 
-def cost(ledger: Ledger, prices: Sequence[PriceEntry] = ()) -> int:
+def cost(ledger: Ledger, prices: Sequence[PriceConfig] = ()) -> int:
     (row,) = ledger.usage("acme", SEPTEMBER, OCTOBER, prices=prices)
     return row.cost
 
@@ -53,14 +53,14 @@ def cost(ledger: Ledger, prices: Sequence[PriceEntry] = ()) -> int:
         ((replace(BIG, currency="USD"), FIRST), r"`big` from 2026-09-01 .*changed"),
         ((FIRST, COMING), r"`big` from 2026-09-01 .*removed"),
         ((), r"`\*` from 2026-01-01 .*removed"),
-        ((PriceEntry(),), r"`\*` from 2026-01-01 .*changed"),
-        ((*PRICES, PriceEntry(model="*", since="2026-09-10", hit=1)), None),
-        ((*PRICES, PriceEntry(model="sentiment", since="2026-02-01", hit=1)), "`sentiment`"),
+        ((PriceConfig(),), r"`\*` from 2026-01-01 .*changed"),
+        ((*PRICES, PriceConfig(model="*", since="2026-09-10", hit=1)), None),
+        ((*PRICES, PriceConfig(model="sentiment", since="2026-02-01", hit=1)), "`sentiment`"),
     ],
     ids=["edit", "currency", "removal", "all", "default", "no usage by it", "backdated"],
 )
 def test_a_document_cannot_change_what_the_past_costs(
-    ledger: Ledger, wanted: Sequence[PriceEntry], named: str | None
+    ledger: Ledger, wanted: Sequence[PriceConfig], named: str | None
 ) -> None:
     before = cost(ledger)
 
@@ -77,7 +77,7 @@ def test_a_document_cannot_change_what_the_past_costs(
 
 def test_prices_that_have_not_begun_follow_the_document(ledger: Ledger) -> None:
     edited = replace(COMING, hit=31)
-    added = PriceEntry(model="big", since="2026-11-01", hit=5)
+    added = PriceConfig(model="big", since="2026-11-01", hit=5)
 
     ledger.prices.publish((FIRST, BIG, edited, added))
     ledger.prices.publish((FIRST, BIG, edited), former=(FIRST, BIG, edited, added))
@@ -86,7 +86,7 @@ def test_prices_that_have_not_begun_follow_the_document(ledger: Ledger) -> None:
 
 
 def test_prices_to_come_of_another_region_stay(ledger: Ledger) -> None:
-    theirs = PriceEntry(model="big", since="2026-11-01", hit=5)
+    theirs = PriceConfig(model="big", since="2026-11-01", hit=5)
     ledger.prices.publish((*PRICES, theirs))
 
     ledger.prices.publish(PRICES, former=PRICES)
@@ -114,20 +114,20 @@ def test_the_default_of_documents_without_prices_may_be_replaced_until_there_is_
     database: str, clock: Clock
 ) -> None:
     with Ledger(database, clock=clock) as ledger:
-        ledger.prices.publish((PriceEntry(),))
+        ledger.prices.publish((PriceConfig(),))
         ledger.prices.publish((FIRST,))
         assert ledger.prices.entries() == [FIRST]
 
 
 def test_usage_that_was_free_stays_free(database: str, clock: Clock) -> None:
     with Ledger(database, clock=clock) as ledger:
-        ledger.prices.publish((PriceEntry(),))
+        ledger.prices.publish((PriceConfig(),))
         ledger.record("w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
 
         with pytest.raises(ConfigurationError, match="give it a date to come"):
             ledger.prices.publish((FIRST,))
 
-        ledger.prices.publish((PriceEntry(), COMING))
+        ledger.prices.publish((PriceConfig(), COMING))
         assert ledger.usage("acme", SEPTEMBER, OCTOBER)[0].cost == 0
 
 
@@ -142,7 +142,7 @@ def test_what_was_published_when_is_in_the_history(ledger: Ledger, clock: Clock)
     assert history[-1] == edited
 
 
-def sorted_by_date(prices: Sequence[PriceEntry]) -> list[PriceEntry]:
+def sorted_by_date(prices: Sequence[PriceConfig]) -> list[PriceConfig]:
     return sorted(prices, key=lambda price: (price.since, price.model))
 
 
@@ -167,7 +167,7 @@ def test_what_a_restored_ledger_lacks_is_kept_though_it_has_begun(
 ) -> None:
     """As it was published before it began, usage that came back meanwhile is of that price."""
     agreed, clock.now = clock.now, to_nanoseconds(datetime(2026, 12, 2, tzinfo=UTC))
-    lost = PriceEntry(model="big", since="2026-12-01", hit=7)
+    lost = PriceConfig(model="big", since="2026-12-01", hit=7)
     ledger.record("w0-2", 1, [make_event(3, time=clock.now, model="big")])
     with pytest.raises(ConfigurationError):
         ledger.prices.publish((*PRICES, lost))
@@ -183,7 +183,7 @@ def test_what_a_restored_ledger_lacks_is_kept_though_it_has_begun(
 
 
 def test_a_price_may_begin_before_the_years_that_sql_can_hold(database: str, clock: Clock) -> None:
-    always = PriceEntry(model="*", since="0001-01-01", hit=1)
+    always = PriceConfig(model="*", since="0001-01-01", hit=1)
     with Ledger(database, clock=clock) as ledger:
         ledger.prices.publish((COMING,))
         ledger.prices.publish((COMING, always))

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import func, select
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.ledger import schema
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
@@ -27,8 +27,8 @@ from tests.support.ledgers import Clock
 BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
 END = BEGIN + timedelta(hours=8)
 PRICES = (
-    PriceEntry(model="*", since="2026-01-01", hit=1, computed=10),
-    PriceEntry(model="*", since="2026-09-15", hit=2, computed=20),
+    PriceConfig(model="*", since="2026-01-01", hit=1, computed=10),
+    PriceConfig(model="*", since="2026-09-15", hit=2, computed=20),
 )
 EVENTS = 400
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
@@ -17,9 +17,9 @@ SINCE = datetime(2026, 9, 1, tzinfo=UTC)
 UNTIL = datetime(2026, 10, 1, tzinfo=UTC)
 MID = datetime(2026, 9, 15, tzinfo=UTC)
 PRICES = (
-    PriceEntry(model="*", since="2026-01-01", hit=1, computed=10, row=100, token=1000),
-    PriceEntry(model="*", since="2026-09-15", hit=2, computed=20),
-    PriceEntry(model="big", since="2026-01-01", hit=7),
+    PriceConfig(model="*", since="2026-01-01", hit=1, computed=10, row=100, token=1000),
+    PriceConfig(model="*", since="2026-09-15", hit=2, computed=20),
+    PriceConfig(model="big", since="2026-01-01", hit=7),
 )
 
 
