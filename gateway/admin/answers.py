@@ -5,7 +5,7 @@ import msgspec
 from gateway.admin.models import BackendModels
 from gateway.cache.base import CacheStatistics
 from gateway.http.problem_details import Problem
-from gateway.ledger.types import Units
+from gateway.ledger.types import UsageRow
 from gateway.routing.statistics import EndpointStatistics
 
 _RENAMED = {"since": "from", "until": "to"}
@@ -19,66 +19,12 @@ class BrokenModelsProblem(Problem, frozen=True, kw_only=True, omit_defaults=True
     backends: dict[str, BackendModels]
 
 
-class UsageOfGroup(Units, frozen=True, kw_only=True, omit_defaults=True):
-    """Usage of one group; it has a field for each thing that it was grouped by."""
-
-    day: str | None = None
-    tenant: str | None = None
-    key: str | None = None
-    model: str | None = None
-    task: str | None = None
-    region: str | None = None
-    cost: str
-    """A decimal number, in `currency`; exact."""
-    currency: str
-
-
 class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename=_RENAMED):
     """Usage from a moment (included) to another (not included), a row per group."""
 
     since: str
     until: str
-    rows: list[UsageOfGroup]
-
-
-class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of one unit of each kind, as decimal numbers."""
-
-    hit: str
-    computed: str
-    row: str
-    token: str
-
-
-class InvoicedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage of one model under one price."""
-
-    model: str
-    price: str
-    """The price's version: `model@since`."""
-    currency: str
-    unit_prices: UnitPrices
-    units: Units
-    exact: str
-    """The price of the units: a decimal number."""
-    amount: str
-    """`exact`, rounded half-even to the smallest unit of the currency."""
-
-
-class InvoicedTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum of the lines' rounded amounts in one currency."""
-
-    currency: str
-    amount: str
-
-
-class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The invoice of a tenant for a month in UTC."""
-
-    tenant: str
-    month: str
-    lines: list[InvoicedModel]
-    totals: list[InvoicedTotal]
+    rows: list[UsageRow]
 
 
 class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):

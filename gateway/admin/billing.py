@@ -58,12 +58,7 @@ class BillingController(Controller):
         )
         if format == "csv":
             return Response(rendering.usage_csv(rows, groups), media_type=_CSV)
-        page = {
-            "from": start,
-            "to": end,
-            "rows": [rendering.usage_object(row) for row in rows],
-        }
-        return _json(page)
+        return _json({"from": start, "to": end, "rows": rows})
 
     @get("/invoices")
     async def invoice(
@@ -79,7 +74,7 @@ class BillingController(Controller):
         invoice = await asyncio.to_thread(ledger.invoice, tenant, month, document.prices)
         if format == "csv":
             return Response(rendering.invoice_csv(invoice), media_type=_CSV)
-        return Response(rendering.invoice_json(invoice), media_type="application/json")
+        return _json(invoice)
 
     @get("/audit")
     async def audit(

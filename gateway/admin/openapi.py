@@ -9,7 +9,6 @@ from litestar.types import ControllerRouterHandler
 from gateway.admin.answers import (
     BrokenModelsProblem,
     CacheTiers,
-    InvoiceDocument,
     Regions,
     UsagePage,
 )
@@ -29,6 +28,7 @@ from gateway.errors import (
     NotFound,
     PreconditionFailed,
 )
+from gateway.ledger.invoices import Invoice
 from gateway.ledger.types import GroupBy
 
 TAGS = {
@@ -208,7 +208,7 @@ _BILLING: dict[tuple[str, str], Operation] = {
         summary="A tenant's invoice for a month",
         tag="billing",
         errors=(NotFound, ConfigurationError, DependencyUnavailable),
-        answers={200: (Content(type=InvoiceDocument, summary="The invoice"), _CSV)},
+        answers={200: (Content(type=Invoice, summary="The invoice"), _CSV)},
         about={"tenant": _TENANT, "month": _MONTH, "format": _FORMAT},
     ),
     ("get", "/admin/audit"): Operation(

@@ -16,7 +16,6 @@ from gateway.app.principals import PrincipalsFollower
 from gateway.config.document import Document
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.rendering import exact
 from gateway.ledger.types import GroupBy, UsageRow
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
@@ -136,9 +135,5 @@ class ReadinessUntilDraining:
 
 def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:
     values = msgspec.structs.asdict(row)
-    return UsageLine(
-        group={group.value: str(values[group.value]) for group in groups},
-        cost=exact(row.cost),
-        currency=row.currency,
-        **msgspec.structs.asdict(row.units),
-    )
+    group = {group.value: values[group.value] for group in groups}
+    return msgspec.convert(values | {"group": group}, UsageLine)

@@ -1,7 +1,7 @@
 """Opens the ledger: accounts, usage and its cost, and the audit. All calls block."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -18,9 +18,8 @@ from gateway.ledger.recording import EventRecorder
 from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.types import Batch, GroupBy, LedgerStatistics, Recorded, UsageRow
+from gateway.ledger.types import GroupBy, UsageRow
 from gateway.ledger.usage import UsageQueries, usage_rows
-from gateway.types import RequestEvent
 
 
 class Ledger:
@@ -34,7 +33,7 @@ class Ledger:
         self, url: str, *, clock: Callable[[], int] = time.time_ns, timeout: float = 10.0
     ) -> None:
         self._store = Store(url, clock=clock, timeout=timeout)
-        self._recorder = EventRecorder(self._store)
+        self.recorder = EventRecorder(self._store)
         self._usage = UsageQueries(self._store)
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
@@ -42,25 +41,6 @@ class Ledger:
         self.prices = PublishedPrices(self._store)
         self.rollup = Rollup(self._store)
         self.published = PublishedState(self._store)
-
-    def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
-        """Record events of a log; the last has the sequence number `high_water`."""
-        first = high_water - len(events) + 1
-        return self.record_batches(
-            [Batch(log_id=log_id, first=first, last=high_water, events=events)]
-        )
-
-    def record_batches(self, batches: Sequence[Batch]) -> Recorded:
-        """Record several batches in one transaction; see `EventRecorder.record`."""
-        return self._recorder.record(batches)
-
-    def add_dead_letter(self, log_id: str, reason: str, payload: bytes) -> None:
-        """Store an entry that could not be read as events, for operators."""
-        self._recorder.add_dead_letter(log_id, reason, payload)
-
-    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return, per log, up to which sequence number everything is committed; 0 is nothing."""
-        return self._recorder.high_water(log_ids)
 
     def usage(
         self,
@@ -109,10 +89,6 @@ class Ledger:
             tenant=tenant, since=since, until=until, group_by=(), prices=self._price_list(prices)
         )
         return make_invoice(tenant, month, found)
-
-    def statistics(self) -> LedgerStatistics:
-        """Return sums over the whole ledger."""
-        return self._recorder.statistics()
 
     def _price_list(self, default: Sequence[PriceConfig]) -> PriceList:
         return PriceList(self.prices.entries() or default)

@@ -77,13 +77,6 @@ class PublishedPrices:
                 history = [row | {"recorded": now} for row in new]
                 self._store.insert_new(connection, schema.prices, history)
 
-    def history(self) -> list[tuple[int, PriceConfig]]:
-        """Return all prices ever published, each with the time of publication, oldest first."""
-        table = schema.prices
-        with self._store.reading() as connection:
-            rows = connection.execute(select(table).order_by(table.c.recorded, table.c.model))
-            return [(row.recorded, _entry(row)) for row in rows]
-
 
 def _check(
     connection: Connection,

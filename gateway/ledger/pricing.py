@@ -1,6 +1,6 @@
 """Computes the cost of usage: prices by model and time, exact amounts, one rounding. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
@@ -14,6 +14,7 @@ from gateway.ledger.types import Units
 
 NANO: Final = 1_000_000_000
 ANY_MODEL: Final = "*"
+_EXACT: Final = 9
 # ISO 4217: the currencies whose smallest unit is not a hundredth.
 _NO_DECIMALS: Final = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
 _THREE_DECIMALS: Final = "BHD IQD JOD KWD LYD OMR TND"
@@ -95,16 +96,8 @@ def digits(currency: str) -> int:
     return _DIGITS.get(currency, 2)
 
 
-def decimal(nanos: int, places: int) -> str:
-    """Return an amount as a decimal number with `places` decimal places."""
+def decimal(nanos: int, places: int = _EXACT) -> str:
+    """Return an amount as a decimal number with `places` decimal places; by default, all."""
     sign = "-" if nanos < 0 else ""
     whole, rest = divmod(abs(nanos), NANO)
     return f"{sign}{whole}" + (f".{rest:09d}"[: places + 1] if places else "")
-
-
-def total(units: Sequence[Units]) -> Units:
-    """Return the sum of `units`."""
-    result = Units()
-    for each in units:
-        result += each
-    return result

@@ -11,13 +11,14 @@ from gateway.errors import InvalidRequest
 from gateway.ledger import schema
 from gateway.ledger.rollup import reopen
 from gateway.ledger.store import Store
-from gateway.ledger.types import Batch, LedgerStatistics, Recorded
+from gateway.ledger.types import Batch, LedgerStatistics, Recorded, Units
 from gateway.types import RequestEvent
 
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
 """The most units of an event: sums of millions of events still fit SQL numbers."""
 _LOGS_AT_ONCE: Final = 1000
+_COUNTED: Final = tuple(name for name in Units.__struct_fields__ if name != "requests")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -189,9 +190,7 @@ class EventRecorder:
 
 def _is_valid(event: RequestEvent) -> bool:
     """Tell whether the columns can hold the values of `event`."""
-    used = event.usage
-    each = [used.items, used.hit, used.collapsed, used.computed]
-    each += [used.failed, used.rows, used.tokens]
+    each = [getattr(event.usage, name) for name in _COUNTED]
     numbers = [event.time, event.status, event.count - 1, min(each)]
     short = len(event.id) <= 128 and len(event.tenant) <= 64 and len(event.key) <= 64  # noqa: PLR2004
     fits = min(numbers) >= 0 and max(numbers) <= _LARGEST
@@ -199,7 +198,6 @@ def _is_valid(event: RequestEvent) -> bool:
 
 
 def _row(event: RequestEvent) -> dict[str, object]:
-    used, count = event.usage, event.count
     return {
         "id": event.id,
         "time": event.time,
@@ -208,15 +206,9 @@ def _row(event: RequestEvent) -> dict[str, object]:
         "model": event.model,
         "task": event.task,
         "status": event.status,
-        "items": used.items * count,
-        "hit": used.hit * count,
-        "collapsed": used.collapsed * count,
-        "computed": used.computed * count,
-        "failed": used.failed * count,
-        "rows": used.rows * count,
-        "tokens": used.tokens * count,
+        **{name: getattr(event.usage, name) * event.count for name in _COUNTED},
         "region": event.region,
         "revision": event.revision,
         "code": event.code,
-        "requests": count,
+        "requests": event.count,
     }

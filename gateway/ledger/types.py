@@ -88,32 +88,21 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
     def __add__(self, other: "Units") -> "Units":
-        return Units(
-            requests=self.requests + other.requests,
-            items=self.items + other.items,
-            hit=self.hit + other.hit,
-            collapsed=self.collapsed + other.collapsed,
-            computed=self.computed + other.computed,
-            failed=self.failed + other.failed,
-            rows=self.rows + other.rows,
-            tokens=self.tokens + other.tokens,
-        )
+        fields = self.__struct_fields__
+        return Units(**{name: getattr(self, name) + getattr(other, name) for name in fields})
 
 
-class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sums the usage of a group; the fields it is not grouped by are `None` and left out.
+class UsageRow(Units, frozen=True, kw_only=True):
+    """Usage of one group; it has a field for each thing that it was grouped by."""
 
-    `cost` is exact, in 10^-9 of `currency`.
-    """
-
-    day: str | None = None
-    tenant: str | None = None
-    key: str | None = None
-    model: str | None = None
-    task: str | None = None
-    region: str | None = None
-    units: Units
-    cost: int
+    day: str | msgspec.UnsetType = msgspec.UNSET
+    tenant: str | msgspec.UnsetType = msgspec.UNSET
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    task: str | msgspec.UnsetType = msgspec.UNSET
+    region: str | msgspec.UnsetType = msgspec.UNSET
+    cost: str
+    """A decimal number, in `currency`; exact."""
     currency: str
 
 

@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import ColumnElement, func, select
 
 from gateway.ledger import schema
-from gateway.ledger.pricing import Price, PriceList, amount
+from gateway.ledger.pricing import Price, PriceList, amount, decimal
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, Units, UsageRow
 
@@ -90,15 +90,12 @@ def usage_rows(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> lis
         place = (each.group, each.price.entry.currency)
         units, cost = sums.get(place, (Units(), 0))
         sums[place] = (units + each.units, cost + amount(each.units, each.price.entry))
-    return [
-        UsageRow(
-            **{g.value: value for g, value in zip(group_by, group, strict=True)},
-            units=units,
-            cost=cost,
-            currency=currency,
-        )
-        for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0])
-    ]
+    rows = []
+    for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0]):
+        labels = {g.value: label for g, label in zip(group_by, group, strict=True)}
+        fields = msgspec.structs.asdict(units) | labels
+        rows.append(UsageRow(**fields, cost=decimal(cost), currency=currency))
+    return rows
 
 
 def _column(group: GroupBy) -> ColumnElement[Any]:

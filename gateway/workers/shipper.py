@@ -309,7 +309,7 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
                 await Shipper(
                     settings.events_dir,
                     stream=EventStream(redis, max_blocks=1000),
-                    marks=ledger,
+                    marks=ledger.recorder,
                     retention=SegmentRetention(
                         settings.events_dir,
                         keep=settings.events_keep,

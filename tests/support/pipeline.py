@@ -42,7 +42,7 @@ class Pipeline:
         return Shipper(
             self.events,
             stream=EventStream(self.redis, max_blocks=max_blocks),
-            marks=self.ledger,
+            marks=self.ledger.recorder,
             retention=retention(self.events),
             block_events=block_events,
             poll=0.005,
@@ -64,7 +64,7 @@ class Pipeline:
 
     def billed(self) -> int:
         """Return how many events the ledger has."""
-        return self.ledger.statistics().events
+        return self.ledger.recorder.statistics().events
 
     def logs(self) -> int:
         """Return how many event logs are on the disk."""

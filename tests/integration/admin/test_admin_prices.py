@@ -20,6 +20,7 @@ from gateway.settings import Settings
 from loadtests.harness.waiting import until
 from tests.support.admin import refused
 from tests.support.events import make_event, make_usage
+from tests.support.ledgers import record
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,7 @@ async def invoiced(admin: httpx.AsyncClient, ledger: Ledger) -> None:
     assert (await admin.put("/admin/config", content=MODELS + PRICES)).status_code in (200, 202)
     ledger.accounts.create_tenant("acme")
     time = to_nanoseconds(datetime(2026, 2, 3, tzinfo=UTC))
-    ledger.record("w0-1", 1, [make_event(1, time=time, usage=make_usage(hit=100, computed=5))])
+    record(ledger, "w0-1", 1, [make_event(1, time=time, usage=make_usage(hit=100, computed=5))])
 
 
 async def cost(admin: httpx.AsyncClient) -> str:
