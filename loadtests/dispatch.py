@@ -131,9 +131,7 @@ async def _cost(
 ) -> ItemCost:
     """Request `count` items from `callers` callers, one item at a time each."""
     own = itertools.islice(texts, count)
-    runtime = Runtime(
-        generation=1, digest="", document=Document(), endpoints=(), epochs=MappingProxyType({})
-    )
+    runtime = Runtime(generation=1, document=Document(), endpoints=(), epochs=MappingProxyType({}))
     principal = Principal(tenant=TenantId("bench"), key=KeyId("bench"))
     parameters = msgspec.msgpack.encode(ClassifyParameters())
     loop = asyncio.get_running_loop()

@@ -3,11 +3,8 @@
 from typing import Any
 
 import click
-import msgspec
 
-from gateway.cli.admin_client import AdminClient, admin_options, quoted
-from gateway.cli.config import JSON
-from gateway.supervisor.errors import ExitCode
+from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted, require_live
 
 _REGION = click.argument("region")
 _BACKEND = click.argument("backend")
@@ -20,12 +17,11 @@ def regions() -> None:
 
 @regions.command("list")
 @admin_options
-@JSON
 def list_command(*, client: AdminClient, as_json: bool) -> None:
     """Show every backend as the workers see it."""
     answer = client.request("GET", "/admin/regions")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     for region in answer["regions"]:
         for backend in region["backends"]:
@@ -42,14 +38,13 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
 @regions.command()
 @click.option("--tenant", help="Only this tenant's limits.")
 @admin_options
-@JSON
 def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
     """Show the gateway regions, and what each may use of limits."""
     answer = client.request(
         "GET", "/admin/regions/shares", query={"tenant": tenant} if tenant else {}
     )
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     if not answer["regions"]:
         click.echo("no gateway region lives: gateways without SLUICEGATE_REGION have whole limits")
@@ -64,7 +59,6 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
 @_REGION
 @_BACKEND
 @admin_options
-@JSON
 def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
     """Give a backend no more work; what it has is finished.
 
@@ -77,7 +71,6 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 @_REGION
 @_BACKEND
 @admin_options
-@JSON
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
     """Give a drained backend work again, little at first.
 
@@ -96,15 +89,10 @@ def _state(view: dict[str, Any]) -> str:
 
 def _print_change(answer: Any, *, as_json: bool) -> None:
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         state = "is given no more work" if answer["drained"] else "is given work again"
         click.echo(f"`{answer['backend']}` {state}")
         for name, outcome in answer["workers"].items():
             click.echo(f"{name}: {outcome}")
-    if not answer["live"]:
-        raise SystemExit(ExitCode.FAILED)
-
-
-def _print_json(value: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    require_live(answer)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Self
 
 from gateway.config.document import PriceConfig
@@ -100,10 +99,5 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-import msgspec
+from msgspec.structs import asdict
 from sqlalchemy import Connection, Row, delete, insert, select
 
 from gateway.config.document import PriceConfig
@@ -66,12 +66,12 @@ class PublishedPrices:
             self._store.lock_subject(connection, _LOCK)
             stored = _stored(connection)
             _check(connection, stored, wanted, now, agreed=agreed)
-            dates = {_date(entry) for entry in (*wanted, *former)}
+            dates = {(entry.model, entry.since) for entry in (*wanted, *former)}
             for old in set(stored) - set(wanted):
-                if _date(old) in dates:
+                if (old.model, old.since) in dates:
                     same = (table.c.model == old.model) & (table.c.since == old.since)
                     connection.execute(delete(table).where(same))
-            new = [_values(entry) for entry in wanted if entry not in set(stored)]
+            new = [asdict(entry) for entry in wanted if entry not in set(stored)]
             if new:
                 connection.execute(insert(table), [row | {"published": now} for row in new])
                 history = [row | {"recorded": now} for row in new]
@@ -146,8 +146,8 @@ def _affected(
 
 
 def _differ(old: PriceList, new: PriceList, model: str, time: int) -> bool:
-    costs = [_values(prices.at(model, time).entry) for prices in (old, new)]
-    return any(costs[0][name] != costs[1][name] for name in _FIELDS[2:])
+    old_price, new_price = (prices.at(model, time).entry for prices in (old, new))
+    return any(getattr(old_price, name) != getattr(new_price, name) for name in _FIELDS[2:])
 
 
 def _difference(old: PriceConfig, new: PriceConfig) -> str:
@@ -159,14 +159,6 @@ def _stored(connection: Connection) -> list[PriceConfig]:
     table = schema.published_prices
     query = select(table).order_by(table.c.since, table.c.model)
     return [_entry(row) for row in connection.execute(query)]
-
-
-def _date(entry: PriceConfig) -> tuple[str, str]:
-    return entry.model, entry.since
-
-
-def _values(entry: PriceConfig) -> dict[str, object]:
-    return msgspec.structs.asdict(entry)
 
 
 def _entry(row: Row[Any]) -> PriceConfig:

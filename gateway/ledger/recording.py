@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, delete, exc, func, select, update
+from sqlalchemy import Connection, delete, exc, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
 from gateway.ledger.rollup import reopen
 from gateway.ledger.store import Store
-from gateway.ledger.types import Batch, LedgerStatistics, Recorded, Units
+from gateway.ledger.types import Batch, Recorded, Units
 from gateway.types import RequestEvent
 
 _LARGEST: Final = 2**63 - 1
@@ -78,19 +78,6 @@ class EventRecorder:
         """Store an unreadable entry as a dead letter, for operators."""
         with self._store.writing(in_bulk=True) as connection:
             self._add_dead_letters(connection, log_id, reason, [payload])
-
-    def statistics(self) -> LedgerStatistics:
-        """Return sums over the whole ledger."""
-        gaps, ranges = schema.gaps.c, schema.ranges.c
-        queries = (
-            select(func.sum(schema.usage_events.c.requests)),
-            select(func.count()).select_from(schema.dead_letters),
-            select(func.sum(gaps.last - gaps.first + 1)),
-            select(func.sum(ranges.last - ranges.first + 1)),
-        )
-        with self._store.reading() as connection:
-            events, dead, lost, waiting = (int(connection.scalar(q) or 0) for q in queries)
-        return LedgerStatistics(events=events, dead_letters=dead, lost=lost, waiting=waiting)
 
     def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
         counted = duplicates = dead = lost = 0

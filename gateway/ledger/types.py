@@ -9,22 +9,22 @@ import msgspec
 from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
-class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a tenant; without `rules` those of the document apply."""
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant; without `limits` those of the document apply."""
 
     id: TenantId
     name: str
-    rules: tuple[Rule, ...]
+    limits: tuple[Rule, ...]
     created: datetime
 
 
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a key, without its text and hash. `models` of `None` are all models."""
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, without its text and hash; `models` of `None` are all models."""
 
     id: KeyId
     tenant: TenantId
     name: str
-    rules: tuple[Rule, ...]
+    limits: tuple[Rule, ...]
     models: tuple[str, ...] | None
     created: datetime
     expires: datetime | None
@@ -115,13 +115,3 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     subject: str
     detail: dict[str, object]
-
-
-class LedgerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the whole ledger; operators should look into all but `events` if not 0."""
-
-    events: int
-    dead_letters: int
-    lost: int
-    waiting: int
-    """Events after a high-water mark: a block before them is still missing."""

@@ -25,7 +25,7 @@ from gateway.workers.stream import BILLING, EventStream
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
 from tests.support.events import make_event
-from tests.support.ledgers import ledger_url
+from tests.support.ledgers import ledger_url, sums
 from tests.support.pipeline import Pipeline, open_pipeline, running
 
 pytestmark = pytest.mark.anyio
@@ -274,7 +274,7 @@ async def test_a_poisonous_entry_is_set_aside_and_blocks_nothing(pipeline: Pipel
             await until(lambda: pipeline.billed() == 10, what="the good are billed")
 
     assert billing.statistics().dead == 2
-    assert pipeline.ledger.recorder.statistics().dead_letters == 2
+    assert sums(pipeline.ledger).dead_letters == 2
     assert (await pipeline.redis.xpending(STREAM, BILLING))["pending"] == 0
 
 
@@ -302,7 +302,7 @@ async def test_two_billing_workers_count_each_event_once(pipeline: Pipeline) -> 
 
     assert sum(worker.statistics().events for worker in workers) == 2000
     assert pipeline.ledger.recorder.high_water([log.id, other.id]) == {log.id: 1000, other.id: 1000}
-    assert pipeline.ledger.recorder.statistics().waiting == 0
+    assert sums(pipeline.ledger).waiting == 0
 
 
 async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipeline) -> None:
@@ -314,7 +314,7 @@ async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipe
     async with running(pipeline.shipper().run, pipeline.billing().run):
         await until(lambda: pipeline.logs() == 0, what="the log is deleted")
 
-    found = pipeline.ledger.recorder.statistics()
+    found = sums(pipeline.ledger)
     assert found.lost > 0
     assert found.events + found.lost == 300
 
@@ -339,7 +339,7 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
             await until(lambda: pipeline.billed() == 310, what="the new ones are billed")
 
     assert alone.statistics().lost == 0
-    assert pipeline.ledger.recorder.statistics().lost == 0
+    assert sums(pipeline.ledger).lost == 0
 
 
 async def test_a_log_that_nothing_was_written_to_is_not_kept(pipeline: Pipeline) -> None:

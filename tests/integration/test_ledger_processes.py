@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 from gateway.ledger.ledger import Ledger
-from tests.support.ledgers import ledger_url, open_ledger
+from tests.support.ledgers import ledger_url, open_ledger, sums
 
 # Waits for the others, then writes events, accounts and audit entries as fast as it can.
 WRITER = """
 import sys
 from gateway.ledger.ledger import Ledger
 from tests.support.events import make_event
+from tests.support.ledgers import record
 
 url, name = sys.argv[1:]
 print("here", flush=True)
@@ -53,7 +54,7 @@ def test_processes_that_start_at_once_write_side_by_side(tmp_path: Path) -> None
     assert [writer.returncode for writer in writers] == [0, 0, 0, 0], ends
     with open_ledger(tmp_path) as ledger:
         # Each process wrote the same events: each is there once.
-        assert ledger.recorder.statistics().events == 500
+        assert sums(ledger).events == 500
         assert len(ledger.accounts.tenants()) == 40
         assert ledger.accounts.version() == 40 << 24
         assert set(ledger.recorder.high_water([f"w{n}-1" for n in range(4)]).values()) == {500}

@@ -279,7 +279,6 @@ class Scene:
         )
         runtime = Runtime(
             generation=1,
-            digest="d",
             document=self.document,
             endpoints=(),
             epochs=MappingProxyType(self.epochs),

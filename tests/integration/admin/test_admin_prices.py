@@ -144,7 +144,7 @@ async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
                 clock=lambda: 7.0,
                 workers_timeout=0.1,
             )
-            following = asyncio.create_task(publisher.follow(stop))
+            following = asyncio.create_task(publisher.prices.follow(stop))
             await publisher.put(MODELS + PRICES, if_match="", author="a")
             during = ledger.prices.entries()
             writer.execute("ROLLBACK")
@@ -175,7 +175,7 @@ async def test_prices_of_a_document_whose_publishing_got_no_answer_are_kept(
         publisher = Publisher(
             control=Unanswering(redis), ledger=ledger, settings=settings, clock=lambda: 7.0
         )
-        following = asyncio.create_task(publisher.follow(stop))
+        following = asyncio.create_task(publisher.prices.follow(stop))
 
         with pytest.raises(DependencyUnavailable):
             await publisher.put(MODELS + PRICES, if_match="", author="a")

@@ -14,7 +14,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_datetime
 from gateway.ledger.types import Batch
 from tests.support.events import START, make_event, make_run, make_usage
-from tests.support.ledgers import Clock, ledger_url, open_ledger, record
+from tests.support.ledgers import Clock, ledger_url, open_ledger, record, sums
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def test_a_block_that_comes_twice_is_counted_once(ledger: Ledger) -> None:
 
     assert (once.counted, once.duplicates) == (3, 0)
     assert (again.counted, again.duplicates) == (0, 3)
-    assert ledger.recorder.statistics().events == 3
+    assert sums(ledger).events == 3
 
 
 def test_one_event_in_two_logs_is_counted_once(ledger: Ledger) -> None:
     record(ledger, "w0-1", 1, [make_event(1)])
     record(ledger, "w1-1", 1, [make_event(1)])
 
-    assert ledger.recorder.statistics().events == 1
+    assert sums(ledger).events == 1
     assert ledger.recorder.high_water(["w0-1", "w1-1"]) == {"w0-1": 1, "w1-1": 1}
 
 
@@ -57,15 +57,15 @@ def test_the_mark_never_passes_what_is_missing(
         mark = ledger.recorder.high_water(["w0-1"])["w0-1"]
         assert mark == next(n for n in itertools.count() if n + 1 not in there)
 
-    assert ledger.recorder.statistics().waiting == 0
+    assert sums(ledger).waiting == 0
 
 
 def test_blocks_that_overlap_after_a_resend_close_the_gap(ledger: Ledger) -> None:
     ledger.recorder.record([batch(5, 8), batch(5, 6), batch(5, 9), batch(1, 6)])
 
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 9}
-    assert ledger.recorder.statistics().events == 9
-    assert ledger.recorder.statistics().waiting == 0
+    assert sums(ledger).events == 9
+    assert sums(ledger).waiting == 0
 
 
 def test_lost_records_are_counted_once_and_passed(ledger: Ledger) -> None:
@@ -74,7 +74,7 @@ def test_lost_records_are_counted_once_and_passed(ledger: Ledger) -> None:
     ledger.recorder.record([batch(1, 2), lost, lost, batch(6, 6)])
 
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 6}
-    assert ledger.recorder.statistics().lost == 3
+    assert sums(ledger).lost == 3
 
 
 def test_a_record_that_is_no_event_is_set_aside_once(ledger: Ledger) -> None:
@@ -84,7 +84,7 @@ def test_a_record_that_is_no_event_is_set_aside_once(ledger: Ledger) -> None:
     ledger.recorder.record([bad])
 
     assert (first.counted, first.dead) == (1, 1)
-    assert ledger.recorder.statistics().dead_letters == 1
+    assert sums(ledger).dead_letters == 1
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 2}
 
 
@@ -122,7 +122,7 @@ def test_a_run_counts_as_all_its_requests_and_once(ledger: Ledger) -> None:
 
     assert (once.counted, once.duplicates) == (31, 0)
     assert (again.counted, again.duplicates) == (0, 31)
-    assert ledger.recorder.statistics().events == 31
+    assert sums(ledger).events == 31
     (row,) = ledger.usage(None, to_datetime(START), to_datetime(START + 1_000_000_000))
     assert (row.requests, row.items, row.hit) == (31, 61, 61)
 
@@ -134,7 +134,7 @@ def test_of_runs_that_come_again_with_new_ones_only_the_new_count(ledger: Ledger
     recorded = ledger.recorder.record([Batch(log_id="w0-1", first=2, last=3, events=runs[1:])])
 
     assert (recorded.counted, recorded.duplicates) == (5, 5)
-    assert ledger.recorder.statistics().events == 15
+    assert sums(ledger).events == 15
 
 
 def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> 
 
     for _ in range(2):
         with Ledger(f"sqlite:///{path}") as ledger:
-            assert ledger.recorder.statistics().events == 1
+            assert sums(ledger).events == 1
     with Ledger(f"sqlite:///{path}") as ledger:
         record(ledger, "w0-1", 1, [make_run("req_00000000ff", count=2)])
-        assert ledger.recorder.statistics().events == 3
+        assert sums(ledger).events == 3
 
 
 def test_usage_is_known_though_an_event_says_what_no_request_can_have_used(

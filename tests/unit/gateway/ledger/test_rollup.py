@@ -22,7 +22,7 @@ from loadtests.harness.postgresql import PostgreSQL
 from loadtests.harness.waiting import wait_until
 from tests.support.events import make_event, make_usage
 from tests.support.ledger_schema_2 import ProgramOfSchema2
-from tests.support.ledgers import Clock
+from tests.support.ledgers import Clock, sums
 
 BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
 END = BEGIN + timedelta(hours=8)
@@ -99,7 +99,7 @@ def test_usage_and_invoices_are_the_same_after_every_step(ledger: Ledger, databa
         assert seen(ledger) == before
 
     assert seen(ledger) == before
-    assert ledger.recorder.statistics().events == EVENTS
+    assert sums(ledger).events == EVENTS
     # Eight hours, two tenants, two keys, two models.
     assert rows_in(database) == 64
 
@@ -118,7 +118,7 @@ def test_an_event_that_was_added_up_and_comes_again_is_not_counted_again(ledger:
     rest = ledger.recorder.record([batch(found[150:350], first=151)])
     assert (rest.counted, rest.duplicates) == (100, 100)
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": EVENTS}
-    assert ledger.recorder.statistics().events == EVENTS
+    assert sums(ledger).events == EVENTS
 
 
 def test_what_is_younger_stays_as_it_is(ledger: Ledger, database: str) -> None:
@@ -141,7 +141,7 @@ def test_what_comes_late_is_added_to_its_hour(ledger: Ledger, database: str) -> 
 
     assert add_up(ledger) == 100
     assert rows_in(database) == 64
-    assert ledger.recorder.statistics().events == EVENTS
+    assert sums(ledger).events == EVENTS
 
 
 def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(

@@ -12,7 +12,7 @@ from gateway.ledger.types import Batch
 from gateway.workers.group import StreamEntry
 from gateway.workers.ledger_writer import LedgerWriter, joined
 from tests.support.events import START, make_event
-from tests.support.ledgers import open_ledger
+from tests.support.ledgers import open_ledger, sums
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_an_entry_that_is_no_block_is_buried_beside_good_ones(ledger: Ledger) ->
     result = LedgerWriter(ledger).write([strange, entry(block_of(1, 2)), strange])
 
     assert result.recorded.counted == 2
-    assert ledger.recorder.statistics().dead_letters == 1
+    assert sums(ledger).dead_letters == 1
 
 
 def test_records_that_are_no_events_do_not_hold_up_their_block(ledger: Ledger) -> None:
