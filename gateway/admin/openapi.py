@@ -16,9 +16,8 @@ from gateway.admin.configuration import ActiveConfig, Rollback
 from gateway.admin.models import ReloadResult
 from gateway.admin.operations import OperatorsReadiness
 from gateway.admin.publishing import CheckedDocument, PublishedChange
-from gateway.api.customer_operations import MOMENT
 from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
-from gateway.api.openapi_parts import PROBLEM_JSON, Content, Json, Operation
+from gateway.api.openapi_parts import MOMENT, PROBLEM_JSON, Content, Json, Operation
 from gateway.config.document import Document
 from gateway.errors import (
     ConfigurationError,
@@ -300,13 +299,12 @@ _OPERATIONS: dict[tuple[str, str], Operation] = {
 
 _HEALTH: dict[tuple[str, str], Operation] = {
     ("get", "/health/live"): Operation(
-        id="is_live", summary="Whether the process answers", tag="health", is_public=True
+        id="is_live", summary="Whether the process answers", tag="health"
     ),
     ("get", "/health/ready"): Operation(
         id="is_ready",
         summary="Whether changes can be made",
         tag="health",
-        is_public=True,
         answers={
             200: (Content(type=OperatorsReadiness, summary="Ready"),),
             503: (Content(type=OperatorsReadiness, summary="Not ready, or too many connections"),),

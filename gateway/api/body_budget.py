@@ -15,7 +15,7 @@ class BodyMemoryBudget:
     def __init__(self) -> None:
         self.used_bytes = 0
 
-    def reserve(self, exchange: RequestState, size: int) -> None:
+    def reserve(self, state: RequestState, size: int) -> None:
         """Count that `size` bytes of a request's body have arrived.
 
         Raises:
@@ -23,15 +23,15 @@ class BodyMemoryBudget:
         """
         if size <= LARGE:
             return
-        self.used_bytes += size - exchange.body_bytes
-        exchange.body_bytes = size
-        if self.used_bytes > _MAX_LARGE_BODIES * exchange.runtime.document.request.max_body_bytes:
+        self.used_bytes += size - state.body_bytes
+        state.body_bytes = size
+        if self.used_bytes > _MAX_LARGE_BODIES * state.runtime.document.request.max_body_bytes:
             raise Overloaded(
                 "Too many large bodies arrive at once; try again, or send fewer items in each.",
                 retry_after=1.0,
             )
 
-    def release(self, exchange: RequestState) -> None:
+    def release(self, state: RequestState) -> None:
         """Return the bytes of a finished request to the budget."""
-        self.used_bytes -= exchange.body_bytes
-        exchange.body_bytes = 0
+        self.used_bytes -= state.body_bytes
+        state.body_bytes = 0

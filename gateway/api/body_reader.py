@@ -10,7 +10,7 @@ from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
 from gateway.api.json_bounds import check_json_size
 from gateway.api.request_state import ParsedBody, RequestState
-from gateway.api.schemas import TASK_BODIES, Body, InferBody, RerankBody, TaskBody
+from gateway.api.schemas import BODIES
 from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import charges_for
@@ -26,33 +26,32 @@ class BodyReader:
     """Decodes bodies; its cache is cleared when the runtime changes."""
 
     def __init__(self) -> None:
-        self._decoders = {body.task: msgspec.json.Decoder(body) for body in TASK_BODIES}
-        self._infer_decoder = msgspec.json.Decoder(InferBody)
+        self._decoders = {body.task: msgspec.json.Decoder(body) for body in BODIES}
         self._large_lock = asyncio.Lock()
         self._runtime: Runtime | None = None
         self._cache: dict[tuple[Principal | None, Task, str, bytes], ParsedBody] = {}
 
-    def read(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
+    def read(self, state: RequestState, model: str, raw: bytes) -> ParsedBody:
         """Return the parsed body; equal bytes of one caller are parsed once.
 
         Raises:
             InvalidRequest: it is not JSON, or does not fit the route.
             PayloadTooLarge: it has more items, or values, than the document allows.
         """
-        if exchange.runtime is not self._runtime:
-            self._runtime = exchange.runtime
+        if state.runtime is not self._runtime:
+            self._runtime = state.runtime
             self._cache.clear()
-        name = (exchange.principal, exchange.task, model, raw)
+        name = (state.principal, state.task, model, raw)
         parsed = self._cache.get(name)
         if parsed is None:
-            parsed = self._decode(exchange, model, raw)
+            parsed = self._decode(state, model, raw)
             if len(raw) <= _MAX_CACHED_BYTES:
                 if len(self._cache) >= _MAX_CACHED:
                     self._cache.clear()
                 self._cache[name] = parsed
         return parsed
 
-    async def read_large(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
+    async def read_large(self, state: RequestState, model: str, raw: bytes) -> ParsedBody:
         """Return a large parsed body; it is parsed in a thread, one body at a time.
 
         Each step holds the GIL, so the event loop waits for one step and not for all of them.
@@ -62,36 +61,30 @@ class BodyReader:
             PayloadTooLarge: as `read`.
         """
         async with self._large_lock:
-            return await asyncio.to_thread(self._decode, exchange, model, raw)
+            return await asyncio.to_thread(self._decode, state, model, raw)
 
-    def _decode(self, exchange: RequestState, model: str, raw: bytes) -> ParsedBody:
-        bounds = exchange.runtime.document.request
+    def _decode(self, state: RequestState, model: str, raw: bytes) -> ParsedBody:
+        bounds = state.runtime.document.request
         check_json_size(raw, max_values=bounds.max_values)
-        body: Body
         try:
-            if exchange.task is Task.INFER:
-                body = infer = self._infer_decoder.decode(raw)
-                _check_items(infer.inputs, bounds.max_items)
-                request = infer.request_for(model)
-            else:
-                body = routed = self._decoders[exchange.task].decode(raw)
-                _check_items(_items(routed), bounds.max_items)
-                request = routed.request()
+            body = self._decoders[state.task].decode(raw)
+            _check_items(body.items(), bounds.max_items)
+            request = body.request(model)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error
         return ParsedBody(
             body=body,
             request=request,
-            charges=self._charges(exchange, request),
+            charges=self._charges(state, request),
             failed=failed_usage(len(request.items)),
         )
 
-    def _charges(self, exchange: RequestState, request: InferenceRequest) -> tuple[Charge, ...]:
-        if exchange.principal is None:
+    def _charges(self, state: RequestState, request: InferenceRequest) -> tuple[Charge, ...]:
+        if state.principal is None:
             return ()
-        limits = exchange.runtime.document.limits
+        limits = state.runtime.document.limits
         return charges_for(
-            exchange.principal,
+            state.principal,
             requests=1,
             items=len(request.items),
             model=request.model,
@@ -112,12 +105,6 @@ def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
     if is_misfit:
         return InvalidRequest(f"The body does not fit the route: {error}.")
     return InvalidRequest(f"The body is not valid JSON: {error}.")
-
-
-def _items(body: TaskBody) -> Sized:
-    """Return the items of a body; a single input counts as a list of one."""
-    given = body.documents if isinstance(body, RerankBody) else body.input
-    return given if isinstance(given, list) else (given,)
 
 
 def _check_items(items: Sized, maximum: int) -> None:

@@ -15,7 +15,7 @@ import msgspec
 _CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 # A field of a class, what it is set to over some lines, and a string below it.
 _FIELD = re.compile(
-    r'^    (\w+): .*\n(?:(?: {5,}.*|    [)\]}].*)\n)*    """((?:[^"]|"(?!""))+)"""', re.MULTILINE
+    r'^    (\w+): .*\n(?:(?: {5}.*|    [)\]}].*)\n)*    """((?:[^"]|"(?!""))+)"""', re.MULTILINE
 )
 
 

@@ -7,6 +7,8 @@ from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 
+from gateway.api.openapi_parts import Content, Operation
+
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):
     """The process answers."""
@@ -40,12 +42,32 @@ class HealthController(Controller):
     path = "/health"
     opt = {"public": True}  # noqa: RUF012 - Litestar's way to say it
 
-    @get("/live")
+    @get(
+        "/live",
+        opt={
+            "operation": Operation(
+                id="is_live", summary="Whether the process answers", tag="health"
+            )
+        },
+    )
     async def live(self) -> Liveness:
         """Answer 200."""
         return Liveness()
 
-    @get("/ready")
+    @get(
+        "/ready",
+        opt={
+            "operation": Operation(
+                id="is_ready",
+                summary="Whether requests can be answered",
+                tag="health",
+                answers={
+                    200: (Content(summary="Ready"),),
+                    503: (Content(summary="Not ready, or too many connections"),),
+                },
+            )
+        },
+    )
     async def ready(
         self, health: NamedDependency[SkipValidation[ReadinessSource]]
     ) -> Response[Readiness]:

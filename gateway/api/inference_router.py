@@ -3,8 +3,8 @@
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from backends.protocol import Task
 from gateway.api.inference_handler import InferenceHandler
+from gateway.api.schemas import TASKS_BY_PATH
 
 
 class InferenceRouter:
@@ -16,11 +16,10 @@ class InferenceRouter:
     def __init__(self, app: ASGIApp, handler: InferenceHandler) -> None:
         self._app = HeadAsGet(app)
         self._handler = handler
-        self._tasks = {f"/v1/{task}": task for task in Task if task is not Task.INFER}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == ScopeType.HTTP and (task := self._tasks.get(scope["path"])) is not None:
+        if scope["type"] == ScopeType.HTTP and (task := TASKS_BY_PATH.get(scope["path"])):
             await self._handler.handle(task, "", scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -12,15 +12,36 @@ from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
 from gateway.api.grouping import parse_group_by
+from gateway.api.openapi_parts import (
+    MOMENT,
+    TIMEOUT_HEADER,
+    Content,
+    Kind,
+    Operation,
+    request_header,
+)
 from gateway.api.request_headers import parse_timeout
 from gateway.api.revalidation import with_etag
 from gateway.config.document import Document, ModelConfig
-from gateway.errors import DependencyUnavailable, InvalidRequest, ModelNotFound
+from gateway.errors import (
+    DependencyUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    RateLimited,
+)
 from gateway.middleware.admission import PRINCIPAL
+from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 
 _GROUPS = ("model", "day", "key", "task")
+_GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
 _DEFAULT_ENTRY = ModelConfig()
+_ERRORS = (RateLimited, DependencyUnavailable)
+_IF_NONE_MATCH = request_header(
+    "If-None-Match", "The `ETag` of an answer that is known.", {"type": "string"}, '"5f2c"'
+)
+_NOT_MODIFIED = Content(media="", summary="What is known has not changed")
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _FIRST_YEAR, _LAST_YEAR = 1970, 2261
 
@@ -129,17 +150,9 @@ class UsageSource(Protocol):
         ...
 
 
-class Documents(Protocol):
-    """Returns the current configuration document."""
-
-    def document(self) -> Document:
-        """Return the document."""
-        ...
-
-
 # Litestar need not check what this process made itself.
 Models = NamedDependency[SkipValidation[ModelCatalog]]
-CurrentDocuments = NamedDependency[SkipValidation[Documents]]
+Runtimes = NamedDependency[SkipValidation[RuntimeStore]]
 UsageOfTenants = NamedDependency[SkipValidation[UsageSource]]
 
 
@@ -148,12 +161,26 @@ class MetadataController(Controller):
 
     path = "/v1"
 
-    @get("/models")
+    @get(
+        "/models",
+        opt={
+            "operation": Operation(
+                id="list_models",
+                summary="The models this key may use",
+                tag="metadata",
+                kind=Kind.LIMITED,
+                errors=_ERRORS,
+                answers={200: (Content(summary="The models"),), 304: (_NOT_MODIFIED,)},
+                headers=("ETag",),
+                parameters=(_IF_NONE_MATCH,),
+            )
+        },
+    )
     async def list_models(
-        self, request: Request[Any, Any, Any], models: Models, documents: CurrentDocuments
+        self, request: Request[Any, Any, Any], models: Models, runtimes: Runtimes
     ) -> Response[ModelList]:
         """Return every model that is served and that the key may use."""
-        document = documents.document()
+        document = runtimes.current.document
         cards = [
             _card(model)
             for model in models.models()
@@ -161,28 +188,63 @@ class MetadataController(Controller):
         ]
         return with_etag(request, ModelList(data=cards))
 
-    @get("/models/{model:str}")
+    @get(
+        "/models/{model:str}",
+        opt={
+            "operation": Operation(
+                id="get_model",
+                summary="One model",
+                tag="metadata",
+                kind=Kind.LIMITED,
+                errors=(*_ERRORS, ModelNotFound, NotFound),
+                answers={200: (Content(summary="The model"),), 304: (_NOT_MODIFIED,)},
+                headers=("ETag",),
+                parameters=(_IF_NONE_MATCH,),
+                about={"model": {"description": "The name of a model.", "example": "sentiment"}},
+            )
+        },
+    )
     async def get_model(
         self,
         model: FromPath[str],
         request: Request[Any, Any, Any],
         models: Models,
-        documents: CurrentDocuments,
+        runtimes: Runtimes,
     ) -> Response[ModelCard]:
         """Return one model, 404 when there is none of that name."""
         found = models.model(model)
-        if found is None or not _visible(found, documents.document(), _principal(request)):
+        if found is None or not _visible(found, runtimes.current.document, _principal(request)):
             raise ModelNotFound(
                 f"No model `{model}` is served; GET /v1/models lists those that are."
             )
         return with_etag(request, _card(found))
 
-    @get("/usage")
+    @get(
+        "/usage",
+        opt={
+            "operation": Operation(
+                id="get_usage",
+                summary="The calling tenant's usage and cost",
+                tag="metadata",
+                kind=Kind.LIMITED,
+                errors=_ERRORS,
+                parameters=(TIMEOUT_HEADER,),
+                about={
+                    "from": MOMENT,
+                    "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
+                    "group_by": {
+                        "description": _GROUP_BY,
+                        "example": ["model", "day"],
+                    },
+                },
+            )
+        },
+    )
     async def get_usage(
         self,
         request: Request[Any, Any, Any],
         usage: UsageOfTenants,
-        documents: CurrentDocuments,
+        runtimes: Runtimes,
         since: Annotated[
             str | None, QueryParameter(name="from", description="Date or time")
         ] = None,
@@ -204,7 +266,7 @@ class MetadataController(Controller):
         value = request.headers.get("x-request-timeout")
         header = None if value is None else value.encode()
         try:
-            async with asyncio.timeout(parse_timeout(header, documents.document().deadline)):
+            async with asyncio.timeout(parse_timeout(header, runtimes.current.document.deadline)):
                 lines = await usage.report(_principal(request), start, end, groups)
         except TimeoutError as error:
             raise DependencyUnavailable(

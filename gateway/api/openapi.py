@@ -1,7 +1,7 @@
 """Builds OpenAPI documents: routes and parameters from Litestar, schemas from the types.
 
-What neither has (errors, headers, examples, routes that are not Litestar handlers) comes from a
-table of `Operation`s. A route that is missing in the table is still in the document.
+What neither has (errors, headers, examples, routes that are not Litestar handlers) is said by an
+`Operation`: of the handler's `opt`, or of a table.
 """
 
 import inspect
@@ -59,10 +59,7 @@ def build_document(
 
     `application` has the handlers, and Litestar's own description of them.
     """
-    routes = [
-        _Route(name, operations.get(name) or _unlisted(name), handler, described)
-        for name, handler, described in _routes(application, operations)
-    ]
+    routes = list(_routes(application, operations))
     schemas = Schemas([Problem, *_types(routes)], BOUNDS)
     schemas.components["Problem"]["properties"]["code"]["enum"] = sorted(codes())
     paths: Json = {}
@@ -137,9 +134,7 @@ class _Route(NamedTuple):
         }
 
 
-def _routes(
-    application: Litestar, operations: Mapping[Name, Operation]
-) -> Iterator[tuple[Name, HTTPRouteHandler | None, Json]]:
+def _routes(application: Litestar, operations: Mapping[Name, Operation]) -> Iterator[_Route]:
     described = application.openapi_schema.to_schema()["paths"]
     found = set()
     for route in application.routes:
@@ -149,10 +144,10 @@ def _routes(
             for method in sorted(handler.http_methods - {"OPTIONS", "HEAD"}):
                 name = method.lower(), route.path_format
                 found.add(name)
-                yield name, handler, described[route.path_format][method.lower()]
-    for name in operations:
-        if name not in found:
-            yield name, None, {}
+                operation = handler.opt.get("operation") or operations[name]
+                yield _Route(name, operation, handler, described[route.path_format][method.lower()])
+    for name in operations.keys() - found:
+        yield _Route(name, operations[name], None, {})
 
 
 def _typed(content: Content, annotation: Any) -> Content:
@@ -160,12 +155,6 @@ def _typed(content: Content, annotation: Any) -> Content:
     if content.type is not None or content.schema is not None or not content.media:
         return content
     return msgspec.structs.replace(content, type=annotation)
-
-
-def _unlisted(name: Name) -> Operation:
-    method, path = name
-    words = [part.strip("{}") for part in path.split("/") if part]
-    return Operation(id="_".join([method, *words]), summary=path, tag="other")
 
 
 def _types(routes: list[_Route]) -> Iterator[Any]:
@@ -192,7 +181,7 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
     errors = [*ON_EVERY_ROUTE, *operation.errors]
     if route.bodies:
         errors.append(PayloadTooLarge)
-    if operation.is_public:
+    if route.handler is not None and route.handler.opt.get("public"):
         found["security"] = []
     else:
         errors.append(AuthenticationFailed)

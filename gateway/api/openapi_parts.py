@@ -52,14 +52,15 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a route and method; missing parts come from the handler."""
+    """Describes a route and method; missing parts come from the handler.
+
+    A handler has its own as `opt["operation"]`; others are listed in tables.
+    """
 
     id: str
     summary: str
     tag: str
     kind: Kind = Kind.PLAIN
-    is_public: bool = False
-    """Whether it is answered without a key."""
     errors: tuple[type[GatewayError], ...] = ()
     """The errors it may return beside `ON_EVERY_ROUTE`."""
     body: tuple[Content, ...] = ()
@@ -72,6 +73,32 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters that are not in the signature of the handler."""
     about: Mapping[str, Json] = {}
     """Bounds, descriptions and examples of the parameters in the signature."""
+
+
+def request_header(name: str, description: str, schema: Json, example: object) -> Json:
+    """Return an optional header of requests, as a parameter of an operation."""
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": schema,
+        "example": example,
+    }
+
+
+TIMEOUT_HEADER = request_header(
+    "X-Request-Timeout",
+    "Seconds the request may take, up to the configured maximum.",
+    {"type": "number", "exclusiveMinimum": 0},
+    2.5,
+)
+MOMENT: Json = {
+    "description": "A date, or a time of RFC 3339; without a zone it is UTC.",
+    "schema": {"anyOf": [{"type": "string", "format": form} for form in ("date", "date-time")]},
+    "example": "2026-11-01",
+}
+"""The part that says of a parameter that it is a moment."""
 
 
 def header_components() -> Json:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.types import Usage
 
 
@@ -122,56 +121,79 @@ class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What the request used, as it is billed."""
 
     each_result: ClassVar[tuple[Any, ...]] = ()
+    """The types of a result, in place of `Any`."""
+    example: ClassVar[list[Any]]
+    """Results of the request body's `example`."""
 
 
 class ClassifyAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """Labels of each text."""
 
     each_result: ClassVar = (LabelsResult, FailedResult)
+    example: ClassVar = [
+        {
+            "labels": [
+                {"label": "positive", "score": 0.98},
+                {"label": "negative", "score": 0.02},
+            ]
+        },
+        {
+            "labels": [
+                {"label": "negative", "score": 0.97},
+                {"label": "positive", "score": 0.03},
+            ]
+        },
+    ]
 
 
 class ZeroShotAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """The caller's labels for each text."""
 
     each_result: ClassVar = (LabelsResult, FailedResult)
+    example: ClassVar = [
+        {"labels": [{"label": "sports", "score": 0.91}, {"label": "business", "score": 0.09}]}
+    ]
 
 
 class ChooseAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """The choice for each prompt."""
 
     each_result: ClassVar = (ChoiceResult, FailedResult)
+    example: ClassVar = [{"choice": 1, "scores": [0.2, 0.8]}]
 
 
 class RerankAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """The documents, best first."""
 
     each_result: ClassVar = (RankedDocument, FailedDocument)
+    example: ClassVar = [
+        {"index": 0, "score": 0.71, "document": "Change your PIN at any cash machine."},
+        {"index": 1, "score": 0.05, "document": "We are hiring."},
+    ]
 
 
 class EntitiesAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """The entities of each text."""
 
     each_result: ClassVar = (EntitiesResult, FailedResult)
+    example: ClassVar = [
+        {
+            "entities": [
+                {"label": "PER", "score": 0.99, "text": "Angela Merkel", "start": 0, "end": 13}
+            ]
+        }
+    ]
 
 
 class EmbedAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """A vector for each text."""
 
     each_result: ClassVar = (EmbeddingResult, FailedResult)
+    example: ClassVar = [{"embedding": [0.0676, 0.0635, 0.0487]}]
 
 
 class InferAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """Results of the model's algorithm: any JSON value, or a `FailedResult`."""
 
     each_result: ClassVar = (Any,)
-
-
-ANSWERS: dict[Task, type[InferenceAnswer]] = {
-    Task.CLASSIFY: ClassifyAnswer,
-    Task.ZERO_SHOT: ZeroShotAnswer,
-    Task.CHOOSE: ChooseAnswer,
-    Task.EMBED: EmbedAnswer,
-    Task.RERANK: RerankAnswer,
-    Task.ENTITIES: EntitiesAnswer,
-    Task.INFER: InferAnswer,
-}
+    example: ClassVar = [{"mood": "negative", "topic": "billing"}]

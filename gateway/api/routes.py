@@ -12,18 +12,24 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 
 from backends.protocol import Task
 from gateway.api.application import Application
-from gateway.api.customer_operations import OPERATIONS, TAGS
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.error_handling import NO_ROUTE, problem_response
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
-from gateway.api.metadata import Documents, MetadataController, ModelCatalog, UsageSource
+from gateway.api.inference_operations import INFERENCE_OPERATIONS
+from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
 from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, Ids, response_headers
+from gateway.runtime.store import RuntimeStore
 
 _DESCRIBED = (MetadataController, HealthController)
 _RAW = {"raw": True}
+_TAGS = {
+    "inference": "Answers of models; a task each.",
+    "metadata": "Which models there are, and what was used.",
+    "health": "Probes for balancers and orchestrators.",
+}
 
 
 def build_api(
@@ -33,7 +39,7 @@ def build_api(
     admission: AdmissionMiddleware,
     ids: Ids,
     models: ModelCatalog,
-    documents: Documents,
+    runtimes: RuntimeStore,
     usage: UsageSource,
     health: ReadinessSource,
 ) -> Litestar:
@@ -48,7 +54,7 @@ def build_api(
 
     provided: dict[str, object] = {
         "models": models,
-        "documents": documents,
+        "runtimes": runtimes,
         "usage": usage,
         "health": health,
     }
@@ -80,9 +86,11 @@ def customers_document(version: str, dependencies: Mapping[str, Provide]) -> byt
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
-        tags=TAGS,
+        tags=_TAGS,
     )
-    return build_document(about, described_by_litestar(_DESCRIBED, dependencies), OPERATIONS)
+    return build_document(
+        about, described_by_litestar(_DESCRIBED, dependencies), INFERENCE_OPERATIONS
+    )
 
 
 def _provide(value: object) -> Provide:

@@ -1,13 +1,14 @@
 """Defines the request bodies of the inference routes, and converts them to `InferenceRequest`s.
 
-`request()` splits a body into items and parameters, which all items share and which are part of the
-cache key. Fields that only shape the response (`top_n`, `return_documents`, `on_error`) reach
-neither key nor backend; `truncate` reaches the backend alone.
+A request has items, and parameters, which all items share and which are part of the cache key.
+Fields that only shape the response (`top_n`, `return_documents`, `on_error`) reach neither key nor
+backend; `truncate` reaches the backend alone.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from typing_extensions import override
 
 from backends.protocol import (
     ChooseItem,
@@ -21,92 +22,155 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
+from gateway.api.results import (
+    ChooseAnswer,
+    ClassifyAnswer,
+    EmbedAnswer,
+    EntitiesAnswer,
+    InferAnswer,
+    InferenceAnswer,
+    RerankAnswer,
+    ZeroShotAnswer,
+)
 from gateway.types import InferenceRequest, ModelName
 
-OnError = Literal["fail", "continue"]
 Text = str
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Maps of free-form values are put in order, so that equal parameters have equal bytes.
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
-_NO_CHOOSE_PARAMETERS = ChooseParameters()
+_NO_PARAMETERS = ChooseParameters()
 
 
-class ClassifyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has the fields that the bodies of all inference routes share."""
+
+    task: ClassVar[Task]
+    answer: ClassVar[type[InferenceAnswer]]
+    summary: ClassVar[str]
+    example: ClassVar[dict[str, Any]]
+    on_error: Literal["fail", "continue"] = "fail"
+    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
+    truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+
+    def items(self) -> list[Any]:
+        """Return the items; a single input is a list of one."""
+        raise NotImplementedError
+
+    def task_parameters(self) -> Parameters:
+        """Return what all items share."""
+        raise NotImplementedError
+
+    def request(self, model: str) -> InferenceRequest:
+        """Return the request in the gateway's terms; `model` is that of the path, where one is."""
+        return InferenceRequest(
+            task=self.task,
+            model=ModelName(model),
+            parameters=_encode(self.task_parameters()),
+            items=tuple([_encode(item) for item in self.items()]),
+            continue_on_error=self.on_error == "continue",
+            truncate=self.truncate,
+        )
+
+
+class TaskBody(Body, frozen=True, kw_only=True):
+    """Has the field of bodies that name the model; elsewhere the path does."""
+
+    model: str
+    """The name of a model that answers this task; `GET /v1/models` lists them."""
+
+    @override
+    def request(self, model: str = "") -> InferenceRequest:
+        return super().request(self.model)
+
+
+class InputBody(TaskBody, frozen=True, kw_only=True):
+    """Has the field of bodies that take one input or a list of them."""
+
+    input: Text | list[Text]
+    """A text, or a list of texts."""
+
+    @override
+    def items(self) -> list[Any]:
+        return self.input if isinstance(self.input, list) else [self.input]
+
+
+class ClassifyBody(InputBody, frozen=True, kw_only=True):
     """Label texts, or pairs of texts, with a trained classifier."""
 
     task: ClassVar = Task.CLASSIFY
-    model: str
-    """The name of a model that answers this task; `GET /v1/models` lists them."""
-    input: Text | list[Text | tuple[Text, Text]]
+    answer: ClassVar = ClassifyAnswer
+    summary: ClassVar = "Label texts with a trained classifier"
+    example: ClassVar = {"model": "sentiment", "input": ["a gorgeous, witty movie", "labored gags"]}
+    input: Text | list[Text | tuple[Text, Text]]  # type: ignore[assignment]  # wider
     """A text, or a list of texts and of pairs of texts."""
     top_k: Positive | None = None
     """How many labels to return, the best ones; all where it is left out."""
     function: Literal["softmax", "sigmoid", "none"] | None = None
     """What makes scores of logits; the model's own where it is left out."""
-    on_error: OnError = "fail"
-    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
-    truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
 
-    def request(self) -> InferenceRequest:
-        """Return the request in the gateway's terms."""
-        parameters = ClassifyParameters(top_k=self.top_k, function=self.function)
-        return _request(self.task, self.model, parameters, _listed(self.input), self)
+    @override
+    def task_parameters(self) -> Parameters:
+        return ClassifyParameters(top_k=self.top_k, function=self.function)
 
 
-class ZeroShotBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ZeroShotBody(InputBody, frozen=True, kw_only=True):
     """Label texts with labels of the caller's own."""
 
     task: ClassVar = Task.ZERO_SHOT
-    model: str
-    """The name of a model that answers this task; `GET /v1/models` lists them."""
-    input: Text | list[Text]
-    """A text, or a list of texts."""
+    answer: ClassVar = ZeroShotAnswer
+    summary: ClassVar = "Label texts with labels of your own"
+    example: ClassVar = {
+        "model": "topics",
+        "input": "The striker scored twice.",
+        "labels": ["sports", "business"],
+    }
     labels: list[str]
     """What the texts may be about."""
     multi_label: bool = False
     """Whether several labels may be right, each by itself."""
     hypothesis_template: str = "This text is about {}."
     """What the model is asked of each label, which stands at `{}`."""
-    on_error: OnError = "fail"
-    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
-    truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
 
-    def request(self) -> InferenceRequest:
-        """Return the request in the gateway's terms."""
-        parameters = ZeroShotParameters(
+    @override
+    def task_parameters(self) -> Parameters:
+        return ZeroShotParameters(
             labels=self.labels,
             multi_label=self.multi_label,
             hypothesis_template=self.hypothesis_template,
         )
-        return _request(self.task, self.model, parameters, _listed(self.input), self)
 
 
-class ChooseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChooseBody(InputBody, frozen=True, kw_only=True):
     """Choose the best of some options for a prompt."""
 
     task: ClassVar = Task.CHOOSE
-    model: str
-    """The name of a model that answers this task; `GET /v1/models` lists them."""
-    input: ChooseItem | list[ChooseItem]
+    answer: ClassVar = ChooseAnswer
+    summary: ClassVar = "Choose the best of some options"
+    example: ClassVar = {
+        "model": "topics",
+        "input": {"prompt": "I cannot log in.", "choices": ["billing", "account access"]},
+    }
+    input: ChooseItem | list[ChooseItem]  # type: ignore[assignment]  # of another type
     """A prompt with its choices, or a list of them."""
-    on_error: OnError = "fail"
-    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
-    truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
 
-    def request(self) -> InferenceRequest:
-        """Return the request in the gateway's terms."""
-        return _request(self.task, self.model, _NO_CHOOSE_PARAMETERS, _listed(self.input), self)
+    @override
+    def task_parameters(self) -> Parameters:
+        return _NO_PARAMETERS
 
 
-class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RerankBody(TaskBody, frozen=True, kw_only=True):
     """Order documents by how well they answer a query; each document is an item."""
 
     task: ClassVar = Task.RERANK
-    model: str
-    """The name of a model that answers this task; `GET /v1/models` lists them."""
+    answer: ClassVar = RerankAnswer
+    summary: ClassVar = "Order documents by a query"
+    example: ClassVar = {
+        "model": "minilm",
+        "query": "How do I reset my card PIN?",
+        "documents": ["Change your PIN at any cash machine.", "We are hiring."],
+        "return_documents": True,
+    }
     query: str
     """What the documents are compared with."""
     documents: list[Text]
@@ -115,82 +179,68 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How many documents to return, the best ones; all where it is left out."""
     return_documents: bool = False
     """Whether results hold the documents, too."""
-    on_error: OnError = "fail"
-    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
-    truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
 
-    def request(self) -> InferenceRequest:
-        """Return the request in the gateway's terms."""
-        parameters = RerankParameters(query=self.query)
-        return _request(self.task, self.model, parameters, self.documents, self)
+    @override
+    def items(self) -> list[Any]:
+        return self.documents
+
+    @override
+    def task_parameters(self) -> Parameters:
+        return RerankParameters(query=self.query)
 
 
-class EntitiesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EntitiesBody(InputBody, frozen=True, kw_only=True):
     """Find named entities in texts."""
 
     task: ClassVar = Task.ENTITIES
-    model: str
-    """The name of a model that answers this task; `GET /v1/models` lists them."""
-    input: Text | list[Text]
-    """A text, or a list of texts."""
+    answer: ClassVar = EntitiesAnswer
+    summary: ClassVar = "Find named entities"
+    example: ClassVar = {"model": "entities-demo", "input": "Angela Merkel visited Paris."}
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
     """How pieces of words become entities, as in Hugging Face's token classification."""
-    on_error: OnError = "fail"
-    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
-    truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
 
-    def request(self) -> InferenceRequest:
-        """Return the request in the gateway's terms."""
-        parameters = EntitiesParameters(aggregation=self.aggregation)
-        return _request(self.task, self.model, parameters, _listed(self.input), self)
+    @override
+    def task_parameters(self) -> Parameters:
+        return EntitiesParameters(aggregation=self.aggregation)
 
 
-class EmbedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbedBody(InputBody, frozen=True, kw_only=True):
     """Turn texts into vectors."""
 
     task: ClassVar = Task.EMBED
-    model: str
-    """The name of a model that answers this task; `GET /v1/models` lists them."""
-    input: Text | list[Text]
-    """A text, or a list of texts."""
+    answer: ClassVar = EmbedAnswer
+    summary: ClassVar = "Turn texts into vectors"
+    example: ClassVar = {"model": "minilm", "input": "a sentence"}
     normalize: bool = True
     """Whether vectors have the length 1."""
     dimensions: Positive | None = None
     """Keeps the first so many numbers of a vector, before it is normalized."""
-    on_error: OnError = "fail"
-    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
-    truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
 
-    def request(self) -> InferenceRequest:
-        """Return the request in the gateway's terms."""
-        parameters = EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
-        return _request(self.task, self.model, parameters, _listed(self.input), self)
+    @override
+    def task_parameters(self) -> Parameters:
+        return EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
 
 
-class InferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InferBody(Body, frozen=True, kw_only=True):
     """Run a model's own algorithm over JSON items; the model is named in the path."""
 
     task: ClassVar = Task.INFER
+    answer: ClassVar = InferAnswer
+    summary: ClassVar = "Run a model's own algorithm"
+    example: ClassVar = {"inputs": ["My card was charged twice and nobody answers!"]}
     inputs: list[Any]
     """The items: JSON values in the shape that the algorithm reads."""
     parameters: dict[str, Any] = {}
     """What the algorithm takes beside the items."""
-    on_error: OnError = "fail"
-    """With `fail`, one bad item fails the request; with `continue` it has an error of its own."""
-    truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
 
-    def request_for(self, model: str) -> InferenceRequest:
-        """Return the request in the gateway's terms."""
-        parameters = InferParameters(parameters=self.parameters)
-        return _request(self.task, model, parameters, self.inputs, self)
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs
 
+    @override
+    def task_parameters(self) -> Parameters:
+        return InferParameters(parameters=self.parameters)
 
-TaskBody = ClassifyBody | ZeroShotBody | ChooseBody | RerankBody | EntitiesBody | EmbedBody
-Body = TaskBody | InferBody
 
 TASK_BODIES: tuple[type[TaskBody], ...] = (
     ClassifyBody,
@@ -200,21 +250,7 @@ TASK_BODIES: tuple[type[TaskBody], ...] = (
     EntitiesBody,
     EmbedBody,
 )
-
-
-def _listed(value: object) -> list[Any]:
-    """Return `value` as a list: a single input and a list of one are shapes of the same request."""
-    return value if isinstance(value, list) else [value]
-
-
-def _request(
-    task: Task, model: str, parameters: Parameters, items: list[Any], body: "Body"
-) -> InferenceRequest:
-    return InferenceRequest(
-        task=task,
-        model=ModelName(model),
-        parameters=_encode(parameters),
-        items=tuple([_encode(item) for item in items]),
-        continue_on_error=body.on_error == "continue",
-        truncate=body.truncate,
-    )
+BODIES: tuple[type[Body], ...] = (*TASK_BODIES, InferBody)
+"""The body of each inference route; the routes are made of them."""
+TASKS_BY_PATH = {f"/v1/{body.task}": body.task for body in TASK_BODIES}
+"""The routes that name no model, which are answered past Litestar and on the fast path."""

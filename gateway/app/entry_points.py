@@ -17,7 +17,7 @@ from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
 from gateway.api.rules import InferenceRules
 from gateway.app.stores import Stores
-from gateway.app.views import CurrentDocument, LedgerUsage
+from gateway.app.views import LedgerUsage
 from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
@@ -93,7 +93,7 @@ def _build_application(
         ),
         ids=ids,
         models=parts.fleet,
-        documents=CurrentDocument(runtimes),
+        runtimes=runtimes,
         usage=LedgerUsage(parts.stores.ledger, runtimes),
         health=readiness,
     )

@@ -1,4 +1,4 @@
-"""Adapts parts of a worker to what API handlers read: documents, usage, readiness."""
+"""Adapts parts of a worker to what API handlers read: usage and readiness."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,6 @@ import msgspec
 from gateway.api.health import Readiness, ReadinessSource
 from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
-from gateway.config.document import Document
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, UsageRow
@@ -25,17 +24,6 @@ from gateway.types import Principal
 _QUERIES: Final = 4
 AWAY: Final = "%s: cannot be reached"
 NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
-
-
-class CurrentDocument:
-    """The document of the current runtime."""
-
-    def __init__(self, runtimes: RuntimeStore) -> None:
-        self._runtimes = runtimes
-
-    def document(self) -> Document:
-        """Return it."""
-        return self._runtimes.current.document
 
 
 class LedgerUsage:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from gateway.api.schemas import TASK_BODIES, Body, InferBody
+from gateway.api.schemas import BODIES, Body, InferBody
 from gateway.errors import GatewayError
 from gateway.types import Usage
 from tests.docs.tables import ROOT, first_cells, page, rows
@@ -53,7 +53,7 @@ def test_every_code_of_an_item_is_documented() -> None:
     assert codes <= first_cells(PAGE)
 
 
-@pytest.mark.parametrize("body", [*TASK_BODIES, InferBody])
+@pytest.mark.parametrize("body", BODIES)
 def test_every_field_of_a_request_is_documented_beside_its_route(body: type[Body]) -> None:
     suffix = "/{model}" if body is InferBody else ""
     route = f"`POST /v1/{body.task}{suffix}`"

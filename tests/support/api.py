@@ -127,7 +127,7 @@ class Api:
                 msgspec.structs.replace(INFO, name="other", labels=["a"]),
                 msgspec.structs.replace(INFO, name="helper", labels=None, tasks=[]),
             ),
-            documents=self,
+            runtimes=self.runtimes,
             usage=self.usage,
             health=self,
         )

@@ -15,6 +15,7 @@ from gateway.api.http import Headers, headers_by_name
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_state import ParsedBody
 from gateway.api.rules import InferenceRules
+from gateway.api.schemas import TASKS_BY_PATH
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
 from gateway.http.request_head import MAX_FIELDS, has_valid_host
@@ -55,7 +56,7 @@ class RequestHeadCache:
         self._runtime: Runtime | None = None
         self._generation = -1
         self._is_closed = False
-        self._tasks = {b"/v1/%b" % task.encode(): task for task in Task if task is not Task.INFER}
+        self._tasks = {path.encode(): task for path, task in TASKS_BY_PATH.items()}
 
     def __len__(self) -> int:
         return len(self._heads)

@@ -117,7 +117,7 @@ def test_a_pair_is_another_item_than_its_texts() -> None:
 def infer(**fields: Any) -> InferenceRequest:
     body: Body = msgspec.json.decode(msgspec.json.encode(fields), type=InferBody)
     assert isinstance(body, InferBody)
-    return body.request_for("m")
+    return body.request("m")
 
 
 def test_the_order_of_free_parameters_does_not_matter() -> None:

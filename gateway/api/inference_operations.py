@@ -1,0 +1,106 @@
+"""Describes the inference routes for the OpenAPI document."""
+
+from gateway.api.openapi_parts import (
+    TIMEOUT_HEADER,
+    Content,
+    Json,
+    Kind,
+    Operation,
+    request_header,
+)
+from gateway.api.schemas import BODIES, Body, InferBody
+from gateway.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    EventLogUnavailable,
+    GatewayError,
+    InvalidItem,
+    ModelNotFound,
+    NotCached,
+    NotFound,
+    PayloadTooLarge,
+    PermissionDenied,
+    RateLimited,
+    TaskNotSupported,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
+from gateway.types import Criticality, Usage
+
+_INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
+    TaskNotSupported,
+    PermissionDenied,
+    ModelNotFound,
+    PayloadTooLarge,
+    InvalidItem,
+    RateLimited,
+    UpstreamFailed,
+    UpstreamUnavailable,
+    EventLogUnavailable,
+    DependencyUnavailable,
+    DeadlineExceeded,
+    NotCached,
+)
+_INFERENCE_HEADERS = (
+    TIMEOUT_HEADER,
+    request_header(
+        "Sluicegate-Criticality",
+        "What is refused first while backends are full.",
+        {"type": "string", "enum": list(Criticality), "default": Criticality.DEFAULT.value},
+        "sheddable",
+    ),
+    request_header(
+        "Cache-Control",
+        "`no-cache`, `no-store`, `max-age=N`, `max-stale[=N]`, `only-if-cached`.",
+        {"type": "string"},
+        "max-age=60",
+    ),
+    request_header(
+        "X-Server-Timing", "Any value asks for `Server-Timing`.", {"type": "string"}, "1"
+    ),
+    request_header(
+        "traceparent",
+        "Joins the request to the caller's trace (W3C Trace Context).",
+        {"type": "string"},
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    ),
+)
+_MODEL: Json = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "description": "The name of a model.",
+    "schema": {"type": "string", "minLength": 1},
+    "example": "reviewer",
+}
+
+
+def _operation(body: type[Body]) -> Operation:
+    usage = dict.fromkeys(Usage.__struct_fields__, 0)
+    results = body.answer.example
+    items = len(results)
+    answer = {
+        "model": body.example.get("model", "reviewer"),
+        "revision": "9f2c51d0a7be",
+        "results": results,
+        "usage": usage | {"items": items, "computed": items, "rows": items, "tokens": 9 * items},
+    }
+    is_named = body is InferBody
+    return Operation(
+        id=body.task.replace("-", "_"),
+        summary=body.summary,
+        tag="inference",
+        kind=Kind.INFERENCE,
+        errors=(*_INFERENCE_ERRORS, NotFound) if is_named else _INFERENCE_ERRORS,
+        body=(Content(type=body, summary="With a demo model", example=body.example),),
+        answers={
+            200: (Content(type=body.answer, summary="A result for each item", example=answer),)
+        },
+        parameters=(*_INFERENCE_HEADERS, _MODEL) if is_named else _INFERENCE_HEADERS,
+    )
+
+
+INFERENCE_OPERATIONS = {
+    ("post", f"/v1/{body.task}" + "/{model}" * (body is InferBody)): _operation(body)
+    for body in BODIES
+}
