@@ -12,8 +12,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.admin.model_names import ModelNameValidator
+from gateway.admin.openapi import TENANT
+from gateway.api.openapi_parts import Content, Json, Operation
 from gateway.auth.keys import hash_key, new_key
-from gateway.errors import DependencyUnavailable
+from gateway.errors import Conflict, DependencyUnavailable, NotFound
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Key, Tenant
@@ -23,6 +25,8 @@ from gateway.types import Rule
 T = TypeVar("T")
 _ACTOR = "admin"
 _WORKERS_TIMEOUT = 2.0
+_LIMITS = [{"name": "minute", "unit": "requests", "capacity": 600, "window": 60.0}]
+_KEY: Json = {"description": "The id of a key, not its text.", "example": "key_5f2c51d0a7be9f2c"}
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,13 +97,30 @@ class TenantController(Controller):
 
     path = "/admin/tenants"
 
-    @get("/")
+    @get(
+        "/",
+        operation=Operation(
+            id="list_tenants",
+            summary="All tenants",
+            tag="accounts",
+            errors=(DependencyUnavailable,),
+        ),
+    )
     async def list_all(self, changes: NamedDependency[AccountChanges]) -> Tenants:
         """Return all tenants."""
         found = await asyncio.to_thread(changes.accounts.tenants)
         return Tenants(tenants=found)
 
-    @post("/")
+    @post(
+        "/",
+        operation=Operation(
+            id="create_tenant",
+            summary="Create a tenant",
+            tag="accounts",
+            errors=(Conflict, DependencyUnavailable),
+            body=(Content(example={"id": "acme", "name": "Acme Ltd.", "limits": _LIMITS}),),
+        ),
+    )
     async def create(
         self,
         data: JSONBody[NewTenant],
@@ -114,12 +135,31 @@ class TenantController(Controller):
             )
         )
 
-    @get("/{tenant:str}")
+    @get(
+        "/{tenant:str}",
+        operation=Operation(
+            id="get_tenant",
+            summary="One tenant",
+            tag="accounts",
+            errors=(NotFound, DependencyUnavailable),
+            about={"tenant": TENANT},
+        ),
+    )
     async def show(self, tenant: FromPath[str], changes: NamedDependency[AccountChanges]) -> Tenant:
         """Return one tenant."""
         return await asyncio.to_thread(changes.accounts.tenant, tenant)
 
-    @put("/{tenant:str}/limits")
+    @put(
+        "/{tenant:str}/limits",
+        operation=Operation(
+            id="set_tenant_limits",
+            summary="Replace a tenant's limits",
+            tag="accounts",
+            errors=(NotFound, DependencyUnavailable),
+            body=(Content(example=_LIMITS),),
+            about={"tenant": TENANT},
+        ),
+    )
     async def limit(
         self,
         tenant: FromPath[str],
@@ -137,7 +177,16 @@ class KeyController(Controller):
 
     path = "/admin/keys"
 
-    @get("/")
+    @get(
+        "/",
+        operation=Operation(
+            id="list_keys",
+            summary="The keys of a tenant, or all",
+            tag="accounts",
+            errors=(NotFound, DependencyUnavailable),
+            about={"tenant": TENANT},
+        ),
+    )
     async def list_all(
         self, changes: NamedDependency[AccountChanges], tenant: FromQuery[str | None] = None
     ) -> Keys:
@@ -147,7 +196,16 @@ class KeyController(Controller):
         found = await asyncio.to_thread(changes.accounts.keys, tenant)
         return Keys(keys=found)
 
-    @post("/")
+    @post(
+        "/",
+        operation=Operation(
+            id="create_key",
+            summary="Create a key",
+            tag="accounts",
+            errors=(NotFound, Conflict, DependencyUnavailable),
+            body=(Content(example={"tenant": "acme", "name": "website"}),),
+        ),
+    )
     async def create(
         self,
         data: JSONBody[NewKey],
@@ -171,7 +229,17 @@ class KeyController(Controller):
         )
         return CreatedKey(**msgspec.structs.asdict(record), key=text)
 
-    @put("/{key:str}/limits")
+    @put(
+        "/{key:str}/limits",
+        operation=Operation(
+            id="set_key_limits",
+            summary="Replace a key's limits",
+            tag="accounts",
+            errors=(NotFound, DependencyUnavailable),
+            body=(Content(example=_LIMITS),),
+            about={"key": _KEY},
+        ),
+    )
     async def limit(
         self,
         key: FromPath[str],
@@ -183,7 +251,17 @@ class KeyController(Controller):
         await model_names.check_rules(data)
         return await changes.make(lambda accounts: accounts.set_key_limits(key, data, actor=_ACTOR))
 
-    @delete("/{key:str}", status_code=200)
+    @delete(
+        "/{key:str}",
+        status_code=200,
+        operation=Operation(
+            id="revoke_key",
+            summary="Revoke a key",
+            tag="accounts",
+            errors=(NotFound, DependencyUnavailable),
+            about={"key": _KEY},
+        ),
+    )
     async def revoke(self, key: FromPath[str], changes: NamedDependency[AccountChanges]) -> Key:
         """Revoke a key for ever."""
         return await changes.make(lambda accounts: accounts.revoke(key, actor=_ACTOR))

@@ -10,16 +10,34 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.openapi import TENANT
 from gateway.api.grouping import parse_group_by
-from gateway.errors import InvalidRequest
+from gateway.api.openapi_parts import MOMENT, Content, Json, Operation
+from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest, NotFound
 from gateway.ledger import rendering
+from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import AuditEntry, GroupBy
+from gateway.ledger.types import AuditEntry, GroupBy, UsageRow
 
 Format = Literal["json", "csv"]
 _CSV = "text/csv; charset=utf-8"
 _GROUPS = tuple(GroupBy)
 _DEFAULT = "tenant,model"
+_FORMAT: Json = {"description": "CSV has a line for each row, below a head."}
+_MONTH: Json = {
+    "description": "A month in UTC.",
+    "schema": {"pattern": r"^[0-9]{4}-(0[1-9]|1[0-2])$"},
+    "example": "2026-11",
+}
+_AS_CSV = Content(media="text/csv", schema={"type": "string"})
+
+
+class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "from", "until": "to"}):
+    """Usage from a moment (included) to another (not included), a row per group."""
+
+    since: str
+    until: str
+    rows: list[UsageRow]
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +51,26 @@ class BillingController(Controller):
 
     path = "/admin"
 
-    @get("/usage")
+    @get(
+        "/usage",
+        operation=Operation(
+            id="get_usage",
+            summary="Usage of a tenant, or of all",
+            tag="billing",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers={200: (Content(type=UsagePage, summary="A row for each group"), _AS_CSV)},
+            about={
+                "tenant": TENANT,
+                "from": MOMENT,
+                "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
+                "group_by": {
+                    "description": f"A list, with commas, of {', '.join(GroupBy)}.",
+                    "example": "tenant,model",
+                },
+                "format": _FORMAT,
+            },
+        ),
+    )
     async def usage(
         self,
         ledger: NamedDependency[Ledger],
@@ -60,7 +97,17 @@ class BillingController(Controller):
             return Response(rendering.usage_csv(rows, groups), media_type=_CSV)
         return _json({"from": start, "to": end, "rows": rows})
 
-    @get("/invoices")
+    @get(
+        "/invoices",
+        operation=Operation(
+            id="get_invoice",
+            summary="A tenant's invoice for a month",
+            tag="billing",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers={200: (Content(type=Invoice, summary="The invoice"), _AS_CSV)},
+            about={"tenant": TENANT, "month": _MONTH, "format": _FORMAT},
+        ),
+    )
     async def invoice(
         self,
         ledger: NamedDependency[Ledger],
@@ -76,7 +123,19 @@ class BillingController(Controller):
             return Response(rendering.invoice_csv(invoice), media_type=_CSV)
         return _json(invoice)
 
-    @get("/audit")
+    @get(
+        "/audit",
+        operation=Operation(
+            id="list_audit",
+            summary="Who changed what, when",
+            tag="billing",
+            errors=(DependencyUnavailable,),
+            about={
+                "limit": {"description": "So many entries at most."},
+                "before": {"description": "The number of the last entry that is known."},
+            },
+        ),
+    )
     async def audit(
         self,
         request: Request[Any, Any, Any],

@@ -10,11 +10,13 @@ from litestar.params import JSONBody, SkipValidation
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.admin.answers import RedisStatistics
 from gateway.admin.fleet_view import Json, reported, reported_backends
 from gateway.admin.model_names import ModelNameValidator
+from gateway.admin.openapi import SOON
 from gateway.api.health import Liveness
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.api.openapi_parts import Content, Operation
+from gateway.cache.base import CacheStatistics
+from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import Pipe
@@ -25,6 +27,27 @@ from gateway.telemetry.metric_files import files_held
 from gateway.telemetry.restarts_collector import RestartsCollector
 
 _WORKERS_TIMEOUT = 5.0
+
+
+class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of the cache's Redis; of a cluster, those of one node."""
+
+    used_memory: int
+    maxmemory: int
+    keyspace_hits: int
+    keyspace_misses: int
+    evicted_keys: int
+    expired_keys: int
+    keys: int
+
+
+class CacheTiers(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and counts of the result cache."""
+
+    redis: RedisStatistics | None
+    """`null` while it cannot be reached."""
+    workers: dict[str, CacheStatistics | None]
+    """By worker."""
 
 
 class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +84,16 @@ class CacheController(Controller):
 
     path = "/admin/cache"
 
-    @get("/")
+    @get(
+        "/",
+        operation=Operation(
+            id="get_cache",
+            summary="Sizes and counts of the result cache",
+            tag="operations",
+            errors=(DependencyUnavailable,),
+            answers={200: (Content(type=CacheTiers),)},
+        ),
+    )
     async def cache(
         self, control: NamedDependency[Control], cache_redis: NamedDependency[SkipValidation[Pipe]]
     ) -> Json:
@@ -69,7 +101,18 @@ class CacheController(Controller):
         workers = await reported(control, "cache")
         return {"redis": await _redis_statistics(cache_redis), "workers": workers}
 
-    @post("/purge", status_code=200)
+    @post(
+        "/purge",
+        status_code=200,
+        operation=Operation(
+            id="purge_cache",
+            summary="Forget cached answers",
+            tag="operations",
+            errors=(NotFound, DependencyUnavailable),
+            body=(Content(example={"model": "sentiment"}),),
+            answers=SOON,
+        ),
+    )
     async def purge(
         self,
         data: JSONBody[Purge],
@@ -94,20 +137,52 @@ class CacheController(Controller):
         return Response(purged, status_code=200 if live else 202)
 
 
-@get("/metrics")
+@get(
+    "/metrics",
+    operation=Operation(
+        id="get_metrics",
+        summary="The metrics of all workers",
+        tag="operations",
+        answers={
+            200: (
+                Content(
+                    media="text/plain",
+                    schema={"type": "string"},
+                    summary="As Prometheus reads them",
+                ),
+            )
+        },
+    ),
+)
 async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
     text = await asyncio.to_thread(_collect, settings)
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-@get("/health/live", opt={"public": True})
+@get(
+    "/health/live",
+    operation=Operation(id="is_live", summary="Whether the process answers", tag="health"),
+    public=True,
+)
 async def live() -> Liveness:
     """Answer 200."""
     return Liveness()
 
 
-@get("/health/ready", opt={"public": True})
+@get(
+    "/health/ready",
+    operation=Operation(
+        id="is_ready",
+        summary="Whether changes can be made",
+        tag="health",
+        answers={
+            200: (Content(type=OperatorsReadiness, summary="Ready"),),
+            503: (Content(type=OperatorsReadiness, summary="Not ready, or too many connections"),),
+        },
+    ),
+    public=True,
+)
 async def ready(
     request: Request[Any, Any, Any],
     control: NamedDependency[Control],

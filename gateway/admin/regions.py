@@ -11,14 +11,48 @@ from litestar.params import FromPath, FromQuery
 
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.fleet_view import Json, reported
+from gateway.admin.openapi import SOON, TENANT
+from gateway.api.openapi_parts import Content, Json as Schema, Operation
 from gateway.config.document import BackendConfig
-from gateway.errors import GatewayError, NotFound
+from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.regional_shares import RegionLease, ShareRow
+from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
 
 _WORKERS_TIMEOUT = 5.0
+_REGION: Schema = {"description": "A region of the document.", "example": "eu"}
+_BACKEND: Schema = {
+    "description": "The id of a backend, or of an entry with a name.",
+    "example": "eu-1",
+}
+
+
+class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend of the document, or one found by a DNS name in it."""
+
+    id: str
+    url: str
+    dns: str
+    pool: str
+    overflow: bool
+    drained: bool
+    workers: dict[str, EndpointStatistics]
+    """Its statistics by worker."""
+
+
+class RegionState(msgspec.Struct, frozen=True, kw_only=True):
+    """The backends of a region."""
+
+    name: str
+    backends: list[BackendState]
+
+
+class Regions(msgspec.Struct, frozen=True, kw_only=True):
+    """The regions, the preferred one first."""
+
+    regions: list[RegionState]
 
 
 class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +128,16 @@ class RegionsController(Controller):
 
     path = "/admin/regions"
 
-    @get("/")
+    @get(
+        "/",
+        operation=Operation(
+            id="list_regions",
+            summary="The backends of each region",
+            tag="operations",
+            errors=(ConfigurationError, DependencyUnavailable),
+            answers={200: (Content(type=Regions),)},
+        ),
+    )
     async def regions(
         self, control: NamedDependency[Control], active: NamedDependency[ActiveDocumentReader]
     ) -> Json:
@@ -124,7 +167,16 @@ class RegionsController(Controller):
         ]
         return {"regions": regions}
 
-    @get("/shares")
+    @get(
+        "/shares",
+        operation=Operation(
+            id="list_shares",
+            summary="What gateway regions may use of limits",
+            tag="operations",
+            errors=(NotFound, DependencyUnavailable),
+            about={"tenant": TENANT},
+        ),
+    )
     async def shares(
         self, ledger: NamedDependency[Ledger], tenant: FromQuery[str | None] = None
     ) -> RegionLimitShares:
@@ -135,7 +187,18 @@ class RegionsController(Controller):
         rows = await asyncio.to_thread(ledger.shares.shares, tenant)
         return RegionLimitShares(regions=regions, shares=rows)
 
-    @post("/{region:str}/backends/{backend:str}/drain", status_code=200)
+    @post(
+        "/{region:str}/backends/{backend:str}/drain",
+        status_code=200,
+        operation=Operation(
+            id="drain_backend",
+            summary="Give a backend no more work",
+            tag="operations",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers=SOON,
+            about={"region": _REGION, "backend": _BACKEND},
+        ),
+    )
     async def drain(
         self,
         region: FromPath[str],
@@ -148,7 +211,18 @@ class RegionsController(Controller):
         """
         return await backends.change(region, backend, drained=True)
 
-    @post("/{region:str}/backends/{backend:str}/restore", status_code=200)
+    @post(
+        "/{region:str}/backends/{backend:str}/restore",
+        status_code=200,
+        operation=Operation(
+            id="restore_backend",
+            summary="Give a drained backend work again",
+            tag="operations",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers=SOON,
+            about={"region": _REGION, "backend": _BACKEND},
+        ),
+    )
     async def restore(
         self,
         region: FromPath[str],
