@@ -80,7 +80,7 @@ def start_systems(
     without_memory = _without_memory_tier(root)
     off = {"SLUICEGATE_FAST_LANE": "false"}
     systems = {
-        "memory hit, fast lane": System(root / "lane", models=models),
+        "memory hit, fast path": System(root / "fast", models=models),
         "memory hit, application": System(root / "application", models=models, environment=off),
         "Redis hit (memory tier off)": System(root / "redis", models=models, config=without_memory),
     }

@@ -23,7 +23,7 @@ _TEXTS = 100
 _SHORT = 2.0
 _PEER = "LiteLLM's proxy, hit in Redis"
 _BARE = "bare uvicorn, which does nothing"
-_WAYS = ("memory hit, fast lane", "Redis hit (memory tier off)")
+_WAYS = ("memory hit, fast path", "Redis hit (memory tier off)")
 
 
 class _Subject(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from litestar.di import Provide
 from litestar.types import ControllerRouterHandler
 
-from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
+from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.openapi_parts import Content, Json
 
 TAGS = {
@@ -25,11 +25,12 @@ def operators_document(
     handlers: Sequence[ControllerRouterHandler], dependencies: Mapping[str, Provide]
 ) -> bytes:
     """Return the OpenAPI document of `handlers` as JSON."""
-    about = DocumentInfo(
+    return build_document(
+        described_by_litestar(handlers, dependencies),
+        {},
         title="Sluicegate for operators",
         version=version("sluicegate"),
         description="Configuration, tenants and keys, usage and invoices, caches and regions.",
         key="The admin key: `SLUICEGATE_ADMIN_KEY`.",
         tags=TAGS,
     )
-    return build_document(about, described_by_litestar(handlers, dependencies), {})

@@ -1,6 +1,6 @@
 """Handles the inference routes of the application as a raw ASGI handler.
 
-`gateway.api.rules` decides about each request, here and on the fast path.
+`gateway.api.request_processor` decides about each request, here and on the fast path.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from gateway.api.http import (
     read_body,
     respond,
 )
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
-from gateway.api.rules import InferenceRules
 from gateway.http.write_coalescing import BufferedHttpExtension
 from gateway.telemetry.tracing import Span, Tracer
 
@@ -29,8 +29,8 @@ from gateway.telemetry.tracing import Span, Tracer
 class InferenceHandler:
     """The inference routes of a worker's application."""
 
-    def __init__(self, *, rules: InferenceRules, tracer: Tracer) -> None:
-        self._rules = rules
+    def __init__(self, *, processor: RequestProcessor, tracer: Tracer) -> None:
+        self._processor = processor
         self._tracer = tracer
         self._body_timeouts = BodyTimeouts()
         self._body_budget = BodyMemoryBudget()
@@ -40,7 +40,7 @@ class InferenceHandler:
     ) -> None:
         """Answer one request to the route of `task`; `model` is that of the path, where one is."""
         server = buffered_http(scope)
-        state = self._rules.new_state(task)
+        state = self._processor.new_state(task)
         headers = headers_by_name(list(scope["headers"]))
         incoming = headers.get(b"traceparent", b"").decode("latin-1")
         attributes = {"http.request.method": "POST", "http.route": f"/v1/{task}"}
@@ -68,7 +68,7 @@ class InferenceHandler:
     ) -> HttpReply:
         """Return the whole answer, an error's included."""
         try:
-            self._rules.read_head(state, method, headers)
+            self._processor.read_head(state, method, headers)
             state.body_is_read()
             limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
@@ -80,13 +80,13 @@ class InferenceHandler:
                 bounded(raw, limit=limit)
             # Large ones are read in a thread. A read of the fast path is never as large.
             if len(raw) > LARGE:
-                await self._rules.read_large(state, model, raw)
+                await self._processor.read_large(state, model, raw)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
-            return self._rules.failed(state, error)
-        reply = self._rules.reply_now(state, model, raw)
-        return await self._rules.reply_later(state) if reply is None else reply
+            return self._processor.failed(state, error)
+        reply = self._processor.reply_now(state, model, raw)
+        return await self._processor.reply_later(state) if reply is None else reply
 
 
 async def _send(server: BufferedHttpExtension | None, send: Send, reply: HttpReply) -> None:

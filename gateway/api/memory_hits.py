@@ -2,15 +2,13 @@
 
 A request of one item that was a memory hit leaves a `HitReplay` in its parsed body. It answers
 equal requests while the cache returns the same entry. The fast path calls `replay` for requests
-whose bytes are equal, and `gateway.api.rules` calls `answer` for those whose bodies are.
+whose bytes are equal, and `RequestProcessor` calls `answer` for those whose bodies are.
 """
-
-from collections.abc import Callable
 
 from backends.protocol import Task
 from gateway.api.answers import HIT, PRIVATE
-from gateway.api.hit_events import HitEventBatch
-from gateway.api.request_state import HitReplay, ParsedBody, RequestIds, RequestState
+from gateway.api.request_events import RequestEvents
+from gateway.api.request_state import HitReplay, ParsedBody, RequestState
 from gateway.events.hit_run import HitRun
 from gateway.inference.inference import Inference
 from gateway.rate_limit.base import RateLimiter
@@ -31,20 +29,13 @@ class MemoryHits:
         runtimes: RuntimeStore,
         inference: Inference,
         limiter: RateLimiter,
-        events: HitEventBatch,
-        ids: RequestIds,
-        loop_time: Callable[[], float],
-        wall: Callable[[], int],
-        region: str,
+        events: RequestEvents,
     ) -> None:
         self.events = events
         self._runtimes = runtimes
         self._inference = inference
         self._limiter = limiter
-        self._now = loop_time
-        self._wall = wall
-        self._region = region
-        self._id_prefix = ids.prefix.encode()
+        self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
         self._runs: dict[tuple[Principal, Task, str, str, bool], HitRun] = {}
 
@@ -58,7 +49,7 @@ class MemoryHits:
         if replay is None:
             return None
         run = replay.run
-        if run.count == run.room and not self.events.join(run):
+        if run.count == run.max_count and not self.events.join(run):
             return None
         hit = self._charged(parsed, replay, self._runtimes.current, _NO_DIRECTIVES)
         if hit is None:
@@ -87,9 +78,9 @@ class MemoryHits:
         if hit is None:
             return None
         age, state.limit_lines = hit
-        state.admitted = self._now()
+        state.admitted = self.events.now()
         state.prepared = parsed.prepared
-        self.events.publish(replay.run, state.id, state.started)
+        self.events.publish_hit(replay.run, state.id, state.started)
         state.model, state.revision, state.usage = replay.model, replay.revision, replay.usage
         state.lines = b"%b%d\r\n" % (HIT, age)
         return replay.body
@@ -150,7 +141,7 @@ class MemoryHits:
             self._runs.clear()
         run = self._runs.get(name)
         if run is None:
-            event = state.event(wall=self._wall, now=self._now(), region=self._region)
+            event = self.events.event_of(state)
             if event is None:
                 return None
             if len(self._runs) >= _MOST_RUNS:

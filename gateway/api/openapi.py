@@ -34,30 +34,25 @@ from gateway.api.openapi_schemas import BOUNDS, Schemas
 from gateway.errors import AuthenticationFailed, PayloadTooLarge
 from gateway.http.problem_details import Problem
 
-SECURITY = "key"
+_SECURITY = "key"
 Name = tuple[str, str]
 """A method in lower case and a path."""
 
 
-class DocumentInfo(NamedTuple):
-    """Holds the parts of a document beside its operations."""
-
-    title: str
-    description: str
-    version: str
-    key: str
-    """The description of the bearer token."""
-    tags: Mapping[str, str]
-
-
 def build_document(
-    info: DocumentInfo,
     application: Litestar,
     operations: Mapping[Name, Operation],
+    *,
+    title: str,
+    version: str,
+    description: str,
+    key: str,
+    tags: Mapping[str, str],
 ) -> bytes:
     """Return the document as JSON.
 
-    `application` has the handlers, and Litestar's own description of them.
+    `application` has the handlers, and Litestar's own description of them; `key` describes the
+    bearer token.
     """
     routes = list(_routes(application, operations))
     schemas = Schemas([Problem, *_types(routes)], BOUNDS)
@@ -70,21 +65,21 @@ def build_document(
     document = {
         "openapi": "3.1.0",
         "info": {
-            "title": info.title,
-            "version": info.version,
-            "description": info.description,
+            "title": title,
+            "version": version,
+            "description": description,
             "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": text} for name, text in info.tags.items()],
-        "security": [{SECURITY: []}],
+        "tags": [{"name": name, "description": text} for name, text in tags.items()],
+        "security": [{_SECURITY: []}],
         "paths": {path: dict(sorted(paths[path].items())) for path in sorted(paths)},
         "components": {
             "schemas": dict(sorted(schemas.components.items())),
             "responses": dict(sorted(responses.items())),
             "headers": header_components(),
             "securitySchemes": {
-                SECURITY: {"type": "http", "scheme": "bearer", "description": info.key}
+                _SECURITY: {"type": "http", "scheme": "bearer", "description": key}
             },
         },
     }

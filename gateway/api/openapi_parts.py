@@ -13,7 +13,6 @@ from gateway.errors import (
     InternalError,
     InvalidItem,
     InvalidRequest,
-    MethodNotAllowed,
     Overloaded,
     RequestTimeout,
 )
@@ -28,9 +27,6 @@ _UNITS = ("requests", "items", "rows", "tokens")
 
 # A head that is too large, an unsupported transfer coding or version of HTTP.
 _OF_HTTP = (431, 501, 505)
-
-UNDOCUMENTED: tuple[type[GatewayError], ...] = (MethodNotAllowed,)
-"""The errors that no operation of a document can return."""
 
 
 class Kind(StrEnum):

@@ -12,11 +12,8 @@ def with_etag(request: Request[Any, Any, Any], answer: msgspec.Struct) -> Respon
     """Return `answer` with its `ETag`, or 304 where `If-None-Match` names it."""
     tag = f'"{xxh3_64_hexdigest(msgspec.json.encode(answer))}"'
     headers = {"etag": tag, "cache-control": "private, no-cache"}
-    tags = {name.strip().removeprefix("W/") for name in _if_none_match(request).split(",")}
+    known = request.headers.get("if-none-match", "").split(",")
+    tags = {name.strip().removeprefix("W/") for name in known}
     if tags & {tag, "*"}:
         return Response(content=None, status_code=HTTP_304_NOT_MODIFIED, headers=headers)
     return Response(content=answer, headers=headers)
-
-
-def _if_none_match(request: Request[Any, Any, Any]) -> str:
-    return request.headers.get("if-none-match", "")

@@ -1,6 +1,6 @@
 """Builds the Litestar application of the customers' API."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -18,10 +18,11 @@ from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
-from gateway.api.openapi import DocumentInfo, build_document, described_by_litestar
+from gateway.api.openapi import build_document, described_by_litestar
 from gateway.errors import NotFound
-from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, Ids, response_headers
+from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
 from gateway.runtime.store import RuntimeStore
+from gateway.types import RequestId
 
 _DESCRIBED = (MetadataController, HealthController)
 _RAW = {"raw": True}
@@ -37,7 +38,7 @@ def build_api(
     version: str,
     handler: InferenceHandler,
     admission: AdmissionMiddleware,
-    ids: Ids,
+    new_id: Callable[[], RequestId],
     models: ModelCatalog,
     runtimes: RuntimeStore,
     usage: UsageSource,
@@ -48,7 +49,7 @@ def build_api(
     def problem_of(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         state = request.scope["state"]
         if REQUEST_ID not in state:
-            state[REQUEST_ID] = ids.new()
+            state[REQUEST_ID] = new_id()
         headers = {name.decode(): value.decode() for name, value in response_headers(request.scope)}
         return problem_response(error, str(state[REQUEST_ID]), headers)
 
@@ -81,15 +82,14 @@ def customers_document(version: str, dependencies: Mapping[str, Provide]) -> byt
 
     Litestar would serve its own document, without the raw routes, under a path of its own.
     """
-    about = DocumentInfo(
+    return build_document(
+        described_by_litestar(_DESCRIBED, dependencies),
+        INFERENCE_OPERATIONS,
         title="Sluicegate",
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
         tags=_TAGS,
-    )
-    return build_document(
-        about, described_by_litestar(_DESCRIBED, dependencies), INFERENCE_OPERATIONS
     )
 
 

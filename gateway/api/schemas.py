@@ -22,16 +22,7 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from gateway.api.results import (
-    ChooseAnswer,
-    ClassifyAnswer,
-    EmbedAnswer,
-    EntitiesAnswer,
-    InferAnswer,
-    InferenceAnswer,
-    RerankAnswer,
-    ZeroShotAnswer,
-)
+from gateway.api import results
 from gateway.types import InferenceRequest, ModelName
 
 Text = str
@@ -45,7 +36,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Has the fields that the bodies of all inference routes share."""
 
     task: ClassVar[Task]
-    answer: ClassVar[type[InferenceAnswer]]
+    answer: ClassVar[type[results.InferenceAnswer]]
     summary: ClassVar[str]
     example: ClassVar[dict[str, Any]]
     on_error: Literal["fail", "continue"] = "fail"
@@ -99,7 +90,7 @@ class ClassifyBody(InputBody, frozen=True, kw_only=True):
     """Label texts, or pairs of texts, with a trained classifier."""
 
     task: ClassVar = Task.CLASSIFY
-    answer: ClassVar = ClassifyAnswer
+    answer: ClassVar = results.ClassifyAnswer
     summary: ClassVar = "Label texts with a trained classifier"
     example: ClassVar = {"model": "sentiment", "input": ["a gorgeous, witty movie", "labored gags"]}
     input: Text | list[Text | tuple[Text, Text]]  # type: ignore[assignment]  # wider
@@ -118,7 +109,7 @@ class ZeroShotBody(InputBody, frozen=True, kw_only=True):
     """Label texts with labels of the caller's own."""
 
     task: ClassVar = Task.ZERO_SHOT
-    answer: ClassVar = ZeroShotAnswer
+    answer: ClassVar = results.ZeroShotAnswer
     summary: ClassVar = "Label texts with labels of your own"
     example: ClassVar = {
         "model": "topics",
@@ -145,7 +136,7 @@ class ChooseBody(InputBody, frozen=True, kw_only=True):
     """Choose the best of some options for a prompt."""
 
     task: ClassVar = Task.CHOOSE
-    answer: ClassVar = ChooseAnswer
+    answer: ClassVar = results.ChooseAnswer
     summary: ClassVar = "Choose the best of some options"
     example: ClassVar = {
         "model": "topics",
@@ -163,7 +154,7 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
     """Order documents by how well they answer a query; each document is an item."""
 
     task: ClassVar = Task.RERANK
-    answer: ClassVar = RerankAnswer
+    answer: ClassVar = results.RerankAnswer
     summary: ClassVar = "Order documents by a query"
     example: ClassVar = {
         "model": "minilm",
@@ -193,7 +184,7 @@ class EntitiesBody(InputBody, frozen=True, kw_only=True):
     """Find named entities in texts."""
 
     task: ClassVar = Task.ENTITIES
-    answer: ClassVar = EntitiesAnswer
+    answer: ClassVar = results.EntitiesAnswer
     summary: ClassVar = "Find named entities"
     example: ClassVar = {"model": "entities-demo", "input": "Angela Merkel visited Paris."}
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
@@ -208,7 +199,7 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
     """Turn texts into vectors."""
 
     task: ClassVar = Task.EMBED
-    answer: ClassVar = EmbedAnswer
+    answer: ClassVar = results.EmbedAnswer
     summary: ClassVar = "Turn texts into vectors"
     example: ClassVar = {"model": "minilm", "input": "a sentence"}
     normalize: bool = True
@@ -225,7 +216,7 @@ class InferBody(Body, frozen=True, kw_only=True):
     """Run a model's own algorithm over JSON items; the model is named in the path."""
 
     task: ClassVar = Task.INFER
-    answer: ClassVar = InferAnswer
+    answer: ClassVar = results.InferAnswer
     summary: ClassVar = "Run a model's own algorithm"
     example: ClassVar = {"inputs": ["My card was charged twice and nobody answers!"]}
     inputs: list[Any]

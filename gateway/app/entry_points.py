@@ -13,9 +13,10 @@ from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.health import ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
+from gateway.api.request_events import RequestEvents
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
-from gateway.api.rules import InferenceRules
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage
 from gateway.auth.key_ring import KeyRing
@@ -61,37 +62,40 @@ def build_listeners(
 ) -> Listeners:
     """Return the entry points; the fast path is closed once `draining` closes connections."""
     ids = RequestIds()
-    rules = InferenceRules(
+    processor = RequestProcessor(
         runtimes=parts.stores.runtimes,
         keys=parts.keys,
         limiter=parts.limiter,
         inference=parts.inference,
-        events=parts.events,
+        events=RequestEvents(
+            ids=ids,
+            events=parts.events,
+            metrics=parts.metrics,
+            loop_time=parts.clock,
+            region=settings.region,
+        ),
         metrics=parts.metrics,
-        ids=ids,
-        loop_time=parts.clock,
-        region=settings.region,
     )
-    app = _build_application(parts, rules, ids, readiness)
+    app = _build_application(parts, processor, ids, readiness)
     if not settings.fast_lane or not isinstance(parts.tracer, NullTracer):
         # Only the application records spans.
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
-    fast_path = _build_fast_path(parts, rules, draining)
+    fast_path = _build_fast_path(parts, processor, draining)
     return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
 def _build_application(
-    parts: EntryPointParts, rules: InferenceRules, ids: RequestIds, readiness: ReadinessSource
+    parts: EntryPointParts, processor: RequestProcessor, ids: RequestIds, readiness: ReadinessSource
 ) -> InferenceRouter:
     runtimes = parts.stores.runtimes
-    handler = InferenceHandler(rules=rules, tracer=parts.tracer)
+    handler = InferenceHandler(processor=processor, tracer=parts.tracer)
     api = build_api(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, ids=ids
+            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
         ),
-        ids=ids,
+        new_id=ids.new,
         models=parts.fleet,
         runtimes=runtimes,
         usage=LedgerUsage(parts.stores.ledger, runtimes),
@@ -100,7 +104,9 @@ def _build_application(
     return InferenceRouter(api, handler)
 
 
-def _build_fast_path(parts: EntryPointParts, rules: InferenceRules, draining: Draining) -> FastPath:
-    heads = RequestHeadCache(rules=rules, keys=parts.keys, runtimes=parts.stores.runtimes)
+def _build_fast_path(
+    parts: EntryPointParts, processor: RequestProcessor, draining: Draining
+) -> FastPath:
+    heads = RequestHeadCache(processor=processor, keys=parts.keys, runtimes=parts.stores.runtimes)
     draining.on_close(heads.close)
-    return FastPath(rules=rules, heads=heads)
+    return FastPath(processor=processor, heads=heads)

@@ -16,7 +16,7 @@ class EventPublisher(Protocol):
         """
         ...
 
-    def set_aside(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         """Reserve room for an event of `size` bytes, for `publish_encoded`.
 
         Raises:
@@ -24,7 +24,7 @@ class EventPublisher(Protocol):
         """
         ...
 
-    def give_back(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         """Release the room reserved for an event of `size` bytes that will not come."""
         ...
 

@@ -12,17 +12,17 @@ ID_DIGITS = 10
 class HitRun:
     """Counts memory hits of one caller, task and model; their ids are consecutive from `first`.
 
-    `count` of them belong to the present iteration of the event loop, which may have up to `room`;
-    `left` ids are reserved. `gateway.api.hit_events` makes room when there is none.
+    `count` of them belong to the present event-loop iteration, which may have up to `max_count`;
+    `reserved_ids` are not used yet. `gateway.api.request_events` reserves more when there are none.
     """
 
-    __slots__ = ("count", "event", "first", "left", "model", "room", "task")
+    __slots__ = ("count", "event", "first", "max_count", "model", "reserved_ids", "task")
 
     def __init__(self, event: RequestEvent) -> None:
         self.event = EventTemplate(event)
         self.task = event.task
         self.model = event.model
-        self.first = self.left = self.room = self.count = 0
+        self.first = self.reserved_ids = self.max_count = self.count = 0
 
     def add(self) -> int:
         """Count one more hit, for which there is room; return the number of its id."""

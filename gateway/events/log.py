@@ -104,14 +104,14 @@ class EventLog:
         self._position = end
         self._sequence = sequence
 
-    def set_aside(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         """Reserve room for an event; see `EventPublisher`."""
         size += segment.RECORD.size
         if self._position + size > self._limit or size > segment.MAX_PAYLOAD_BYTES:
             self._make_room(size)
         self._limit -= size
 
-    def give_back(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         """Release reserved room; see `EventPublisher`."""
         self._limit += segment.RECORD.size + size
 

@@ -64,31 +64,19 @@ class _BodyAfterUpgrade:
 
     def __init__(self, protocol: "BoundedProtocol") -> None:
         self._protocol = protocol
-        self.skips_head = True
-
-    def on_message_begin(self) -> None:
-        """Forward the event."""
-        if not self.skips_head:
-            self._protocol.on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        if not self.skips_head:
-            self._protocol.on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.skips_head:
-            self._protocol.on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        if not self.skips_head:
-            self._protocol.on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._protocol.on_body(body)
+        self._skips_head = True
+        self.on_body = protocol.on_body
+        self.on_message_begin = self._after_head(protocol.on_message_begin)
+        self.on_url = self._after_head(protocol.on_url)
+        self.on_header = self._after_head(protocol.on_header)
+        self.on_headers_complete = self._after_head(protocol.on_headers_complete)
 
     def on_message_complete(self) -> None:
-        self.skips_head = False
+        self._skips_head = False
         self._protocol.on_message_complete()
+
+    def _after_head(self, callback: Callable[..., None]) -> Callable[..., None]:
+        return lambda *event: None if self._skips_head else callback(*event)
 
 
 class BoundedProtocol(HttpToolsProtocol):

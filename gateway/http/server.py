@@ -30,7 +30,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._listener = listener
-        self._siblings = siblings
+        self.siblings = siblings
 
     @contextlib.contextmanager
     @override
@@ -44,11 +44,6 @@ class _Server(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
-    @property
-    def has_siblings(self) -> bool:
-        """Whether other workers accept connections from this one's socket."""
-        return bool(self._siblings)
-
     async def drain_accept_queue(self) -> None:
         """Refuse new connections, and accept those in the queue; for the owner of the socket."""
         if self.started:
@@ -59,7 +54,7 @@ class _Server(uvicorn.Server):
         """Stop accepting; other workers accept the connections in the queue."""
         for server in self.servers:
             server.close()
-        for listener in (self._listener, *self._siblings):
+        for listener in (self._listener, *self.siblings):
             listener.close()
 
     async def wait_until_no_connections(self, within: float) -> None:
@@ -157,7 +152,7 @@ async def _shut_down_on(
         pass  # by the supervisor, which waited and drained the accept queues
     elif draining.is_supervised:
         draining.close_connections()
-        if server.has_siblings and server.started:
+        if server.siblings and server.started:
             server.stop_accepting()  # they accept from this socket until the successor starts
         await server.wait_until_no_connections(draining.delay)
     else:

@@ -3,8 +3,7 @@
 The inference routes are exempt (`raw`): they do the same themselves, with the same objects.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
@@ -26,26 +25,23 @@ PRINCIPAL = "sluicegate_principal"
 DECISION = "sluicegate_decision"
 
 
-class Ids(Protocol):
-    """Makes request ids."""
-
-    def new(self) -> RequestId:
-        """Return an id never given before."""
-        ...
-
-
 class AdmissionMiddleware(ASGIMiddleware):
     """Sets the principal and the request's id in the scope's state, or refuses."""
 
     scopes = (ScopeType.HTTP,)
 
     def __init__(
-        self, *, keys: KeyRing, limiter: RateLimiter, runtimes: RuntimeStore, ids: Ids
+        self,
+        *,
+        keys: KeyRing,
+        limiter: RateLimiter,
+        runtimes: RuntimeStore,
+        new_id: Callable[[], RequestId],
     ) -> None:
         self._keys = keys
         self._limiter = limiter
         self._runtimes = runtimes
-        self._ids = ids
+        self._new_id = new_id
 
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
@@ -54,7 +50,7 @@ class AdmissionMiddleware(ASGIMiddleware):
             await next_app(scope, receive, send)
             return
         state = scope["state"]
-        state[REQUEST_ID] = self._ids.new()
+        state[REQUEST_ID] = self._new_id()
         if not scope["route_handler"].opt.get("public"):
             state[PRINCIPAL] = principal = self._authenticate(scope)
             state[DECISION] = decision = await self._limiter.admit(self._charges(principal))

@@ -40,7 +40,7 @@ async def stub(anyio_backend: object) -> AsyncIterator[StubBackend]:
         yield running
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["fast lane", "application"])
+@pytest.fixture(scope="module", params=[True, False], ids=["fast path", "application"])
 async def worker(
     tmp_path_factory: pytest.TempPathFactory,
     valkey_server: Valkey,

@@ -33,7 +33,7 @@ async def test_a_memory_hit_of_a_worker_that_drains_ends_its_connection(
         worker.connect() as connection,
     ):
         before = []
-        for _ in range(3):  # computed, a hit, and a hit of the fast lane
+        for _ in range(3):  # computed, a hit, and a hit of the fast path
             await connection.send(_HIT)
             before.append(await connection.response())
         draining.announce()

@@ -16,9 +16,10 @@ from gateway.api.fast_path.protocol import FastPath
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import UsageLine
+from gateway.api.request_events import RequestEvents
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
-from gateway.api.rules import InferenceRules
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsConfig
@@ -99,29 +100,32 @@ class Api:
     def _build(self) -> Litestar:
         self.ids = ids = RequestIds()
         limiter = MemoryRateLimiter(monotonic=self.clock)
-        self.rules = rules = InferenceRules(
+        self.processor = processor = RequestProcessor(
             runtimes=self.runtimes,
             keys=self.keys,
             limiter=limiter,
             inference=self.scene.inference,
-            events=self.events,
+            events=RequestEvents(
+                ids=ids,
+                events=self.events,
+                metrics=self.metrics,
+                loop_time=self.scene.loop_time,
+                wall=lambda: 7,
+            ),
             metrics=self.metrics,
-            ids=ids,
-            loop_time=self.scene.loop_time,
-            wall=lambda: 7,
         )
         self.fast_path = FastPath(
-            rules=rules,
-            heads=RequestHeadCache(rules=rules, keys=self.keys, runtimes=self.runtimes),
+            processor=processor,
+            heads=RequestHeadCache(processor=processor, keys=self.keys, runtimes=self.runtimes),
         )
-        self.handler = handler = InferenceHandler(rules=rules, tracer=NullTracer())
+        self.handler = handler = InferenceHandler(processor=processor, tracer=NullTracer())
         return build_api(
             version="1.2.3",
             handler=handler,
             admission=AdmissionMiddleware(
-                keys=self.keys, limiter=limiter, runtimes=self.runtimes, ids=ids
+                keys=self.keys, limiter=limiter, runtimes=self.runtimes, new_id=ids.new
             ),
-            ids=ids,
+            new_id=ids.new,
             models=Catalog(
                 INFO,
                 msgspec.structs.replace(INFO, name="other", labels=["a"]),

@@ -75,13 +75,13 @@ class RecordedEvents:
             raise EventLogUnavailable("the event log is made to fail")
         self.events.append(event)
 
-    def set_aside(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         """Refuse here what would be refused."""
         if self.failing:
             raise EventLogUnavailable("the event log is made to fail")
         self._promised.append(size)
 
-    def give_back(self, size: int) -> None:
+    def release_bytes(self, size: int) -> None:
         """Forget a promise."""
         self._promised.remove(size)
 

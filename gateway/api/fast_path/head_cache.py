@@ -13,8 +13,8 @@ import msgspec
 from backends.protocol import Task
 from gateway.api.http import Headers, headers_by_name
 from gateway.api.request_headers import RequestOptions
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody
-from gateway.api.rules import InferenceRules
 from gateway.api.schemas import TASKS_BY_PATH
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
@@ -45,8 +45,10 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class RequestHeadCache:
     """The heads a worker has seen lately, of requests that the fast path may answer."""
 
-    def __init__(self, *, rules: InferenceRules, keys: KeyRing, runtimes: RuntimeStore) -> None:
-        self._rules = rules
+    def __init__(
+        self, *, processor: RequestProcessor, keys: KeyRing, runtimes: RuntimeStore
+    ) -> None:
+        self._processor = processor
         self._keys = keys
         self._runtimes = runtimes
         # Copied for each digest: to begin with the key anew would cost a round of it.
@@ -118,9 +120,9 @@ class RequestHeadCache:
         length = headers.get(b"content-length", b"")
         if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
-        state = self._rules.new_state(task)
+        state = self._processor.new_state(task)
         try:
-            self._rules.read_head(state, "POST", headers)
+            self._processor.read_head(state, "POST", headers)
         except GatewayError:
             return None
         if state.principal is None:

@@ -5,7 +5,6 @@ the application's. A request that waits for Redis is answered by a callback, one
 backend by a task. Requests of another kind are passed to the application, their bytes untouched.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,8 @@ from typing_extensions import override
 from gateway.api.answers import HIT
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
 from gateway.api.http import HttpReply
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
-from gateway.api.rules import InferenceRules
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
@@ -28,17 +27,12 @@ _MOST_AT_ONCE = 64 * 1024
 class FastPath:
     """Answers the requests of all connections of a worker."""
 
-    def __init__(
-        self,
-        *,
-        rules: InferenceRules,
-        heads: RequestHeadCache,
-    ) -> None:
+    def __init__(self, *, processor: RequestProcessor, heads: RequestHeadCache) -> None:
         self.heads = heads
-        self.hit_events = rules.hits.events
+        self.hit_events = processor.hits.events
         self.coalescer = WriteCoalescer(before=self.hit_events.commit)
-        self._rules = rules
-        self._hits = rules.hits
+        self.processor = processor
+        self._hits = processor.hits
         self._server_headers: list[tuple[bytes, bytes]] = []
         self._server_lines = b""
         self._hit_lines = b""
@@ -60,27 +54,17 @@ class FastPath:
 
         `request` is head and body: a plain memory hit is replayed to equal ones from now on.
         """
-        state = self._rules.new_state(head.task)
+        state = self.processor.new_state(head.task)
         state.principal = head.principal
         state.options = head.options
         state.wants_timing = head.wants_timing
         state.traceparent = head.traceparent
         state.body_is_read()
-        reply = self._rules.reply_now(state, "", body)
+        reply = self.processor.reply_now(state, "", body)
         parsed = state.parsed
         if head.is_plain and parsed is not None and parsed.replay is not None:
             self.heads.add_replayable(request, parsed)
         return reply or state
-
-    def lookup_nowait(
-        self, state: RequestState, on_done: Callable[[HttpReply | None], object]
-    ) -> bool:
-        """Look a request up in the cache by callback; see `InferenceRules.lookup_nowait`."""
-        return self._rules.lookup_nowait(state, on_done)
-
-    async def later(self, state: RequestState) -> HttpReply:
-        """Return the answer to a request that `reply` could not answer."""
-        return await self._rules.reply_later(state)
 
     def render(
         self, reply: HttpReply, server_headers: list[tuple[bytes, bytes]], *, is_last: bool = False
@@ -248,7 +232,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
         """Start to answer `state`; until then nothing else is answered."""
         self._is_waiting = True
         self._waits_until = state.deadline + self._timeouts.idle
-        if not self._fast_path.lookup_nowait(state, partial(self._on_lookup_done, state)):
+        if not self._fast_path.processor.lookup_nowait(state, partial(self._on_lookup_done, state)):
             self._start(state)
 
     def _on_lookup_done(self, state: RequestState, reply: HttpReply | None) -> None:
@@ -270,7 +254,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
     async def _answer_later(self, state: RequestState, reply: HttpReply | None) -> None:
         try:
             if reply is None:
-                reply = await self._fast_path.later(state)
+                reply = await self._fast_path.processor.reply_later(state)
             if self.flow.write_paused:
                 await self.flow.drain()
             self._end(reply)

@@ -87,7 +87,7 @@ def test_a_log_that_begins_on_a_full_disk_refuses_events_until_there_is_room(
         refusals = []
         for _ in range(3):
             with pytest.raises(EventLogUnavailable, match="No space left") as refused:
-                log.set_aside(100)
+                log.reserve_bytes(100)
             refusals.append(refused.value.retry_after)
             now[0] += 0.06
         left, trouble = list_logs(folder), log.refusal_reason()

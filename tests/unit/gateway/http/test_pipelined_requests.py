@@ -16,9 +16,9 @@ _ASK = _HEAD + b"content-length: %d\r\n\r\n" % len(_BODY) + _BODY
 _TINY = b"GET / HTTP/1.1\r\nhost:\r\n\r\n"
 
 
-@pytest.fixture(params=["fast lane", "application"])
-async def door(anyio_backend: str, request: pytest.FixtureRequest) -> EntryPoint:
-    return EntryPoint(fast=request.param == "fast lane")
+@pytest.fixture(params=["fast path", "application"])
+async def entry(anyio_backend: str, request: pytest.FixtureRequest) -> EntryPoint:
+    return EntryPoint(fast=request.param == "fast path")
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -26,49 +26,51 @@ def statuses(answer: bytes) -> list[int]:
 
 
 async def test_of_requests_sent_at_once_few_are_parsed_before_others_are_answered(
-    door: EntryPoint,
+    entry: EntryPoint,
 ) -> None:
     count = 600
-    door.protocol.data_received(_TINY * count)
+    entry.protocol.data_received(_TINY * count)
     waiting, reads = [], []
 
-    while statuses(bytes(door.transport.written)) != [404] * count:
-        waiting.append(len(door.protocol.pipeline))
-        reads.append(door.transport.reads)
+    while statuses(bytes(entry.transport.written)) != [404] * count:
+        waiting.append(len(entry.protocol.pipeline))
+        reads.append(entry.transport.reads)
         await asyncio.sleep(0)
 
     assert max(waiting) < 200
     assert not any(reads[: len(reads) // 2])
-    assert door.transport.reads
-    assert statuses(await door.send(_ASK))[-1:] == [200]
+    assert entry.transport.reads
+    assert statuses(await entry.send(_ASK))[-1:] == [200]
 
 
 @pytest.mark.parametrize("end", [b"NONSENSE\r\n\r\n", HALF_CLOSE])
 async def test_what_ends_many_requests_ends_them_when_all_are_answered(
-    door: EntryPoint, end: bytes
+    entry: EntryPoint, end: bytes
 ) -> None:
     count = 400
-    door.protocol.data_received(_TINY * count)
-    while len(door.protocol.pipeline) > 12:  # noqa: ASYNC110 - no iteration may pass
+    entry.protocol.data_received(_TINY * count)
+    while len(entry.protocol.pipeline) > 12:  # noqa: ASYNC110 - no iteration may pass
         await asyncio.sleep(0)
     if end is HALF_CLOSE:
-        door.protocol.eof_received()
+        entry.protocol.eof_received()
     else:
-        door.protocol.data_received(end)
+        entry.protocol.data_received(end)
 
-    await until(lambda: door.transport.is_closing() or door.transport.has_ended)
+    await until(lambda: entry.transport.is_closing() or entry.transport.has_ended)
 
     last = [] if end is HALF_CLOSE else [400]
-    assert statuses(bytes(door.transport.written)) == [404] * count + last
+    assert statuses(bytes(entry.transport.written)) == [404] * count + last
 
 
-async def test_a_body_behind_many_requests_is_read_when_its_turn_comes(door: EntryPoint) -> None:
+async def test_a_body_behind_many_requests_is_read_when_its_turn_comes(
+    entry: EntryPoint,
+) -> None:
     head = _HEAD + b"content-length: 1000\r\n\r\n"
-    door.protocol.data_received(_TINY * 400 + head + _BODY)
+    entry.protocol.data_received(_TINY * 400 + head + _BODY)
 
-    await until(lambda: len(statuses(bytes(door.transport.written))) == 400)
-    await until(lambda: door.transport.reads)
-    door.protocol.data_received(b" " * (1000 - len(_BODY)) + _ASK)
-    await until(lambda: len(statuses(bytes(door.transport.written))) == 402)
+    await until(lambda: len(statuses(bytes(entry.transport.written))) == 400)
+    await until(lambda: entry.transport.reads)
+    entry.protocol.data_received(b" " * (1000 - len(_BODY)) + _ASK)
+    await until(lambda: len(statuses(bytes(entry.transport.written))) == 402)
 
-    assert statuses(bytes(door.transport.written))[-2:] == [200, 200]
+    assert statuses(bytes(entry.transport.written))[-2:] == [200, 200]

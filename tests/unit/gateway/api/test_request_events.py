@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.api.hit_events import HitEventBatch
+from gateway.api.request_events import RequestEvents
 from gateway.api.request_state import RequestIds
 from gateway.events.hit_run import HitRun, ids_of
 from gateway.events.log import EventLog
@@ -28,7 +28,7 @@ class Scene:
         self.metrics = GatewayMetrics(self.registry)
         self.log = EventLog(directory, name="w0", segment_bytes=4096)
         self.reader = LogReader(directory / self.log.id)
-        self.hit_events = HitEventBatch(
+        self.hit_events = RequestEvents(
             ids=self.ids,
             events=self.log,
             metrics=self.metrics,
@@ -38,7 +38,7 @@ class Scene:
 
     def hit(self, run: HitRun) -> str:
         """Count one hit and return its request's id."""
-        if run.count == run.room:
+        if run.count == run.max_count:
             assert self.hit_events.join(run)
         return self.ids.numbered(run.add())
 

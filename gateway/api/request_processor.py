@@ -7,7 +7,6 @@ answered by `gateway.api.memory_hits`.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 
 from backends.protocol import Task
@@ -23,11 +22,11 @@ from gateway.api.answers import (
 )
 from gateway.api.body_reader import BodyReader
 from gateway.api.error_handling import gateway_error
-from gateway.api.hit_events import HitEventBatch
 from gateway.api.http import HttpReply, check_length
 from gateway.api.memory_hits import MemoryHits
+from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
-from gateway.api.request_state import RequestIds, RequestState
+from gateway.api.request_state import RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
@@ -38,7 +37,6 @@ from gateway.errors import (
     PermissionDenied,
     UpstreamUnavailable,
 )
-from gateway.events.base import EventPublisher
 from gateway.http.problem_details import encode_problem, problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
@@ -51,12 +49,10 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import (
     Answer,
     Caller,
-    Source,
-    Usage,
 )
 
 
-class InferenceRules:
+class RequestProcessor:
     """What the inference routes share. One per worker."""
 
     def __init__(
@@ -66,41 +62,25 @@ class InferenceRules:
         keys: KeyRing,
         limiter: RateLimiter,
         inference: Inference,
-        events: EventPublisher,
+        events: RequestEvents,
         metrics: GatewayMetrics,
-        ids: RequestIds,
-        loop_time: Callable[[], float],
-        wall: Callable[[], int] = time.time_ns,
-        region: str = "",
     ) -> None:
-        self._region = region
         self._runtimes = runtimes
         self._keys = keys
         self._limiter = limiter
         self._inference = inference
         self._events = events
         self._metrics = metrics
-        self._ids = ids
-        self._now = loop_time
-        self._wall = wall
+        self._now = events.now
         self._bodies = BodyReader()
         self.hits = MemoryHits(
-            runtimes=runtimes,
-            inference=inference,
-            limiter=limiter,
-            events=HitEventBatch(
-                ids=ids, events=events, metrics=metrics, loop_time=loop_time, wall=wall
-            ),
-            ids=ids,
-            loop_time=loop_time,
-            wall=wall,
-            region=region,
+            runtimes=runtimes, inference=inference, limiter=limiter, events=events
         )
 
     def new_state(self, task: Task) -> RequestState:
         """Return the state of a new request, with the current runtime and a new id."""
         return RequestState(
-            self._ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
+            self._events.ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
         )
 
     def read_head(self, state: RequestState, method: str, headers: Mapping[bytes, bytes]) -> None:
@@ -204,11 +184,11 @@ class InferenceRules:
             state.model = state.prepared.model.info.name
         state.fail(known, failed_usage(state.usage.items))
         try:
-            self._publish(state)
+            self._events.publish(state)
         except GatewayError as unpublished:
             known = unpublished
             state.fail(known, state.usage)
-            self._metrics.request(state.task, state.status, self._now() - state.started)
+            self._events.count_request(state)
         state.lines = problem_lines(known)
         return self._reply(state, encode_problem(known, state.id))
 
@@ -252,7 +232,7 @@ class InferenceRules:
         lines = JSON + cache_lines(answer, state.options.directives) + row_lines(answer)
         body = encode_answer(parsed.body, answer, state.usage)
         # Last: what fails before has an event of its own.
-        self._publish(state)
+        self._events.publish(state)
         state.lines = lines
         return self._reply(state, body)
 
@@ -274,28 +254,6 @@ class InferenceRules:
         reply = self._answered(state, answer)
         self.hits.add(state, answer, reply.body)
         return reply
-
-    def _publish(self, state: RequestState) -> None:
-        """Put the event on disk: an answer without one must not leave."""
-        now = self._now()
-        event = state.event(wall=self._wall, now=now, region=self._region)
-        if event is not None:
-            self._events.publish(event)
-        self._metrics.request(state.task, state.status, now - state.started)
-        if state.model:
-            self._count(state.model, state.usage)
-
-    def _count(self, model: str, usage: Usage) -> None:
-        for source, count in (
-            (Source.HIT, usage.hit),
-            (Source.COLLAPSED, usage.collapsed),
-            (Source.COMPUTED, usage.computed),
-            (Source.FAILED, usage.failed),
-        ):
-            if count:
-                self._metrics.items(model, source, count)
-        if usage.rows:
-            self._metrics.work(model, rows=usage.rows, tokens=usage.tokens)
 
     def _reply(self, state: RequestState, body: bytes) -> HttpReply:
         """Return the answer with the headers that every answer has."""

@@ -1,0 +1,128 @@
+"""Publishes and counts the usage events of requests, and batches those of memory hits.
+
+Hits of one caller, task and model in one event-loop iteration become one event, a run. It is in the
+log before any of their answers is written: the write coalescer calls `commit` first.
+"""
+
+import time
+from collections.abc import Callable
+
+from gateway.api.request_state import RequestIds, RequestState
+from gateway.errors import EventLogUnavailable
+from gateway.events.base import EventPublisher
+from gateway.events.hit_run import HitRun
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.types import RequestEvent, RequestId, Source
+
+_IDS_AT_ONCE = 4096
+
+
+class RequestEvents:
+    """The events of a worker's requests, and the runs of the present event-loop iteration."""
+
+    def __init__(
+        self,
+        *,
+        ids: RequestIds,
+        events: EventPublisher,
+        metrics: GatewayMetrics,
+        loop_time: Callable[[], float],
+        wall: Callable[[], int] = time.time_ns,
+        region: str = "",
+    ) -> None:
+        self.ids = ids
+        self.now = loop_time
+        self._events = events
+        self._metrics = metrics
+        self._region = region
+        self._wall = wall
+        self._runs: list[HitRun] = []
+        self._time = 0
+        self.started = 0.0
+        """The loop's time of the iteration's first hit."""
+
+    def join(self, run: HitRun) -> bool:
+        """Reserve room in `run` for hits of this iteration; `False` where the log has none."""
+        if not self._runs:
+            self.started = self.now()
+            self._time = self._wall()
+        elif run.max_count:
+            self._runs.remove(run)
+            self._keep(run)
+        try:
+            self._events.reserve_bytes(run.event.size)
+        except EventLogUnavailable:
+            return False
+        if not run.reserved_ids:
+            run.first = self.ids.reserve(_IDS_AT_ONCE)
+            run.reserved_ids = _IDS_AT_ONCE
+        run.max_count = run.reserved_ids
+        self._runs.append(run)
+        return True
+
+    def commit(self) -> None:
+        """Publish the events of this iteration."""
+        if self._runs:
+            for run in self._runs:
+                self._keep(run)
+            self._runs.clear()
+
+    def event_of(self, state: RequestState) -> RequestEvent | None:
+        """Return the usage event of a request, `None` without a caller."""
+        return state.event(wall=self._wall, now=self.now(), region=self._region)
+
+    def publish(self, state: RequestState) -> None:
+        """Put the event of a request on disk, and count it: an answer without one must not leave.
+
+        Raises:
+            EventLogUnavailable: the log has no room; nothing is counted.
+        """
+        event = self.event_of(state)
+        if event is not None:
+            self._events.publish(event)
+        self.count_request(state)
+        usage = state.usage
+        if not state.model:
+            return
+        for source, count in (
+            (Source.HIT, usage.hit),
+            (Source.COLLAPSED, usage.collapsed),
+            (Source.COMPUTED, usage.computed),
+            (Source.FAILED, usage.failed),
+        ):
+            if count:
+                self._metrics.items(state.model, source, count)
+        if usage.rows:
+            self._metrics.work(state.model, rows=usage.rows, tokens=usage.tokens)
+
+    def count_request(self, state: RequestState) -> None:
+        """Count a request by its status, without its items."""
+        self._metrics.request(state.task, state.status, self.now() - state.started)
+
+    def publish_hit(self, run: HitRun, id_: RequestId, started: float) -> None:
+        """Publish the event of one hit like those of `run`, with an id of its own, at once.
+
+        Raises:
+            EventLogUnavailable: the log has no room.
+        """
+        self._events.reserve_bytes(run.event.size)
+        self._publish(run, id_, self._wall(), self.now() - started, 1)
+
+    def _keep(self, run: HitRun) -> None:
+        count = run.count
+        if not count:
+            self._events.release_bytes(run.event.size)
+            run.max_count = 0
+            return
+        id_ = self.ids.numbered(run.first)
+        self._publish(run, id_, self._time, self.now() - self.started, count)
+        run.first += count
+        run.reserved_ids -= count
+        run.count = run.max_count = 0
+
+    def _publish(
+        self, run: HitRun, id_: RequestId, time_: int, duration: float, count: int
+    ) -> None:
+        self._events.publish_encoded(run.event.payload(id_, time_, duration, count))
+        self._metrics.request(run.task, 200, duration, count)
+        self._metrics.items(run.model, Source.HIT, count)
