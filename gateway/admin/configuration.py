@@ -54,14 +54,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
-class ActiveConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ActiveConfig(Generation, frozen=True, kw_only=True):
     """The active configuration: as published (`files`), as used (`document`), by which workers."""
 
-    generation: int
-    digest: str
-    author: str
-    reason: str
-    time: float
     files: tuple[DocumentSource, ...]
     document: Document
     workers: dict[str, str]

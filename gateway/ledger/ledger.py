@@ -18,7 +18,7 @@ from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.types import GroupBy, UsageRow
-from gateway.ledger.usage import UsageQueries, usage_rows
+from gateway.ledger.usage import priced_usage, usage_rows
 
 
 class Ledger:
@@ -33,7 +33,6 @@ class Ledger:
     ) -> None:
         self._store = Store(url, clock=clock, timeout=timeout)
         self.recorder = EventRecorder(self._store)
-        self._usage = UsageQueries(self._store)
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
         self.shares = RegionalShareStore(self._store)
@@ -63,7 +62,8 @@ class Ledger:
         if end < start:
             raise InvalidRequest("`from` is after `to`")
         groups = list(dict.fromkeys(group_by))
-        found = self._usage.priced(
+        found = priced_usage(
+            self._store,
             tenant=tenant,
             since=start,
             until=end,
@@ -84,8 +84,13 @@ class Ledger:
         """
         since, until = month_bounds(month)
         self.accounts.tenant(tenant)
-        found = self._usage.priced(
-            tenant=tenant, since=since, until=until, group_by=(), prices=self._price_list(prices)
+        found = priced_usage(
+            self._store,
+            tenant=tenant,
+            since=since,
+            until=until,
+            group_by=(),
+            prices=self._price_list(prices),
         )
         return make_invoice(tenant, month, found)
 

@@ -18,6 +18,9 @@ _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
 """The most units of an event: sums of millions of events still fit SQL numbers."""
 _LOGS_AT_ONCE: Final = 1000
+_COPIED: Final = (
+    *("id", "time", "tenant", "key", "model", "task", "status", "region", "revision", "code"),
+)
 _COUNTED: Final = tuple(name for name in Units.__struct_fields__ if name != "requests")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -186,16 +189,7 @@ def _is_valid(event: RequestEvent) -> bool:
 
 def _row(event: RequestEvent) -> dict[str, object]:
     return {
-        "id": event.id,
-        "time": event.time,
-        "tenant": event.tenant,
-        "key": event.key,
-        "model": event.model,
-        "task": event.task,
-        "status": event.status,
+        **{name: getattr(event, name) for name in _COPIED},
         **{name: getattr(event.usage, name) * event.count for name in _COUNTED},
-        "region": event.region,
-        "revision": event.revision,
-        "code": event.code,
         "requests": event.count,
     }
