@@ -104,8 +104,21 @@ def print_json(value: object) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def require_live(answer: dict[str, Any]) -> None:
-    """Exit with 1 where not every worker follows a change."""
+def print_change(
+    answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
+) -> None:
+    """Print `head`, what became of a change in each worker, and `more`; or all of it as JSON.
+
+    Exit with 1 where not every worker follows it.
+    """
+    if as_json:
+        print_json(answer)
+    else:
+        if head:
+            click.echo(head)
+        for name, outcome in answer["workers"].items():
+            click.echo(f"{name}: {outcome}")
+        more(answer)
     if not answer["live"]:
         raise SystemExit(ExitCode.FAILED)
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 import yaml
 
-from gateway.cli.admin_client import JSON, AdminClient, admin_options, print_json, require_live
+from gateway.cli.admin_client import JSON, AdminClient, admin_options, print_change, print_json
 from gateway.cli.failures import Failure
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
@@ -67,17 +67,11 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     Exit with 1 where not all workers follow it.
     """
     answer = client.request("POST", "/admin/config/reload")
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer)
-    require_live(answer)
-
-
-def _show(answer: dict[str, Any]) -> None:
     same = "" if answer["changed"] else "; nothing changed"
-    click.echo(f"generation {answer['generation']}, digest {answer['digest']}{same}")
-    for name, outcome in answer["workers"].items():
-        click.echo(f"{name}: {outcome}")
+    head = f"generation {answer['generation']}, digest {answer['digest']}{same}"
+    print_change(answer, as_json=as_json, head=head, more=_show_notice)
+
+
+def _show_notice(answer: Any) -> None:
     if notice := answer.get("notice"):  # which a listener of an earlier version does not send
         click.echo(notice, err=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted, require_live
+from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
 
 _REGION = click.argument("region")
 _BACKEND = click.argument("backend")
@@ -64,7 +64,7 @@ def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> N
 
     Exit with 1 where not all workers know.
     """
-    _print_change(client.request("POST", f"{_path(region, backend)}/drain"), as_json=as_json)
+    _change(client, region, backend, "drain", as_json=as_json)
 
 
 @regions.command()
@@ -76,23 +76,15 @@ def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) ->
 
     Exit with 1 where not all workers know.
     """
-    _print_change(client.request("POST", f"{_path(region, backend)}/restore"), as_json=as_json)
-
-
-def _path(region: str, backend: str) -> str:
-    return f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}"
+    _change(client, region, backend, "restore", as_json=as_json)
 
 
 def _state(view: dict[str, Any]) -> str:
     return "ejected" if view["ejected_for"] else str(view["health"])
 
 
-def _print_change(answer: Any, *, as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-    else:
-        state = "is given no more work" if answer["drained"] else "is given work again"
-        click.echo(f"`{answer['backend']}` {state}")
-        for name, outcome in answer["workers"].items():
-            click.echo(f"{name}: {outcome}")
-    require_live(answer)
+def _change(client: AdminClient, region: str, backend: str, action: str, *, as_json: bool) -> None:
+    path = f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}/{action}"
+    answer = client.request("POST", path)
+    state = "is given no more work" if answer["drained"] else "is given work again"
+    print_change(answer, as_json=as_json, head=f"`{answer['backend']}` {state}")
