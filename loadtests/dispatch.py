@@ -44,7 +44,7 @@ from gateway.types import (
     TenantId,
 )
 from gateway.upstream.http import HttpBackendClient
-from gateway.upstream.tls import ClientTls, TlsFiles
+from gateway.upstream.tls import ClientTls
 from loadtests.harness.certificates import Authority
 from loadtests.harness.stub_process import stub_process
 from loadtests.machine import this_machine
@@ -100,7 +100,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
     fleet = Fleet(clock=clock, random=random.Random(seed))
     fleet.configure((endpoint,), RoutingConfig())
     async with (
-        HttpBackendClient(tls=ClientTls(TlsFiles(ca=ca))) as client,
+        HttpBackendClient(tls=ClientTls(ca=ca)) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
         TaskScope(drain=1.0) as tasks,
     ):

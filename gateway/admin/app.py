@@ -31,7 +31,7 @@ from gateway.auth.bearer import find_bearer_token
 from gateway.errors import AuthenticationFailed
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
-from gateway.redis.connect import Pipe
+from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
@@ -83,7 +83,7 @@ def build_admin(
     *,
     settings: Settings,
     control: Control,
-    cache_redis: Pipe,
+    cache_redis: PipelinedClient,
     ledger: Ledger,
     publisher: Publisher,
     recovery: Recovery,

@@ -19,7 +19,7 @@ from gateway.cache.base import CacheStatistics
 from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.redis.connect import Pipe
+from gateway.redis.connect import PipelinedClient
 from gateway.redis.health import responds_to_ping
 from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
@@ -95,7 +95,9 @@ class CacheController(Controller):
         ),
     )
     async def cache(
-        self, control: NamedDependency[Control], cache_redis: NamedDependency[SkipValidation[Pipe]]
+        self,
+        control: NamedDependency[Control],
+        cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     ) -> Json:
         """Return sizes and counts of the Redis tier, and of each worker's."""
         workers = await reported(control, "cache")
@@ -187,7 +189,7 @@ async def ready(
     request: Request[Any, Any, Any],
     control: NamedDependency[Control],
     ledger: NamedDependency[Ledger],
-    cache_redis: NamedDependency[SkipValidation[Pipe]],
+    cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     draining: NamedDependency[Draining],
 ) -> Response[OperatorsReadiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
@@ -232,7 +234,7 @@ def _collect(settings: Settings) -> bytes:
         return generate_latest(registry)
 
 
-async def _redis_statistics(redis: Pipe) -> Json | None:
+async def _redis_statistics(redis: PipelinedClient) -> Json | None:
     """Return statistics of Redis; of a cluster, those of one node."""
     try:
         info, keys = await redis.execute([("INFO",), ("DBSIZE",)])

@@ -15,7 +15,7 @@ from gateway.http.server import open_listener, serve
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
-from gateway.redis.connect import open_pipe
+from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
@@ -46,7 +46,9 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         keepalive = settings.tcp_keepalive
         state = connect(settings.state_url, timeout=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(state.aclose)
-        cache = open_pipe(settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT, keepalive=keepalive)
+        cache = open_client(
+            settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT, keepalive=keepalive
+        )
         stack.push_async_callback(cache.aclose)
         ledger = stack.enter_context(Ledger(settings.ledger))
         control = Control(state)

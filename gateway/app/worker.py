@@ -22,7 +22,7 @@ from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.server import open_listener, serve
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.connect import open_pipe
+from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
 from gateway.regional_limits.follower import limits_of_region
 from gateway.runtime.control import Control
@@ -216,7 +216,7 @@ class Worker:
     def _cache_watch(self) -> RedisHealthMonitor:
         settings = self._settings
         return RedisHealthMonitor(
-            open_pipe(
+            open_client(
                 settings.cache_url,
                 timeout=_PROBE_TIMEOUT,
                 slow=_PROBE_TIMEOUT,

@@ -7,7 +7,7 @@ from gateway.cache.configurable import ConfigurableCache
 from gateway.cache.null import NullTier
 from gateway.cache.redis_tier import RedisTier
 from gateway.config.document import CacheConfig
-from gateway.redis.connect import open_pipe
+from gateway.redis.connect import open_client
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 _PATIENCE = 0.1
@@ -34,7 +34,7 @@ def build_cache(
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
         patience = max(_PATIENCE, 2 * entry.redis_timeout)
         reads, writes = (
-            open_pipe(url, timeout=patience, slow=entry.redis_timeout, keepalive=keepalive)
+            open_client(url, timeout=patience, slow=entry.redis_timeout, keepalive=keepalive)
             for _ in range(2)
         )
         return RedisTier(

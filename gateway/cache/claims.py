@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gateway.cache.entry import CachedResult, decode_entry, encode_claim, read_claim
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_values import map_values, unpack_or_none
-from gateway.redis.connect import Pipe
+from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command
 from gateway.tasks import TaskScope
 
@@ -62,13 +62,13 @@ class Claims:
         self,
         *,
         prefix: bytes,
-        pipe: Pipe,
+        client: PipelinedClient,
         lease: float,
         monotonic: Callable[[], float],
         tasks: TaskScope,
     ) -> None:
         self._prefix = prefix
-        self._pipe = pipe
+        self._client = client
         self._lease = lease
         self._monotonic = monotonic
         self._tasks = tasks
@@ -159,7 +159,7 @@ class Claims:
 
     async def _write(self, unsent: Sequence[_Request]) -> None:
         try:
-            replies = await self._pipe.execute([self._set(request.key) for request in unsent])
+            replies = await self._client.execute([self._set(request.key) for request in unsent])
             # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
             refused = [
                 request for request, reply in zip(unsent, replies, strict=True) if reply is None
@@ -180,7 +180,7 @@ class Claims:
         Nobody would answer there, and every worker that finds it would wait for that: an answer
         that may not be given any more, that is damaged, or of another secret.
         """
-        replies: list[Any] = await self._pipe.execute(
+        replies: list[Any] = await self._client.execute(
             [(b"GET", self._prefix + request.key.address) for request in refused]
         )
         values = [reply if isinstance(reply, bytes) else None for reply in replies]
@@ -197,7 +197,7 @@ class Claims:
             else:
                 useless.append((request, value))
         if useless:
-            replies = await self._pipe.execute(
+            replies = await self._client.execute(
                 [self._replace(request.key, value) for request, value in useless]
             )
             for (request, _), reply in zip(useless, replies, strict=True):
@@ -216,7 +216,7 @@ class Claims:
 
     async def _tell(self, commands: Sequence[Command]) -> None:
         with contextlib.suppress(OSError):  # reads and writes tell the breaker
-            await self._pipe.execute(commands)
+            await self._client.execute(commands)
 
     def _life(self) -> int:
         return max(1, int(self._lease * 1000))

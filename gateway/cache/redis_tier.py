@@ -13,7 +13,7 @@ from gateway.cache.key import CacheKey
 from gateway.cache.pending_lookup import LookupCallback, PendingLookup, resolve
 from gateway.cache.redis_values import is_large, map_values, read_values, unpack_or_none
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.redis.connect import Pipe
+from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
@@ -55,8 +55,8 @@ class RedisTier:
     def __init__(
         self,
         *,
-        reads: Pipe,
-        writes: Pipe,
+        reads: PipelinedClient,
+        writes: PipelinedClient,
         timeout: float,
         ttl_jitter: float,
         lease: float,
@@ -76,7 +76,7 @@ class RedisTier:
         self._write_bytes = 0
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
-            prefix=KEY_PREFIX, pipe=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
+            prefix=KEY_PREFIX, client=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
         )
         self._scheduled = False
         self._reading = 0

@@ -13,7 +13,7 @@ from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
-from gateway.upstream.tls import check_tls
+from gateway.upstream.tls import client_tls
 
 
 @click.group()
@@ -32,7 +32,7 @@ def check(folder: Path, *, as_json: bool) -> None:
     try:
         parsed, settings = parse_sources(read_folder(folder)), load_settings()
         check_memory(parsed, settings.memory_limit_bytes)
-        check_tls(settings)
+        client_tls(settings).renew()  # refuses files that cannot be used
     except ConfigurationError as error:
         if not as_json:
             raise Failure(explain(error), ExitCode.CONFIGURATION) from error

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from backends.protocol import Done, Failed
+from backends.protocol import Call, CallItem, Done, Failed
 from gateway.dispatch import failures
-from gateway.dispatch.work import WorkItem
-from gateway.routing.fleet import CallVerdict
+from gateway.dispatch.work import Work, WorkItem
+from gateway.routing.member import CallVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause
 
@@ -24,10 +24,31 @@ class Attempt:
         """Items that are tried at a second backend as well, and may still be answered here."""
         self.started = 0.0
         self.failed: list[tuple[WorkItem, ItemFailure]] = []
+        """Items that failed and are not tried elsewhere yet."""
         self.answered = 0
         self.rows = 0
         self._is_useful = False
         self._is_to_blame = False
+
+    def call(self, work: Work, *, remaining: float, traceparent: str) -> Call:
+        """Return the call of the items of `work`, which have `remaining` seconds each."""
+        info = work.model.info
+        return Call(
+            model=info.name,
+            revision=info.revision,
+            profile=info.profile,
+            task=work.task,
+            parameters=work.parameters,
+            items=[
+                CallItem(
+                    body=item.body, remaining=remaining, scope=item.scope, traceparent=traceparent
+                )
+                for item in self.items
+            ],
+            lane=work.lane,
+            truncate=work.truncate,
+            atomic=work.atomic and len(self.items) > 1,
+        )
 
     def take(self, frame: Done | Failed) -> tuple[WorkItem, ItemOutcome] | None:
         """Return the item that `frame` ends, and its outcome.
@@ -78,11 +99,6 @@ class Attempt:
     def holds(self, index: int) -> bool:
         """Tell whether the item may still be answered here."""
         return index in self.waiting or index in self.duplicated
-
-    def take_failed(self) -> list[tuple[WorkItem, ItemFailure]]:
-        """Return the items that failed since the last time, to be tried elsewhere."""
-        failed, self.failed = self.failed, []
-        return failed
 
     def verdict(self) -> CallVerdict:
         """Judge the backend by a call that ended with a report."""

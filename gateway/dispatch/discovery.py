@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -90,14 +89,9 @@ class Discovery:
         await self._changed()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self._is_running = False
-        await self._tasks.__aexit__(kind, error, trace)
+        await self._tasks.__aexit__(None, None, None)
 
     async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         """Resolve names that are new, so that `expand` knows them; failures are not raised."""

@@ -1,18 +1,16 @@
 """Sends items to backends and settles each, whatever the backends do."""
 
 import asyncio
+import copy
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.hedging import Hedging
-from gateway.dispatch.operation import DispatchContext, DispatchOperation, Settle
-from gateway.dispatch.statistics import Counters, DispatchStatistics
+from gateway.dispatch.operation import DispatchContext, DispatchOperation
+from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import Settle, Work
 from gateway.routing.fleet import Fleet
-from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient
 
@@ -33,34 +31,21 @@ class Dispatcher:
         clock: Callable[[], float],
         tracer: CallTracer | None = None,
     ) -> None:
-        self._tasks = TaskScope()
-        self._counters = Counters()
-        self.hedging = Hedging()
-        """Latencies and the credit for hedges."""
-        self._operations: set[DispatchOperation] = set()
         self._context = DispatchContext(
             fleet=fleet,
             client=client,
             reprobe=reprobe,
             tracer=tracer or NoTracing(),
-            tasks=self._tasks,
             budget=RetryBudget(clock=clock),
-            hedging=self.hedging,
-            counters=self._counters,
-            operations=self._operations,
         )
-        fleet.on_lost(self._fail_over)
+        self.hedging = self._context.hedging
+        fleet.on_lost(self._endpoint_lost)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._tasks.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._context.tasks.__aexit__(None, None, None)
         # Cancelled attempts settle their items in callbacks of this event-loop iteration.
         await asyncio.sleep(0)
 
@@ -80,10 +65,10 @@ class Dispatcher:
             )
             await operation.finish()
 
-    def _fail_over(self, endpoint: Endpoint) -> None:
-        for operation in tuple(self._operations):
-            operation.fail_over(endpoint)
+    def _endpoint_lost(self, endpoint: Endpoint) -> None:
+        for operation in tuple(self._context.operations):
+            operation.endpoint_lost(endpoint)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""
-        return self._counters.statistics()
+        return copy.deepcopy(self._context.counters)

@@ -1,9 +1,10 @@
 """Turns failures of calls and backends into failures of items, as callers see them."""
 
+from typing import Final
+
 from backends.protocol import Failed
 from gateway.errors import (
     DeadlineExceeded,
-    GatewayError,
     InternalError,
     Overloaded,
     UpstreamFailed,
@@ -24,37 +25,28 @@ CHANGED = frozenset({404, 409})
 _SAME_MEANING = frozenset({Overloaded.code, DeadlineExceeded.code, UpstreamUnavailable.code})
 
 
-def failure(
-    kind: type[GatewayError], detail: str, *, retry_after: float | None = None
-) -> ItemFailure:
-    """Return the failure that `kind` stands for."""
-    return ItemFailure.of(kind(detail, retry_after=retry_after))
-
-
-def expired() -> ItemFailure:
-    """Return the failure of an item whose time ran out."""
-    return ItemFailure.of(DeadlineExceeded.during("the calls to backends"))
+EXPIRED: Final = ItemFailure.of(DeadlineExceeded.during("the calls to backends"))
+"""The failure of an item whose time ran out."""
+CANCELLED: Final = ItemFailure(
+    status=503,
+    code="cancelled",
+    detail="the work was given up before it was done",
+    retryable=True,
+    retry_after=RETRY_AFTER,
+)
+"""The failure of an item whose work was cancelled."""
+UNEXPECTED: Final = ItemFailure.of(InternalError("the gateway failed; the error is in its log"))
+"""The failure of an item that met a bug of the gateway."""
 
 
 def unavailable(detail: str = "no backend of the model can be reached") -> ItemFailure:
     """Return the failure of an item that no backend took."""
-    return failure(UpstreamUnavailable, detail, retry_after=RETRY_AFTER)
+    return ItemFailure.of(UpstreamUnavailable(detail, retry_after=RETRY_AFTER))
 
 
 def shed(retry_after: float) -> ItemFailure:
     """Return the failure of an item that was shed for the sake of more critical ones."""
-    return failure(Overloaded, "every backend of the model is busy", retry_after=retry_after)
-
-
-def cancelled() -> ItemFailure:
-    """Return the failure of an item whose work was cancelled."""
-    return ItemFailure(
-        status=503,
-        code="cancelled",
-        detail="the work was given up before it was done",
-        retryable=True,
-        retry_after=RETRY_AFTER,
-    )
+    return ItemFailure.of(Overloaded("every backend of the model is busy", retry_after=retry_after))
 
 
 def of_call(error: CallFailed) -> ItemFailure:
@@ -62,17 +54,13 @@ def of_call(error: CallFailed) -> ItemFailure:
     if error.cause is not Cause.REFUSED:
         return unavailable()
     if error.code == Overloaded.code:
-        return failure(Overloaded, error.detail, retry_after=error.retry_after or RETRY_AFTER)
+        retry_after = error.retry_after or RETRY_AFTER
+        return ItemFailure.of(Overloaded(error.detail, retry_after=retry_after))
     if error.retryable or error.status in CHANGED:
         return unavailable(error.detail)
     if error.status in _CALLERS_FAULT:
         return ItemFailure(status=error.status, code=error.code, detail=error.detail)
-    return failure(UpstreamFailed, f"the backend refused the call as `{error.code}`")
-
-
-def unexpected() -> ItemFailure:
-    """Return the failure of an item that met a bug of the gateway."""
-    return failure(InternalError, "the gateway failed; the error is in its log")
+    return ItemFailure.of(UpstreamFailed(f"the backend refused the call as `{error.code}`"))
 
 
 def blames_backend(frame: Failed) -> bool:

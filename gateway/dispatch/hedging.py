@@ -29,7 +29,8 @@ class Latencies:
         self._counts = [0.0] * _STEPS
         self._total = 0.0
         self._unseen = 0
-        self._late = math.inf
+        self.late = math.inf
+        """The seconds that nineteen of twenty items took no longer than; infinite at first."""
 
     def note(self, seconds: float) -> None:
         """Count one."""
@@ -38,21 +39,16 @@ class Latencies:
         self._total += 1.0
         self._unseen += 1
         if self._unseen >= _FRESH and self._total >= _FEW:
-            self._look()
+            self._compute_late()
 
-    @property
-    def late(self) -> float:
-        """The seconds that nineteen of twenty items took no longer than; infinite at first."""
-        return self._late
-
-    def _look(self) -> None:
+    def _compute_late(self) -> None:
         self._unseen = 0
         left = (1.0 - _SHARE) * self._total
         step = _STEPS - 1
         while step and left >= self._counts[step]:
             left -= self._counts[step]
             step -= 1
-        self._late = _SHORTEST * math.exp((step + 1) * _STEP)
+        self.late = _SHORTEST * math.exp((step + 1) * _STEP)
         if self._total > _REMEMBERED:
             self._counts = [count / 2 for count in self._counts]
             self._total /= 2

@@ -1,9 +1,8 @@
 """Reserves what work may cost before it runs, and settles the limits by what it cost."""
 
 import asyncio
-from collections.abc import Callable
 
-from gateway.dispatch.work import Work, WorkRunner
+from gateway.dispatch.work import Settle, Work, WorkRunner
 from gateway.errors import DeadlineExceeded
 from gateway.rate_limit.base import RateLimiter
 from gateway.rate_limit.work import Reservation, WorkLimits, estimate, reserve
@@ -25,12 +24,7 @@ class LimitedRunner:
         self._runtimes = runtimes
 
     async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
+        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
     ) -> None:
         """Settle all of `work`."""
         rules = self._rules(work)

@@ -6,21 +6,19 @@ from functools import partial
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, Report
+from backends.protocol import Done, Failed, Report
 from gateway.dispatch import failures
 from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.hedging import Hedging
-from gateway.dispatch.statistics import Counters
+from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import Settle, Work, WorkItem
 from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
 from gateway.tasks import TaskScope
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
-
-Settle = Callable[[int, ItemOutcome], None]
 
 # Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
@@ -33,11 +31,11 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     client: BackendClient
     reprobe: Callable[[Endpoint], None]
     tracer: CallTracer
-    tasks: TaskScope
     budget: RetryBudget
-    hedging: Hedging
-    counters: Counters
-    operations: "set[DispatchOperation]"
+    tasks: TaskScope = msgspec.field(default_factory=TaskScope)
+    hedging: Hedging = msgspec.field(default_factory=Hedging)
+    counters: DispatchStatistics = msgspec.field(default_factory=DispatchStatistics)
+    operations: "set[DispatchOperation]" = msgspec.field(default_factory=set)
     """The operations in progress."""
 
 
@@ -56,7 +54,7 @@ class DispatchOperation:
         self._context = context
         self._work = work
         self._deadline = deadline
-        self._settle_item = settle
+        self._on_settled = settle
         self._traceparent = traceparent
         self._loop = asyncio.get_running_loop()
         self._open = {item.index for item in work.items}
@@ -82,13 +80,13 @@ class DispatchOperation:
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            self._fail(self._work.items, failures.cancelled())
+            self._settle_failed(self._work.items, failures.CANCELLED)
             raise
         finally:
             self._context.operations.discard(self)
             for task in () if is_complete else self._attempts:
                 task.cancel()
-            self._fail(self._work.items, failures.expired())
+            self._settle_failed(self._work.items, failures.EXPIRED)
         if self._bug is not None:
             raise self._bug
 
@@ -96,7 +94,7 @@ class DispatchOperation:
         items, context = self._work.items, self._context
         retry_after = context.fleet.shed(self._work.model, self._work.criticality)
         if retry_after is not None:
-            self._fail(items, failures.shed(retry_after))
+            self._settle_failed(items, failures.shed(retry_after))
             return
         context.budget.earn(len(items))
         context.hedging.earn(len(items))
@@ -104,10 +102,10 @@ class DispatchOperation:
         for share in shares:
             self._launch(Attempt(share.endpoint, [items[n] for n in share.items]))
         if not shares:
-            self._fail(items, failures.unavailable())
+            self._settle_failed(items, failures.unavailable())
 
-    def fail_over(self, endpoint: Endpoint) -> None:
-        """Try items that wait for a failing backend at a second one as well."""
+    def endpoint_lost(self, endpoint: Endpoint) -> None:
+        """Try the items that wait for `endpoint` at a second one as well: it is not ready now."""
         for attempt in list(self._attempts.values()):
             if attempt.endpoint.backend != endpoint.backend:
                 continue
@@ -117,7 +115,7 @@ class DispatchOperation:
 
     def _launch(self, attempt: Attempt) -> None:
         attempt.started = self._loop.time()
-        task = self._context.tasks.create_task(self._attempt(attempt))
+        task = self._context.tasks.create_task(self._run(attempt))
         self._attempts[task] = attempt
         task.add_done_callback(self._attempt_ended)
         late = self._latencies.late
@@ -140,18 +138,17 @@ class DispatchOperation:
 
     def _duplicate(self, attempt: Attempt, endpoint: Endpoint) -> int:
         """Try the waiting items at `endpoint` as well; return how many there are."""
-        before = attempt.tried
-        items = attempt.duplicate(endpoint)
-        self._launch(Attempt(endpoint, items, before))
+        tried, items = attempt.tried, attempt.duplicate(endpoint)
+        self._launch(Attempt(endpoint, items, tried))
         return len(items)
 
     def _attempt_ended(self, task: asyncio.Task[None]) -> None:
         attempt = self._attempts.pop(task)
         if task.cancelled():
-            self._fail(self._unanswered(attempt), failures.cancelled())
+            self._settle_failed(self._unanswered(attempt), failures.CANCELLED)
         elif (bug := task.exception()) is not None:
             self._bug = bug
-            self._fail(attempt.items, failures.unexpected())
+            self._settle_failed(attempt.items, failures.UNEXPECTED)
 
     def _unanswered(self, attempt: Attempt) -> list[WorkItem]:
         """Return the open items of `attempt` that no other attempt may still answer."""
@@ -165,7 +162,7 @@ class DispatchOperation:
             other is not attempt and other.holds(item.index) for other in self._attempts.values()
         )
 
-    async def _attempt(self, attempt: Attempt) -> None:
+    async def _run(self, attempt: Attempt) -> None:
         context, endpoint, count = self._context, attempt.endpoint, len(attempt.items)
         idle_timeout = context.fleet.routing.attempt_timeout
         has_full_timeout = self._deadline - self._loop.time() >= idle_timeout
@@ -192,33 +189,16 @@ class DispatchOperation:
             context.fleet.ended(endpoint, count)
 
     async def _call(self, attempt: Attempt, idle_timeout: float) -> Report:
-        work, info, items = self._work, self._work.model.info, attempt.items
         left = self._context.fleet.time_left_at(
             attempt.endpoint, self._deadline - self._loop.time()
         )
         tracer = self._context.tracer
         with tracer.on_call(
-            attempt.endpoint, items=len(items), traceparent=self._traceparent
+            attempt.endpoint, items=len(attempt.items), traceparent=self._traceparent
         ) as traceparent:
-            call = Call(
-                model=info.name,
-                revision=info.revision,
-                profile=info.profile,
-                task=work.task,
-                parameters=work.parameters,
-                items=[
-                    CallItem(
-                        body=item.body, remaining=left, scope=item.scope, traceparent=traceparent
-                    )
-                    for item in items
-                ],
-                lane=work.lane,
-                truncate=work.truncate,
-                atomic=work.atomic and len(items) > 1,
-            )
             return await self._context.client.call(
                 attempt.endpoint,
-                call,
+                attempt.call(self._work, remaining=left, traceparent=traceparent),
                 deadline=self._deadline,
                 idle_timeout=idle_timeout,
                 receive=partial(self._receive, attempt),
@@ -235,18 +215,18 @@ class DispatchOperation:
             self._loop.call_soon(self._retry_failed, attempt)
 
     def _retry_failed(self, attempt: Attempt) -> None:
-        failed = attempt.take_failed()
+        failed, attempt.failed = attempt.failed, []
         self._retry(attempt, failed, credit=len(failed))
 
     def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
         """Retry the unanswered items of `attempt` at another backend, if that may help."""
         if error.cause is Cause.UNREACHABLE or is_changed(error):
             self._context.reprobe(attempt.endpoint)
-        failure = failures.of_call(error)
-        unanswered = self._unanswered(attempt) if attempt.waiting or attempt.duplicated else []
+        unanswered = self._unanswered(attempt)
         attempt.end()
         if not unanswered:
             return
+        failure = failures.of_call(error)
         left = [(item, failure) for item in unanswered]
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):
@@ -256,7 +236,7 @@ class DispatchOperation:
             credit = 1 if error.cause is Cause.REFUSED else len(left)
             self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
         else:
-            self._fail(unanswered, failure)
+            self._settle_failed(unanswered, failure)
 
     def _retry(
         self,
@@ -286,7 +266,7 @@ class DispatchOperation:
             granted = (granted if spent else 0) if whole else spent
             context.counters.denied += len(left) - granted
         for item, failure in left[granted:]:
-            self._fail([item], failure)
+            self._settle_failed([item], failure)
         if endpoint is not None and granted:
             context.counters.retried += granted
             self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
@@ -305,7 +285,7 @@ class DispatchOperation:
             return None
         return min(candidates, key=lambda endpoint: tried.index(endpoint.backend))
 
-    def _fail(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
+    def _settle_failed(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
         outcome = ItemOutcome(source=Source.FAILED, failure=failure)
         for item in items:
             self._settle(item, outcome)
@@ -317,4 +297,4 @@ class DispatchOperation:
         self._context.counters.count(outcome)
         if not self._open:
             self._ended.set()
-        self._settle_item(item.index, outcome)
+        self._on_settled(item.index, outcome)

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from random import Random
-from types import TracebackType
 from typing import Self
 
 from backends.protocol import BackendState
-from gateway.routing.fleet import Fleet, ProbeFailure
-from gateway.routing.member import Health
+from gateway.routing.fleet import Fleet
+from gateway.routing.member import Health, ProbeFailure
 from gateway.tasks import TaskScope
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
@@ -32,9 +31,9 @@ class _ProbeLoop:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.wake = asyncio.Event()
-        self.probed = asyncio.Event()
-        # Futures of callers who wait for a probe that begins after their request.
-        self.waiters: list[asyncio.Future[None]] = []
+        self.next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once a probe that begins from now on has ended, or none will."""
+        self.first = self.next
         self.task: asyncio.Task[None] | None = None
         self._problem = ""
 
@@ -54,18 +53,15 @@ class _ProbeLoop:
             _log.info("a backend passes its probe again", extra=backend)
 
     def request_probe(self) -> "asyncio.Future[None]":
-        """Return a future that is done once a probe that begins from now on has ended."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiters.append(future)
+        """Begin the next probe soon; return `next`, to be waited for but not cancelled."""
         self.wake.set()
-        return future
+        return self.next
 
-    def finish(self, waiters: "Sequence[asyncio.Future[None]] | None" = None) -> None:
-        """End `waiters`, by default all: a probe has ended."""
-        self.probed.set()
-        for future in self.waiters if waiters is None else waiters:
-            if not future.done():
-                future.set_result(None)
+    def begin(self) -> "asyncio.Future[None]":
+        """Return the future of the probe that begins now."""
+        self.wake.clear()
+        ended, self.next = self.next, asyncio.get_running_loop().create_future()
+        return ended
 
 
 class Prober:
@@ -84,15 +80,10 @@ class Prober:
         self.refresh()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         for endpoint in tuple(self._probe_loops):
             self._stop(endpoint)
-        await self._tasks.__aexit__(kind, error, trace)
+        await self._tasks.__aexit__(None, None, None)
 
     def refresh(self) -> None:
         """Follow the fleet's endpoints as now configured: new ones are probed at once.
@@ -116,7 +107,7 @@ class Prober:
 
     def _stop(self, endpoint: Endpoint) -> None:
         probing = self._probe_loops.pop(endpoint)
-        probing.finish()  # no caller may go on waiting for an endpoint that is removed
+        probing.next.set_result(None)  # no caller may go on waiting for a removed endpoint
         if probing.task is not None:
             probing.task.cancel()
 
@@ -149,7 +140,7 @@ class Prober:
     async def wait_for_first_probes(self) -> None:
         """Return when every endpoint configured now has been probed."""
         for probing in tuple(self._probe_loops.values()):
-            await probing.probed.wait()
+            await asyncio.wait([probing.first])
 
     async def wait_until_ready(
         self, *, first: float = FIRST_READY_TIMEOUT, rest: float = ALL_READY_TIMEOUT
@@ -182,15 +173,14 @@ class Prober:
     async def _follow(self, probing: _ProbeLoop) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            probing.wake.clear()
-            waiters, probing.waiters = probing.waiters, []
+            ended = probing.begin()
             try:
                 started = loop.time()
                 found = await self._probe(probing.endpoint)
                 self._fleet.observe(probing.endpoint, found, loop.time() - started)
                 probing.log_change(found)
             finally:
-                probing.finish(waiters)
+                ended.set_result(None)
             await asyncio.sleep(MIN_INTERVAL)
             interval = self._fleet.routing.probe_interval
             interval *= self._random.uniform(1 - JITTER, 1 + JITTER)

@@ -1,31 +1,21 @@
 """Has every backend read its model repository again, and reports their states to the fleet."""
 
 import asyncio
-from typing import Protocol
 
-from backends.protocol import BackendState
 from gateway.dispatch.prober import Prober
 from gateway.errors import UpstreamFailed
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed
+from gateway.upstream.base import BackendClient, CallFailed
 
 # Opening a model takes seconds; digesting the files of a large one may take longer.
 _RELOAD_TIMEOUT = 300.0
 
 
-class ReloadClient(Protocol):
-    """Has a backend read its repository; raises `CallFailed` where it does not."""
-
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
-        """Return the state of the backend, within `time_limit`, once what it read is served."""
-        ...
-
-
 class ModelReloader:
     """Reloads backends. A second reload is harmless: what did not change stays as it is."""
 
-    def __init__(self, *, fleet: Fleet, client: ReloadClient, prober: Prober) -> None:
+    def __init__(self, *, fleet: Fleet, client: BackendClient, prober: Prober) -> None:
         self._fleet = fleet
         self._client = client
         self._prober = prober

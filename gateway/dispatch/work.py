@@ -10,6 +10,9 @@ from gateway.cache.entry import Validity
 from gateway.cache.key import CacheKey
 from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
 
+Settle = Callable[[int, ItemOutcome], None]
+"""Takes the outcome of an item, by the item's index."""
+
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item; `index` identifies it within the work.
@@ -47,12 +50,7 @@ class WorkRunner(Protocol):
     """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
 
     async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
+        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
     ) -> None:
         """Settle all of `work`; `deadline` is of the event loop's clock."""
         ...

@@ -16,7 +16,7 @@ LOST = ItemOutcome(
     source=Source.FAILED,
     failure=ItemFailure.of(InternalError("The gateway failed; its log says why.")),
 )
-GIVEN_UP = ItemOutcome(source=Source.FAILED, failure=failures.cancelled())
+GIVEN_UP = ItemOutcome(source=Source.FAILED, failure=failures.CANCELLED)
 
 
 def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:

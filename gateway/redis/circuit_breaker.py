@@ -24,24 +24,20 @@ class CircuitBreaker:
         self._open_for = open_for
         self._bad_in_a_row = 0
         self._opened_at = 0.0
-        self._state = BreakerState.CLOSED
+        self.state = BreakerState.CLOSED
+        """The state as of the last call."""
         self.opened = 0
         """Counts transitions to open."""
 
-    @property
-    def state(self) -> BreakerState:
-        """The state as of the last call."""
-        return self._state
-
     def allows(self, now: float) -> bool:
         """Return whether to call at `now`; half-open, true for the first caller only."""
-        if self._state is BreakerState.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return True
         if now - self._opened_at < self._open_for:
             return False
         # A probe without an outcome must not keep the breaker half-open for ever.
         self._opened_at = now
-        self._state = BreakerState.HALF_OPEN
+        self.state = BreakerState.HALF_OPEN
         return True
 
     def succeeded(self, *, now: float, duration: float) -> None:
@@ -50,15 +46,15 @@ class CircuitBreaker:
             self.failed(now=now)
             return
         self._bad_in_a_row = 0
-        self._state = BreakerState.CLOSED
+        self.state = BreakerState.CLOSED
 
     def failed(self, *, now: float, is_certain: bool = False) -> None:
         """Record a failed or slow call; `is_certain` opens the breaker at once."""
         self._bad_in_a_row += 1
-        if self._state is BreakerState.OPEN:
+        if self.state is BreakerState.OPEN:
             return
-        is_probe = self._state is BreakerState.HALF_OPEN
+        is_probe = self.state is BreakerState.HALF_OPEN
         if is_certain or is_probe or self._bad_in_a_row >= self._failures:
-            self._state = BreakerState.OPEN
+            self.state = BreakerState.OPEN
             self._opened_at = now
             self.opened += 1

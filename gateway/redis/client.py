@@ -1,5 +1,6 @@
 """Makes redis-py clients that fail within a timeout instead of stalling a request."""
 
+import asyncio
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -17,6 +18,7 @@ from typing_extensions import override
 
 from gateway.errors import ConfigurationError
 from gateway.redis.url import read_servers
+from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 _CONNECT_TIMEOUT = 2.0
@@ -51,14 +53,34 @@ class _LossDetectingConnection(AbstractConnection):
 
 
 class _KeepaliveConnection(_LossDetectingConnection):
-    """Sets `keepalive` on TCP connections, and discards unsent commands when one is closed."""
+    """Sets `keepalive` on TCP connections, and discards unsent commands when one is closed.
 
-    def __init__(self, *, keepalive: TcpKeepalive, **kwargs: Any) -> None:
+    Connects with `connector`: redis-py would wait at each address of a name in turn.
+    """
+
+    host: str
+    port: int
+
+    def __init__(self, *, keepalive: TcpKeepalive, connector: Connector, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._keepalive = keepalive
+        self._connector = connector
+
+    def _connection_arguments(self) -> dict[str, Any]:
+        # That of the TCP or TLS class, whose `host` and `port` take the place of a socket.
+        arguments = dict(super()._connection_arguments())  # type: ignore[misc]
+        del arguments["host"], arguments["port"]
+        if "ssl" in arguments:
+            arguments["server_hostname"] = self.host
+        return {**arguments, "sock": self._socket}
 
     @override
     async def _connect(self) -> None:
+        bound = self.socket_connect_timeout
+        async with asyncio.timeout(bound):
+            self._socket = await self._connector.connect(
+                self.host, self.port, connect_timeout=bound
+            )
         # The abstract method is empty; that of the TCP class comes before it.
         await super()._connect()  # type: ignore[safe-super,no-untyped-call]
         if self._writer is not None:
@@ -107,7 +129,7 @@ def connect(
     address: dict[str, Any] = dict(parse_url(url))
     kind = address.pop("connection_class", Connection)
     if "path" not in address:
-        address["keepalive"] = keepalive
+        address |= {"keepalive": keepalive, "connector": Connector()}
     pool: BlockingConnectionPool = BlockingConnectionPool(
         max_connections=connections,
         connection_class=_CONNECTION_CLASSES[kind],

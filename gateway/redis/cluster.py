@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from redis.crc import key_slot
 
 from gateway.redis.circuit_breaker import CircuitBreaker
-from gateway.redis.pipeline import Command, RedisPipe, Replies
+from gateway.redis.pipeline import Command, Replies, StandaloneClient
 from gateway.redis.url import Servers
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
@@ -23,11 +23,11 @@ class _Node:
     """Holds the connection to a node and its circuit breaker."""
 
     def __init__(self, url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive) -> None:
-        self.pipe = RedisPipe(url, timeout=timeout, keepalive=keepalive)
+        self.client = StandaloneClient(url, timeout=timeout, keepalive=keepalive)
         self.breaker = CircuitBreaker(failures=_FAILURES, slow=slow)
 
 
-class ClusterPipe:
+class ClusterClient:
     """Runs commands on a cluster; the first key of a command, or of an `EVAL`, selects the node.
 
     `MGET` is split, since its keys may be in several slots: each node gets a `GET` for each of its
@@ -75,7 +75,7 @@ class ClusterPipe:
     async def aclose(self) -> None:
         """Close every connection."""
         for node in self._nodes.values():
-            await node.pipe.aclose()
+            await node.client.aclose()
 
     async def _execute_by_node(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command of one key, or the error of its node."""
@@ -108,7 +108,7 @@ class ClusterPipe:
             self._is_stale = True
             return ConnectionError("the circuit breaker of the keys' node is open")
         try:
-            replies = await node.pipe.execute(commands)
+            replies = await node.client.execute(commands)
         except OSError as error:
             node.breaker.failed(now=loop.time())
             self._is_stale = True
@@ -136,19 +136,11 @@ class ClusterPipe:
 
     async def _read_owners(self, url: str) -> bool:
         """Read the slot map from one node; return whether it was complete."""
-        loop = asyncio.get_running_loop()
-        node, started = self._node(url), loop.time()
-        if not node.breaker.allows(started):
+        replies = await self._execute_on(self._node(url), [("CLUSTER", "SLOTS")])
+        if isinstance(replies, OSError):
             return False
-        try:
-            (reply,) = await node.pipe.execute([("CLUSTER", "SLOTS")])
-        except OSError:
-            node.breaker.failed(now=loop.time())
-            return False
-        # Otherwise this call would use up the breaker's only probe.
-        node.breaker.succeeded(now=loop.time(), duration=loop.time() - started)
         owners: list[_Node | None] = [None] * _SLOTS
-        for slots in _ranges(reply):
+        for slots in _ranges(replies[0]):
             host = slots.host or self._servers.host_of(url)
             owner = self._node(self._servers.url_of(host, slots.port))
             owners[slots.first : slots.last + 1] = [owner] * (slots.last + 1 - slots.first)

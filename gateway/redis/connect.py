@@ -3,16 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from typing_extensions import override
-
-from gateway.redis.cluster import ClusterPipe
-from gateway.redis.pipeline import Command, RedisPipe, Replies
-from gateway.redis.sentinel import Sentinels
-from gateway.redis.url import Servers, read_servers
+from gateway.redis.cluster import ClusterClient
+from gateway.redis.pipeline import Command, Replies, StandaloneClient
+from gateway.redis.sentinel import SentinelClient
+from gateway.redis.url import read_servers
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
-class Pipe(Protocol):
+class PipelinedClient(Protocol):
     """Runs commands; raises `OSError` when Redis is unreachable, and returns error replies."""
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -33,38 +31,9 @@ class Pipe(Protocol):
         ...
 
 
-class _PrimaryPipe(RedisPipe):
-    """Connects to the primary that Sentinel names, and reconnects after a `READONLY` error."""
-
-    def __init__(self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive) -> None:
-        # Connecting has `timeout` in all: a Sentinel that hangs must leave time for the next.
-        each = timeout / (len(servers.addresses) + 1)
-        self._sentinels = Sentinels(
-            servers.sentinel_urls, primary=servers.primary, timeout=each, keepalive=keepalive
-        )
-        super().__init__(
-            servers.urls[0],
-            timeout=timeout,
-            locate=self._sentinels.locate,
-            keepalive=keepalive,
-        )
-
-    @override
-    async def execute(self, commands: Sequence[Command]) -> list[Any]:
-        replies = await super().execute(commands)
-        if any(isinstance(r, Exception) and str(r).startswith("READONLY") for r in replies):
-            await super().aclose()
-        return replies
-
-    @override
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self._sentinels.aclose()
-
-
-def open_pipe(
+def open_client(
     url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
-) -> Pipe:
+) -> PipelinedClient:
     """Return a pipe to the Redis at `url`; everything may take `timeout` seconds.
 
     For a cluster, calls slower than `slow` seconds count towards opening a node's breaker.
@@ -74,7 +43,7 @@ def open_pipe(
     """
     servers = read_servers(url)
     if servers is None:
-        return RedisPipe(url, timeout=timeout, keepalive=keepalive)
+        return StandaloneClient(url, timeout=timeout, keepalive=keepalive)
     if servers.kind == "sentinel":
-        return _PrimaryPipe(servers, timeout=timeout, keepalive=keepalive)
-    return ClusterPipe(servers, timeout=timeout, slow=slow, keepalive=keepalive)
+        return SentinelClient(servers, timeout=timeout, keepalive=keepalive)
+    return ClusterClient(servers, timeout=timeout, slow=slow, keepalive=keepalive)

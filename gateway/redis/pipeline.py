@@ -7,7 +7,7 @@ are parsed by redis-py, and replies by `hiredis`, the parser that redis-py uses.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import hiredis
 from redis.asyncio.connection import SSLConnection, parse_url
 from typing_extensions import override
 
+from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 Command = tuple[bytes | str | int, ...]
@@ -25,12 +26,11 @@ _NOTHING: Final = object()
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
-class RedisPipe:
+class StandaloneClient:
     """Runs commands on the Redis at `url`; connects at first use, and reconnects after a failure.
 
     A call may take `timeout` seconds, connecting included. A caller may be cancelled at any time:
-    its replies are read and discarded. Belongs to one event loop. `locate` returns host and port
-    before each connection, in place of those of the URL.
+    its replies are read and discarded. Belongs to one event loop.
     """
 
     def __init__(
@@ -38,13 +38,12 @@ class RedisPipe:
         url: str,
         *,
         timeout: float,
-        locate: Callable[[], Awaitable[tuple[str, int]]] | None = None,
         keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._address: dict[str, Any] = dict(parse_url(url))
         self._timeout = timeout
-        self._locate = locate
         self._keepalive = keepalive
+        self._connector = Connector()
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
 
@@ -78,6 +77,10 @@ class RedisPipe:
         if self._connection is not None:
             self._connection.close(ConnectionError("closed"))
 
+    async def locate(self) -> tuple[str, int]:
+        """Return host and port for the next connection: those of the URL."""
+        return self._address.get("host", "localhost"), self._address.get("port", 6379)
+
     async def _open_connection(self) -> "_Connection":
         # Around the lock: waiting for another caller's attempt counts towards the timeout.
         async with asyncio.timeout(self._timeout), self._connecting:
@@ -93,11 +96,14 @@ class RedisPipe:
             transport, connection = await loop.create_unix_connection(make, path)
         else:
             is_tls = issubclass(address.get("connection_class", object), SSLConnection)
-            host, port = address.get("host", "localhost"), address.get("port", 6379)
-            if self._locate is not None:
-                host, port = await self._locate()
+            host, port = await self.locate()
             context = ssl.create_default_context() if is_tls else None
-            transport, connection = await loop.create_connection(make, host, port, ssl=context)
+            transport, connection = await loop.create_connection(
+                make,
+                sock=await self._connector.connect(host, port, connect_timeout=self._timeout),
+                ssl=context,
+                server_hostname=host if is_tls else None,
+            )
         try:
             self._keepalive.apply(transport)
             discard_at_close(transport)
@@ -118,7 +124,7 @@ class RedisPipe:
         return commands
 
 
-class _Batch:
+class _SentCommands:
     """Holds the replies and the timeout of commands that were sent together."""
 
     __slots__ = ("missing", "on_done", "replies", "timer")
@@ -144,7 +150,7 @@ class _Connection(asyncio.Protocol):
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._sent_batches: deque[_Batch] = deque()
+        self._sent_batches: deque[_SentCommands] = deque()
         self.is_closed = False
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -160,7 +166,7 @@ class _Connection(asyncio.Protocol):
         # First: commands that cannot be encoded must not wait for replies.
         self._transport.write(b"".join(map(_pack, commands)))
         timer = self._loop.call_later(self._timeout, self._end_late)
-        self._sent_batches.append(_Batch(len(commands), on_done, timer))
+        self._sent_batches.append(_SentCommands(len(commands), on_done, timer))
 
     async def authenticate(self, commands: Sequence[Command]) -> None:
         """Log in and select the database by `commands`."""

@@ -1,53 +1,60 @@
-"""Looks up the address of the primary in Redis Sentinel."""
+"""Sends commands to the primary that Redis Sentinel names."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from gateway.redis.pipeline import RedisPipe
+from typing_extensions import override
+
+from gateway.redis.pipeline import Command, StandaloneClient
+from gateway.redis.url import Servers
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
-class Sentinels:
-    """Queries the Sentinels at `urls`; each may take `timeout` seconds to answer."""
+class SentinelClient(StandaloneClient):
+    """Queries the Sentinels before each connection, and reconnects after a `READONLY` error."""
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        primary: str,
-        timeout: float,
-        keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
+        self, servers: Servers, *, timeout: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
     ) -> None:
-        self._primary = primary
-        self._pipes = [RedisPipe(url, timeout=timeout, keepalive=keepalive) for url in urls]
+        super().__init__(servers.urls[0], timeout=timeout, keepalive=keepalive)
+        self._primary = servers.primary
+        # Connecting has `timeout` in all: a Sentinel that hangs must leave time for the next.
+        each = timeout / (len(servers.addresses) + 1)
+        self._sentinels = [
+            StandaloneClient(url, timeout=each, keepalive=keepalive)
+            for url in servers.sentinel_urls
+        ]
 
+    @override
+    async def execute(self, commands: Sequence[Command]) -> list[Any]:
+        replies = await super().execute(commands)
+        if any(isinstance(r, Exception) and str(r).startswith("READONLY") for r in replies):
+            await super().aclose()
+        return replies
+
+    @override
     async def locate(self) -> tuple[str, int]:
         """Return the host and port of the primary; the next call tries the same Sentinel first.
 
         Raises:
             OSError: no Sentinel knows the primary.
         """
-        for pipe in list(self._pipes):
+        for sentinel in list(self._sentinels):
             try:
-                (reply,) = await pipe.execute(
+                (reply,) = await sentinel.execute(
                     [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._primary)]
                 )
             except OSError:
                 continue
-            found = _address(reply)
-            if found is not None:
-                self._pipes.remove(pipe)
-                self._pipes.insert(0, pipe)
-                return found
+            match reply:
+                case [bytes(host), bytes(port)] if host.isascii() and port.isdigit():
+                    self._sentinels.remove(sentinel)
+                    self._sentinels.insert(0, sentinel)
+                    return host.decode(), int(port)
         raise ConnectionError(f"no Sentinel knows a primary `{self._primary}`")
 
+    @override
     async def aclose(self) -> None:
-        """Close every connection."""
-        for pipe in self._pipes:
-            await pipe.aclose()
-
-
-def _address(reply: object) -> tuple[str, int] | None:
-    match reply:
-        case [bytes(host), bytes(port)] if host.isascii() and port.isdigit():
-            return host.decode(), int(port)
-    return None
+        await super().aclose()
+        for sentinel in self._sentinels:
+            await sentinel.aclose()

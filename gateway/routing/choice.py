@@ -9,8 +9,10 @@ import math
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
 import xxhash
 
+from gateway.config.document import RoutingConfig
 from gateway.routing.member import Member
 
 # The favourite may finish by so much later than another before affinity yields, ...
@@ -20,22 +22,19 @@ FREE_ITEMS = 2
 _SPAN = float(1 << 64)
 
 
-class ChoiceContext:
-    """The time of a choice, and the slow start of recovered backends in seconds."""
+class ChoiceContext(msgspec.Struct, frozen=True):
+    """The time of a choice, and the configured bounds."""
 
-    __slots__ = ("now", "slow_start")
-
-    def __init__(self, now: float, slow_start: float) -> None:
-        self.now = now
-        self.slow_start = slow_start
+    now: float
+    routing: RoutingConfig
 
     def finish(self, member: Member) -> float:
         """Return the seconds after which `member` should answer."""
-        return member.finish_time(self.now, self.slow_start)
+        return member.finish_time(self.now, self.routing.slow_start)
 
     def wait(self, member: Member) -> float:
         """Return the predicted seconds of queueing, without the item's own work."""
-        own = member.item_time() / member.share(self.now, self.slow_start)
+        own = member.item_time() / member.share(self.now, self.routing.slow_start)
         return self.finish(member) - own
 
     def cost(self, member: Member) -> float:
@@ -49,7 +48,7 @@ def score(member: Member, affinity: bytes, context: ChoiceContext) -> float:
     weight = (
         member.endpoint.weight
         * member.affinity_speed
-        * member.share(context.now, context.slow_start)
+        * member.share(context.now, context.routing.slow_start)
     )
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
 

@@ -8,6 +8,8 @@ import math
 
 import msgspec
 
+from gateway.config.document import RoutingConfig
+
 # The duration grows with every ejection in a row, up to this multiple of `eject_for`.
 MAX_TIMES = 6
 # The share of failures is over about this many seconds, and means something from so many calls on.
@@ -15,14 +17,6 @@ _MEMORY = 5.0
 _LEAST_CALLS = 10.0
 # The weight below which a faded failure is forgotten.
 _FORGOTTEN = 0.05
-
-
-class EjectionRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Ejects after `failures` in a row or a `share` of all calls, for `rest` seconds at first."""
-
-    failures: int
-    share: float
-    rest: float
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +40,7 @@ class Ejection(msgspec.Struct, frozen=True, kw_only=True):
 CLEAN = Ejection()
 
 
-def after_failure(ejection: Ejection, now: float, rules: EjectionRules) -> Ejection:
+def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after one more failure.
 
     Calls that were in flight at the ejection also fail, and do not lengthen it. A backend back
@@ -55,40 +49,29 @@ def after_failure(ejection: Ejection, now: float, rules: EjectionRules) -> Eject
     if ejection.holds(now):
         return ejection
     failures = ejection.failures + 1
-    calls, bad = _faded(ejection, now)
-    calls, bad = calls + 1.0, bad + 1.0
-    is_out = failures >= rules.failures or (calls >= _LEAST_CALLS and bad >= rules.share * calls)
-    if not is_out:
-        return Ejection(
-            failures=failures,
-            times=ejection.times,
-            until=ejection.until,
-            calls=calls,
-            bad=bad,
-            at=now,
-        )
+    counted = _after_call(ejection, now, bad=1.0)
+    has_share = counted.calls >= _LEAST_CALLS and counted.bad >= routing.eject_share * counted.calls
+    if failures < routing.eject_after and not has_share:
+        return msgspec.structs.replace(counted, failures=failures)
     times = min(ejection.times + 1, MAX_TIMES)
-    return Ejection(failures=rules.failures - 1, times=times, until=now + rules.rest * times)
+    until = now + routing.eject_for * times
+    return Ejection(failures=routing.eject_after - 1, times=times, until=until)
 
 
-def after_success(ejection: Ejection, now: float, rules: EjectionRules) -> Ejection:
+def after_success(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after a success; earlier ejections are forgotten once it stayed well."""
     if ejection is CLEAN or ejection.holds(now):
         return ejection
-    calls, bad = _faded(ejection, now)
-    is_over = now - ejection.until >= rules.rest * ejection.times
-    if is_over and bad < _FORGOTTEN:
+    counted = _after_call(ejection, now, bad=0.0)
+    is_over = now - ejection.until >= routing.eject_for * ejection.times
+    if is_over and counted.bad < _FORGOTTEN:
         return CLEAN
-    return Ejection(
-        failures=0,
-        times=0 if is_over else ejection.times,
-        until=ejection.until,
-        calls=calls + 1.0,
-        bad=bad,
-        at=now,
-    )
+    times = 0 if is_over else ejection.times
+    return msgspec.structs.replace(counted, failures=0, times=times)
 
 
-def _faded(ejection: Ejection, now: float) -> tuple[float, float]:
+def _after_call(ejection: Ejection, now: float, *, bad: float) -> Ejection:
     fade = math.exp((ejection.at - now) / _MEMORY)
-    return ejection.calls * fade, ejection.bad * fade
+    return msgspec.structs.replace(
+        ejection, calls=ejection.calls * fade + 1.0, bad=ejection.bad * fade + bad, at=now
+    )

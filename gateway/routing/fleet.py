@@ -4,7 +4,6 @@ It decides and never calls. One process has one fleet, used from its event loop 
 """
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from math import ceil
 from random import Random
 
@@ -14,10 +13,8 @@ from backends.protocol import BackendState, Report
 from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import ChoiceContext, choose, score
-from gateway.routing.ejection import CLEAN, EjectionRules, after_failure, after_success
-from gateway.routing.limit import CAUTIOUS
-from gateway.routing.member import Health, Member
-from gateway.routing.regions import Tier, available_tiers, choose_tier, healthy_first_tier
+from gateway.routing.member import CallVerdict, Health, Member, ProbeFailure
+from gateway.routing.regions import available_tiers, choose_tier, healthy_first_tier
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
@@ -25,22 +22,6 @@ from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedMo
 ITEMS_PER_BACKEND = 16
 # The least seconds of `Retry-After`.
 _SOONEST = 0.5
-
-
-class CallVerdict(StrEnum):
-    """Judgement of a backend by one call."""
-
-    OK = "ok"
-    FAILED = "failed"
-    UNDECIDED = "undecided"
-    """The backend refused, or had too little time: it is not to blame."""
-
-
-class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed probe; `silence` is its timeout where the backend did not answer in that."""
-
-    detail: str
-    silence: float = 0.0
 
 
 class ItemShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +44,7 @@ class Fleet:
         self._recovering = 0.0
         self._has_served = False
         self._on_lost: Callable[[Endpoint], None] = lambda _: None
-        self._use(RoutingConfig())
+        self.routing = RoutingConfig()
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -87,7 +68,7 @@ class Fleet:
             members[endpoint.backend] = member
         self._members = members
         self._regions = tuple(dict.fromkeys(endpoint.region for endpoint in endpoints))
-        self._use(routing)
+        self.routing = routing
         self.drain(self._drained)
 
     def drain(self, drained: frozenset[str]) -> None:
@@ -111,28 +92,13 @@ class Fleet:
             return
         before = (member.health, member.models)
         now = self._clock()
-        member.trouble = found.detail if isinstance(found, ProbeFailure) else ""
-        if isinstance(found, BackendState):
-            member.state = found
-            member.silent_probes = 0
-            member.record_report(found.report, now)
-            member.record_round_trip(took)
-            member.health = Health.READY if found.ready else Health.NOT_READY
-            member.models = {info.name: info for info in found.models}
-            if before[0] is Health.NOT_READY and found.ready:
-                # It recovered: failures of its former process do not count.
-                member.ejection, member.returned, member.limit = CLEAN, now, CAUTIOUS
-                if self._has_served and self._is_alone(member, now):
-                    # Callers that waited for one of its models come now, all at once.
-                    self._recovering = now + self.routing.slow_start
-            self._has_served = self._has_served or found.ready
-        elif found.silence and member.last_success > now - found.silence:
-            # It still answers calls: it is slow, not gone.
-            member.round_trip = found.silence
-        else:
-            # Its models stay in the catalog: they are unavailable, not unknown.
-            member.record_probe_failure(timed_out=found.silence > 0)
-            member.health = Health.NOT_READY
+        member.observe(found, now, took)
+        if member.health is Health.READY:
+            has_recovered = before[0] is Health.NOT_READY and self._has_served
+            if has_recovered and self._is_alone(member, now):
+                # Callers that waited for one of its models come now, all at once.
+                self._recovering = now + self.routing.slow_start
+            self._has_served = True
         if before != (member.health, member.models):
             self._placements = catalog(tuple(self._members.values()), self._regions)
             if before[0] is Health.READY and member.health is Health.NOT_READY:
@@ -160,12 +126,12 @@ class Fleet:
         unless `with_silent` is false, those that have only just stopped answering probes. Backends
         that are not ready are left out: a probe notices their return.
         """
-        context = self._context()
-        tiers = available_tiers(self._tiers(model), context.now, self.routing.panic_threshold)
+        context = ChoiceContext(self._clock(), self.routing)
+        tiers = available_tiers(self._tiers(model), context)
         last_resort = self._last_resort(model, with_silent=with_silent)
         if not tiers:
             return last_resort
-        tier = self._choose_tier(tiers, context)
+        tier = choose_tier(tiers, context, self._random)
         first = choose(tier, affinity, context, self._random)
         found = [first.endpoint]
         for each in [tier, *(other for other in tiers if other is not tier)]:
@@ -175,16 +141,16 @@ class Fleet:
 
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[ItemShare]:
         """Return where the items of one request go first: to few backends, equal items together."""
-        context = self._context()
+        context = ChoiceContext(self._clock(), self.routing)
         tiers = self._tiers(model)
         everything = tuple(range(len(affinities)))
-        tier = healthy_first_tier(tiers, context, self.routing.spill_after)
+        tier = healthy_first_tier(tiers, context)
         if tier is None:
-            usable = available_tiers(tiers, context.now, self.routing.panic_threshold)
+            usable = available_tiers(tiers, context)
             if not usable:
                 last_resort = self._last_resort(model)[:1]
                 return [ItemShare(endpoint=endpoint, items=everything) for endpoint in last_resort]
-            tier = self._choose_tier(usable, context)
+            tier = choose_tier(usable, context, self._random)
         width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
         first = choose(tier, affinities[0], context, self._random)
         if width == 1:
@@ -265,7 +231,10 @@ class Fleet:
             member.record_rows(rows, items)
             if items <= ITEMS_PER_BACKEND:
                 member.record_latency(took)
-        self._judge(member, verdict, now)
+        if verdict is CallVerdict.OK:
+            member.record_success(now, self.routing)
+        elif verdict is CallVerdict.FAILED:
+            member.record_failure(now, self.routing, may_eject=self._may_eject(now))
 
     def _is_alone(self, member: Member, now: float) -> bool:
         """Return whether some model of `member` is available nowhere else."""
@@ -282,15 +251,6 @@ class Fleet:
         return tuple(
             endpoint_statistics(member, now, slow_start) for member in self._members.values()
         )
-
-    def _use(self, routing: RoutingConfig) -> None:
-        self.routing = routing
-        self._rules = EjectionRules(
-            failures=routing.eject_after, share=routing.eject_share, rest=routing.eject_for
-        )
-
-    def _context(self) -> ChoiceContext:
-        return ChoiceContext(self._clock(), self.routing.slow_start)
 
     def _member(self, endpoint: Endpoint) -> Member | None:
         member = self._members.get(endpoint.backend)
@@ -312,27 +272,6 @@ class Fleet:
             and served.profile == info.profile
         ]
         return tiers(serving, self._regions)
-
-    def _judge(self, member: Member, verdict: CallVerdict, now: float) -> None:
-        if verdict is CallVerdict.OK:
-            member.last_success = now
-            member.ejection = after_success(member.ejection, now, self._rules)
-        elif verdict is CallVerdict.FAILED:
-            member.failures += 1
-            ejection = after_failure(member.ejection, now, self._rules)
-            if not ejection.holds(now) or self._may_eject(now):
-                member.ejection = ejection
-            if member.ejection.holds(now):
-                member.returned = member.ejection.until
-
-    def _choose_tier(self, tiers: Sequence[Tier], context: ChoiceContext) -> Tier:
-        return choose_tier(
-            tiers,
-            context,
-            self._random,
-            spill_after=self.routing.spill_after,
-            overflow_after=self.routing.overflow_after,
-        )
 
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
         """Return ejected and not yet probed endpoints, then those that missed a probe or two."""

@@ -1,12 +1,19 @@
-"""Keeps the state of one endpoint, and predicts its finish times from it."""
+"""Decides the health of one endpoint from probes and calls, and predicts its finish times.
+
+Traffic leaves it at a failed probe, and at calls that fail (outlier ejection, see `ejection`). It
+returns with a probe that finds it ready, or at the end of the ejection, and then rises over the
+slow start. Where too few endpoints are available, `regions` uses ejected ones as well.
+"""
 
 from enum import StrEnum
 
+import msgspec
 import xxhash
 
 from backends.protocol import BackendState, ModelInfo, Report
-from gateway.routing.ejection import CLEAN, Ejection
-from gateway.routing.limit import UNLIMITED, after_answer
+from gateway.config.document import RoutingConfig
+from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
+from gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
 from gateway.types import Endpoint
 
 # Seconds of an item where nothing has been measured.
@@ -33,32 +40,24 @@ class Health(StrEnum):
     NOT_READY = "not_ready"
 
 
+class CallVerdict(StrEnum):
+    """Judgement of a backend by one call."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+    """The backend refused, or had too little time: it is not to blame."""
+
+
+class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed probe; `silence` is its timeout where the backend did not answer in that."""
+
+    detail: str
+    silence: float = 0.0
+
+
 class Member:
     """One endpoint of the fleet; written by `Fleet` only."""
-
-    __slots__ = (
-        "affinity_speed",
-        "calls",
-        "drained",
-        "ejection",
-        "endpoint",
-        "failures",
-        "health",
-        "in_flight",
-        "last_success",
-        "limit",
-        "models",
-        "report",
-        "reported",
-        "returned",
-        "round_trip",
-        "rows_per_item",
-        "seed",
-        "sent_since",
-        "silent_probes",
-        "state",
-        "trouble",
-    )
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -98,13 +97,43 @@ class Member:
         """Return whether the backend is ready, in use and not ejected."""
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
-    def record_probe_failure(self, *, timed_out: bool) -> None:
-        """Count a failed probe; `timed_out` says that it timed out.
+    def observe(self, found: BackendState | ProbeFailure, now: float, took: float) -> None:
+        """Set the health by the result of a probe that took `took` seconds."""
+        was_ready = self.health is Health.READY
+        if isinstance(found, BackendState):
+            if self.health is Health.NOT_READY and found.ready:
+                # It recovered: failures of its former process do not count.
+                self.ejection, self.returned, self.limit = CLEAN, now, CAUTIOUS
+            self.health = Health.READY if found.ready else Health.NOT_READY
+            self.state, self.trouble, self.silent_probes = found, "", 0
+            self.models = {info.name: info for info in found.models}
+            self.record_report(found.report, now)
+            self.record_round_trip(took)
+            return
+        self.trouble = found.detail
+        if found.silence and self.last_success > now - found.silence:
+            # It still answers calls: it is slow, not gone.
+            self.round_trip = found.silence
+            return
+        # A backend that refuses connections is gone; one that does not answer may only be busy.
+        may_be_busy = found.silence and (was_ready or self.silent_probes)
+        self.silent_probes = self.silent_probes + 1 if may_be_busy else 0
+        # Its models stay in the catalog: they are unavailable, not unknown.
+        self.health = Health.NOT_READY
 
-        A backend that refuses connections is gone; one that does not answer may only be busy.
-        """
-        was_ready = self.health is Health.READY or self.silent_probes > 0
-        self.silent_probes = self.silent_probes + 1 if timed_out and was_ready else 0
+    def record_success(self, now: float, routing: RoutingConfig) -> None:
+        """Note a call that it answered."""
+        self.last_success = now
+        self.ejection = after_success(self.ejection, now, routing)
+
+    def record_failure(self, now: float, routing: RoutingConfig, *, may_eject: bool) -> None:
+        """Count a failed call, and eject after too many where `may_eject`."""
+        self.failures += 1
+        ejection = after_failure(self.ejection, now, routing)
+        if may_eject or not ejection.holds(now):
+            self.ejection = ejection
+        if self.ejection.holds(now):
+            self.returned = self.ejection.until
 
     def is_doubtful(self) -> bool:
         """Return whether it was ready lately and has missed a probe or two only."""

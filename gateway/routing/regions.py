@@ -15,61 +15,53 @@ from gateway.routing.member import Member
 Tier = Sequence[Member]
 
 
-def healthy_first_tier(
-    tiers: Sequence[Tier], context: ChoiceContext, spill_after: float
-) -> Tier | None:
+def healthy_first_tier(tiers: Sequence[Tier], context: ChoiceContext) -> Tier | None:
     """Return the preferred region if all its members are available and one has a short wait."""
     if not tiers or tiers[0][0].endpoint.overflow:
         return None
     first = tiers[0]
     if not all(member.is_available(context.now) for member in first):
         return None
-    return first if any(context.wait(member) <= spill_after for member in first) else None
+    bound = context.routing.spill_after
+    return first if any(context.wait(member) <= bound for member in first) else None
 
 
-def available_tiers(tiers: Sequence[Tier], now: float, panic_threshold: float) -> list[Tier]:
+def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
     """Return the available members of each tier, without empty tiers.
 
     Below the panic threshold ejections are ignored: more likely this process has trouble, or the
     few others would be overloaded.
     """
-    found = [[member for member in tier if member.is_available(now)] for tier in tiers]
+    found = [[member for member in tier if member.is_available(context.now)] for tier in tiers]
     members = sum(not member.drained for tier in tiers for member in tier)
-    if sum(map(len, found)) < panic_threshold * members:
+    if sum(map(len, found)) < context.routing.panic_threshold * members:
         found = [[member for member in tier if member.is_in_use()] for tier in tiers]
     return [tier for tier in found if tier]
 
 
-def choose_tier(
-    tiers: Sequence[Tier],
-    context: ChoiceContext,
-    random: Random,
-    *,
-    spill_after: float,
-    overflow_after: float,
-) -> Tier:
+def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -> Tier:
     """Return one of `tiers`, none of which is empty; there must be one.
 
     Work leaves the first tier for one that would finish it sooner once it would wait there for
     `spill_after` seconds, and goes to an overflow pool after `overflow_after`.
     """
-    first = tiers[0]
+    first, routing = tiers[0], context.routing
     if len(tiers) == 1:
         return first
     soonest = _finish(first, context)
     waits = min(map(context.wait, first))
-    if waits <= spill_after or first[0].endpoint.overflow:
+    if waits <= routing.spill_after or first[0].endpoint.overflow:
         return first
     others = [(tier, _finish(tier, context)) for tier in tiers[1:]]
     normal = [(tier, at) for tier, at in others if not tier[0].endpoint.overflow and at < soonest]
     best = min([soonest, *(at for _, at in normal)])
-    if best > overflow_after:
+    if best > routing.overflow_after:
         spare = [tier for tier, at in others if tier[0].endpoint.overflow and at < best]
         if spare:
             return spare[0]
     if not normal:
         return first
-    rooms = [sum(m.headroom(context.now, context.slow_start) for m in tier) for tier, _ in normal]
+    rooms = [sum(m.headroom(context.now, routing.slow_start) for m in tier) for tier, _ in normal]
     return random.choices([tier for tier, _ in normal], rooms)[0] if sum(rooms) > 0 else first
 
 

@@ -9,7 +9,6 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
 
 # From <asm-generic/socket.h>; the module `socket` has no name for it.
 _SO_ATTACH_FILTER = 26
@@ -84,7 +83,7 @@ async def accept_for_siblings(
     if not listeners or sys.platform != "linux":
         return
     poller = _poller(listeners)
-    with _ArrivalWatcher(listeners) as arrivals:
+    with contextlib.closing(_ArrivalWatcher(listeners)) as arrivals:
         while True:
             pending = await arrivals.next()
             while pending:
@@ -108,10 +107,8 @@ class _ArrivalWatcher:
             # Edge-triggered: once for each arrival, not for as long as the queue holds one.
             self._epoll.register(listener, select.EPOLLIN | select.EPOLLET)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
+        """Report no more arrivals."""
         self._loop.remove_reader(self._epoll.fileno())
         # Other processes share the sockets: only closing epoll ends the kernel's notifications.
         self._epoll.close()

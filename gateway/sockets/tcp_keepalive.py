@@ -5,7 +5,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -43,13 +43,9 @@ class TcpKeepalive(msgspec.Struct, frozen=True, kw_only=True):
 
     def apply(self, transport: asyncio.BaseTransport) -> None:
         """Set the options on the connection of `transport`, if it is a TCP connection."""
-        connection = transport.get_extra_info("socket")
-        if _is_tcp(connection):
-            # It may be closed already, which uvloop says with a `ValueError`.
-            with contextlib.suppress(OSError, ValueError):
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in self.options().items():
-                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        _set_option(transport, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in self.options().items():
+            _set_option(transport, socket.IPPROTO_TCP, option, value)
 
 
 def discard_at_close(transport: asyncio.BaseTransport) -> None:
@@ -58,15 +54,17 @@ def discard_at_close(transport: asyncio.BaseTransport) -> None:
     Otherwise the kernel keeps sending it, and the peer may run, much later, a command whose caller
     is gone.
     """
+    _set_option(transport, socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+
+
+def _set_option(
+    transport: asyncio.BaseTransport, level: int, option: int, value: int | bytes
+) -> None:
     connection = transport.get_extra_info("socket")
-    if _is_tcp(connection):
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         # It may be closed already, which uvloop says with a `ValueError`.
         with contextlib.suppress(OSError, ValueError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
-
-
-def _is_tcp(connection: Any) -> bool:  # Any: asyncio's and uvloop's differ
-    return connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
+            connection.setsockopt(level, option, value)
 
 
 DEFAULT_KEEPALIVE: Final = TcpKeepalive()

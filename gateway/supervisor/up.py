@@ -22,7 +22,7 @@ from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up
 from gateway.supervisor.reload import reloader
 from gateway.supervisor.spawn import Spawner, inherited_environment
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
-from gateway.upstream.tls import check_tls
+from gateway.upstream.tls import client_tls
 
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
 
@@ -64,7 +64,7 @@ def check_configuration(settings: Settings) -> None:
     """
     try:
         check_memory(parse_sources(read_folder(settings.config)), settings.memory_limit_bytes)
-        check_tls(settings)
+        client_tls(settings).renew()  # refuses files that cannot be used
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
 

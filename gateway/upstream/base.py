@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
+from urllib.parse import quote, urlsplit
 
 from backends.protocol import BackendState, Call, Done, Failed, Report
 from gateway.types import Endpoint
-from gateway.upstream.transport import Origin
 
 Receive = Callable[[Done | Failed], None]
+_PORTS = {"http": 80, "https": 443}
 
 
 class Cause(StrEnum):
@@ -74,6 +75,54 @@ class BackendClient(Protocol):
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         """Return the state that the backend reports, within `time_limit` seconds."""
         ...
+
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+        """Have the backend read its repository again, and return its state once that is served."""
+        ...
+
+
+class TransportError(ConnectionError):
+    """There is no connection, it was lost, or no HTTP came over it; the message says which."""
+
+
+class Origin(NamedTuple):
+    """The address of a server, and the name that its certificate must hold."""
+
+    scheme: str
+    host: str
+    port: int
+    server_name: str
+
+
+class Location(NamedTuple):
+    """An origin, its `Host` header, and the path before those of the protocol."""
+
+    origin: Origin
+    host: bytes
+    path: bytes
+
+
+def locate(url: str, server_name: str = "") -> Location:
+    """Return the location of `url`; `server_name` takes the place of its host in certificates.
+
+    Raises:
+        ValueError: `url` is not the URL of a backend.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ValueError("a backend's URL begins with `http://` or `https://` and a host")
+    port = parts.port or _PORTS[parts.scheme]
+    origin = Origin(parts.scheme, parts.hostname, port, server_name or parts.hostname)
+    host = parts.netloc.rpartition("@")[2].encode()
+    path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~-._")
+    return Location(origin, host, path.encode())
+
+
+def explain_early_loss(*, is_tls: bool) -> str:
+    """Return why a connection may have been lost before any byte of the response."""
+    # A server judges our certificate when we believe to be done, and may say nothing.
+    hint = "is our certificate accepted?" if is_tls else "should the URL be `https://`?"
+    return f"the connection was lost before anything came: {hint}"
 
 
 class TransportResponse(Protocol):

@@ -1,9 +1,8 @@
 """Calls backends over HTTP, and turns their responses into frames, reports and failures."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from types import TracebackType
 from typing import Literal, Self
 
 import msgspec
@@ -17,11 +16,8 @@ from backends.protocol import (
     UNREADABLE,
     BackendState,
     Call,
-    Frame,
-    FrameReader,
     Refusal,
     Report,
-    Task,
 )
 from gateway.config.document import RoutingConfig
 from gateway.errors import Overloaded
@@ -33,20 +29,19 @@ from gateway.upstream.base import (
     Cause,
     Receive,
     Transport,
+    TransportError,
     TransportResponse,
+    locate,
 )
-from gateway.upstream.shared_call import SharedCall
-from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, TlsFiles, follow_files
-from gateway.upstream.transport import BackendTransport, TransportError, locate
+from gateway.upstream.shared_call import CallKind, SharedCall, kind_of
+from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, follow_files
+from gateway.upstream.transport import BackendTransport
 
 # Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm gathers
 # bytes. An idle backend gets the first item at once.
 GATHERING_DELAY = 0.002
 MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
-
-# The fields that calls must share so that their items can be sent as one call.
-CallKind = tuple[str, str, str, Task, bytes, str, bool]
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
@@ -71,26 +66,6 @@ class _Channel:
         self.in_flight = 0
 
 
-class _ReplyReader:
-    """Decodes the frames of one response and passes them on.
-
-    `final_report` is the last frame so far, if that is a report.
-    """
-
-    def __init__(self, receive: Callable[[Frame], None]) -> None:
-        self._frames = FrameReader()
-        self._receive = receive
-        self.final_report: Report | None = None
-
-    def feed(self, chunk: bytes) -> None:
-        try:
-            for frame in self._frames.feed(chunk):
-                self.final_report = frame if isinstance(frame, Report) else None
-                self._receive(frame)
-        except msgspec.DecodeError as error:
-            raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
-
-
 class HttpBackendClient:
     """Implements `BackendClient` over HTTP and TLS. One per process, entered before use.
 
@@ -106,7 +81,7 @@ class HttpBackendClient:
         tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._token = token.encode()
-        self._tls = tls or ClientTls(TlsFiles())
+        self._tls = tls or ClientTls()
         self._look_interval = look_interval
         self._tcp_keepalive = tcp_keepalive
         self._tasks = TaskScope()
@@ -122,13 +97,8 @@ class HttpBackendClient:
             self._tasks.start(follow_files(self._tls, self._look_interval))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._tasks.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._tasks.__aexit__(None, None, None)
         for transport in self._transports.values():
             await transport.aclose()
 
@@ -158,9 +128,7 @@ class HttpBackendClient:
         An atomic call is sent alone, so that the backend learns when it is cancelled.
         """
         channel = self._channel(endpoint)
-        shared = (
-            self._send_alone(channel, call) if call.atomic else self._joinable_call(channel, call)
-        )
+        shared = self._shared_call(channel, call)
         part = shared.join(call, receive, deadline=deadline, idle_timeout=idle_timeout)
         return await part.outcome
 
@@ -170,29 +138,26 @@ class HttpBackendClient:
         return await self._tasks.run(self._fetch_state(channel, time_limit, channel.state_head))
 
     async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
-        """See `ReloadClient.reload`."""
+        """See `BackendClient.reload`."""
         channel = self._channel(endpoint)
         return await self._tasks.run(self._fetch_state(channel, time_limit, channel.reload_head))
 
-    def _joinable_call(self, channel: _Channel, call: Call) -> SharedCall:
-        """Return the call that the items of `call` may join."""
-        kind = (
-            *(call.model, call.revision, call.profile, call.task, call.parameters, call.lane),
-            call.truncate,
-        )
-        shared = channel.joinable.get(kind)
-        if shared is None or not shared.has_room(call):
-            shared = channel.joinable[kind] = SharedCall(call)
-            loop = asyncio.get_running_loop()
-            if channel.in_flight:
-                loop.call_later(GATHERING_DELAY, self._close_and_start, channel, kind, shared)
-            else:
-                loop.call_soon(self._close_and_start, channel, kind, shared)
-        return shared
-
-    def _send_alone(self, channel: _Channel, call: Call) -> SharedCall:
-        shared = SharedCall(call)
-        asyncio.get_running_loop().call_soon(self._start, channel, shared)
+    def _shared_call(self, channel: _Channel, call: Call) -> SharedCall:
+        """Return the call that the items of `call` join."""
+        loop = asyncio.get_running_loop()
+        if call.atomic:
+            shared = SharedCall(call)
+            loop.call_soon(self._start, channel, shared)
+            return shared
+        kind = kind_of(call)
+        found = channel.joinable.get(kind)
+        if found is not None and found.has_room(call):
+            return found
+        shared = channel.joinable[kind] = SharedCall(call)
+        if channel.in_flight:
+            loop.call_later(GATHERING_DELAY, self._close_and_start, channel, kind, shared)
+        else:
+            loop.call_soon(self._close_and_start, channel, kind, shared)
         return shared
 
     def _close_and_start(self, channel: _Channel, kind: CallKind, shared: SharedCall) -> None:
@@ -208,7 +173,8 @@ class HttpBackendClient:
     async def _run_call(self, channel: _Channel, shared: SharedCall) -> None:
         channel.in_flight += 1
         try:
-            shared.end(await self._exchange(channel, shared))
+            await self._stream_reply(channel, shared)
+            shared.end()
         except CallFailed as error:
             shared.fail(error)
         except BaseException as error:
@@ -218,25 +184,8 @@ class HttpBackendClient:
         finally:
             channel.in_flight -= 1
 
-    async def _exchange(self, channel: _Channel, shared: SharedCall) -> Report:
-        reply = _ReplyReader(shared.deliver)
-        failure = CallFailed(Cause.CUT, "the backend's answer ended too early")
-        try:
-            await self._stream_reply(channel, shared, reply)
-        except CallFailed as error:
-            failure = error
-        else:
-            if reply.final_report is not None:
-                return reply.final_report
-        if reply.final_report is None or not shared.is_answered:
-            raise failure
-        # Every item is answered: how the connection ended does not matter.
-        return reply.final_report
-
-    async def _stream_reply(
-        self, channel: _Channel, shared: SharedCall, reply: _ReplyReader
-    ) -> None:
-        """Send the call, and feed its answer to `reply` until it ends."""
+    async def _stream_reply(self, channel: _Channel, shared: SharedCall) -> None:
+        """Send the call, and deliver the frames of its answer until it ends."""
         loop = asyncio.get_running_loop()
         deadline, idle_timeout = shared.deadline, shared.idle_timeout
         response: TransportResponse | None = None
@@ -255,10 +204,12 @@ class HttpBackendClient:
                     raise _refusal(response.status, await _body(response, MAX_REFUSAL_BYTES))
                 while chunk := await response.read():
                     scope.reschedule(min(deadline, loop.time() + idle_timeout))
-                    reply.feed(chunk)
+                    shared.feed(chunk)
         except TimeoutError as error:
             if not is_sent:
-                raise _too_many_calls() from error
+                detail = "the backend has the maximum number of calls in flight"
+                refused = CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
+                raise refused from error
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
             raise _connection_failure(error, response) from error
@@ -287,7 +238,14 @@ class HttpBackendClient:
 
     def _transport_of(self, client: Literal["native", "httpx"]) -> Transport:
         if client not in self._transports:
-            self._transports[client] = _transport(client, self._tls, self._tcp_keepalive)
+            tls, tcp_keepalive = self._tls, self._tcp_keepalive
+            if client == "native":
+                self._transports[client] = BackendTransport(tls=tls, tcp_keepalive=tcp_keepalive)
+            else:
+                # Importing httpx takes 100 ms and 9 MB, which few workers need.
+                from gateway.upstream.httpx_transport import HttpxTransport  # noqa: PLC0415
+
+                self._transports[client] = HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
         return self._transports[client]
 
     async def _send(self, channel: _Channel, head: bytes, body: bytes) -> TransportResponse:
@@ -306,24 +264,8 @@ class HttpBackendClient:
         return channel
 
 
-def _transport(
-    client: Literal["native", "httpx"], tls: ClientTls, tcp_keepalive: TcpKeepalive
-) -> Transport:
-    if client == "native":
-        return BackendTransport(tls=tls, tcp_keepalive=tcp_keepalive)
-    # Importing httpx takes 100 ms and 9 MB, which few workers need.
-    from gateway.upstream.httpx_transport import HttpxTransport  # noqa: PLC0415
-
-    return HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
-
-
 def _address(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.url, endpoint.server_name
-
-
-def _too_many_calls() -> CallFailed:
-    detail = "the backend has the maximum number of calls in flight"
-    return CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
 
 
 def _connection_failure(error: TransportError, response: TransportResponse | None) -> CallFailed:

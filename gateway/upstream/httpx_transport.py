@@ -15,8 +15,8 @@ import httpx
 from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import TaskScope
-from gateway.upstream.tls import ClientTls, TlsFiles, explain
-from gateway.upstream.transport import Origin, TransportError, explain_early_loss
+from gateway.upstream.base import Origin, TransportError, explain_early_loss
+from gateway.upstream.tls import ClientTls, explain
 
 # Requests over `http://` need no authorities, and reading the system's takes 20 ms.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -33,7 +33,7 @@ class HttpxTransport:
     def __init__(
         self, *, tls: ClientTls | None = None, tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
     ) -> None:
-        self._tls = tls or ClientTls(TlsFiles())
+        self._tls = tls or ClientTls()
         self._tcp_keepalive = tcp_keepalive
         self._closing = TaskScope()
         self._open: set[HttpxResponse] = set()
@@ -57,12 +57,11 @@ class HttpxTransport:
                 "trace": self._trace,
             }
             response = await client.send(request, stream=True)
-        except _FAILURES as error:
-            self._closing.start(client.aclose())
-            raise TransportError(_reason(error, is_tls=origin.scheme == "https")) from error
-        except BaseException:
+        except BaseException as error:
             # Also when cancelled: the connection may be open.
             self._closing.start(client.aclose())
+            if isinstance(error, _FAILURES):
+                raise TransportError(_reason(error, is_tls=origin.scheme == "https")) from error
             raise
         opened = HttpxResponse(self, client, response)
         self._open.add(opened)

@@ -35,18 +35,20 @@ class SystemResolver:
     """
 
     def __init__(self) -> None:
-        self._lookups: dict[str, asyncio.Future[Addresses]] = {}
+        self._lookups: dict[str, asyncio.Future[Addresses | ResolutionFailed]] = {}
 
     async def addresses(self, host: str) -> Addresses:
         """See `Resolver.addresses`."""
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = asyncio.get_running_loop().create_future()
-            lookup.add_done_callback(_ignore_outcome)
             threading.Thread(
                 target=self._look_up, args=(host, lookup.get_loop()), name="resolver", daemon=True
             ).start()
-        return await asyncio.shield(lookup)
+        found = await asyncio.shield(lookup)
+        if isinstance(found, ResolutionFailed):
+            raise found
+        return found
 
     def _look_up(self, host: str, loop: asyncio.AbstractEventLoop) -> None:
         found: Addresses | ResolutionFailed
@@ -59,19 +61,9 @@ class SystemResolver:
             loop.call_soon_threadsafe(self._finish, host, found)
 
     def _finish(self, host: str, found: Addresses | ResolutionFailed) -> None:
-        lookup = self._lookups.pop(host)
-        if isinstance(found, ResolutionFailed):
-            lookup.set_exception(found)
-        else:
-            lookup.set_result(found)
+        self._lookups.pop(host).set_result(found)
 
 
 def _addresses(host: str) -> Addresses:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return tuple({str(address[0]) for *_, address in found})
-
-
-def _ignore_outcome(lookup: asyncio.Future[Addresses]) -> None:
-    # All callers may have gone; an exception that is not retrieved would be logged.
-    if not lookup.cancelled():
-        lookup.exception()

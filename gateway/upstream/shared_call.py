@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, Frame, Report
+from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
 from gateway.upstream.base import CallFailed, Cause, Receive
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
@@ -13,6 +13,14 @@ MAX_ITEMS = 256
 MAX_BYTES = 256 * 1024
 # Seconds of waiting for a slot after which the remaining time of items is computed anew.
 _NOTICEABLE_WAIT = 0.01
+
+CallKind = tuple[str, str, str, Task, bytes, str, bool]
+
+
+def kind_of(call: Call) -> CallKind:
+    """Return the fields that calls must share so that their items can be sent as one call."""
+    fields = (call.model, call.revision, call.profile, call.task, call.parameters, call.lane)
+    return (*fields, call.truncate)
 
 
 class CallPart:
@@ -59,6 +67,8 @@ class SharedCall:
         self._bytes = 0
         self._created = asyncio.get_running_loop().time()
         self._waiting = 0
+        self._frames = FrameReader()
+        self._final_report: Report | None = None
         self._on_abandoned: Callable[[], object] | None = None
         self.deadline = 0.0
         """The loop time at which the last caller stops waiting."""
@@ -84,11 +94,6 @@ class SharedCall:
     def has_waiting_callers(self) -> bool:
         """Whether any caller still waits."""
         return self._waiting > 0
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether every item has its outcome."""
-        return all(part.missing <= 0 for part in self._parts)
 
     def has_room(self, call: Call) -> bool:
         """Return whether the items of `call` may be added."""
@@ -116,11 +121,24 @@ class SharedCall:
         """Call `stop` once no caller waits any more and items are unanswered."""
         self._on_abandoned = stop
 
+    def feed(self, chunk: bytes) -> None:
+        """Deliver the frames that end in the next `chunk` of the answer.
+
+        Raises:
+            CallFailed: it cannot be decoded.
+        """
+        try:
+            for frame in self._frames.feed(chunk):
+                self.deliver(frame)
+        except msgspec.DecodeError as error:
+            raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
+
     def deliver(self, frame: Frame) -> None:
         """Hand a frame to the caller whose item it is of.
 
         A report ends the parts that are answered by then: they need not wait for the others.
         """
+        self._final_report = frame if isinstance(frame, Report) else None
         if isinstance(frame, Report):
             for part in self._parts:
                 if part.missing <= 0:
@@ -136,10 +154,13 @@ class SharedCall:
             except Exception as error:  # noqa: BLE001 - one caller's fault must not cost another its answer
                 part.fail(error)
 
-    def end(self, report: Report) -> None:
-        """End every part with the last report."""
+    def end(self) -> None:
+        """End every part: with the report where it came last, else as cut."""
+        if self._final_report is None:
+            self.fail(CallFailed(Cause.CUT, "the backend's answer ended too early"))
+            return
         for part in self._parts:
-            part.settle(report)
+            part.settle(self._final_report)
 
     def fail(self, error: BaseException) -> None:
         """End every part that is not answered."""
@@ -148,7 +169,9 @@ class SharedCall:
 
     def _ended(self, _: asyncio.Future[Report]) -> None:
         self._waiting -= 1
-        if not self._waiting and self._on_abandoned is not None and not self.is_answered:
+        if self._waiting or self._on_abandoned is None:
+            return
+        if any(part.missing > 0 for part in self._parts):
             self._on_abandoned()
 
 

@@ -5,8 +5,6 @@ import logging
 import ssl
 from pathlib import Path
 
-import msgspec
-
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
 
@@ -18,33 +16,29 @@ _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED
 _ALERT = "ALERT_"
 
 
-class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files: the CAs of backends (none: the system's), and a certificate to show with its key.
+class ClientTls:
+    """Holds the TLS context for new connections to `https://` backends.
 
-    `key` is left out where the certificate's file holds it, too.
+    Its PEM files are the CAs of backends (none: the system's), and a certificate to show with its
+    `key`, which is left out where the certificate's file holds it, too.
     """
 
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-
-    def named(self) -> tuple[Path, ...]:
-        """Return those that are given."""
-        return tuple(path for path in (self.ca, self.certificate, self.key) if path is not None)
-
-
-class ClientTls:
-    """Holds the TLS context for new connections to `https://` backends."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
+    def __init__(
+        self,
+        *,
+        ca: Path | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
+        self._ca, self._certificate, self._key = ca, certificate, key
+        self._files = tuple(path for path in (ca, certificate, key) if path is not None)
         self._context: ssl.SSLContext | None = None
         self._signature: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def has_files(self) -> bool:
         """Whether there are files, which may change."""
-        return bool(self._files.named())
+        return bool(self._files)
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -68,14 +62,14 @@ class ClientTls:
         return True
 
     def _signature_now(self) -> tuple[tuple[int, int, int], ...]:
-        return tuple(map(_signature, self._files.named()))
+        return tuple(map(_signature, self._files))
 
     def _take(self, signature: tuple[tuple[int, int, int], ...]) -> ssl.SSLContext:
         self._context, self._signature = self._read(), signature
         return self._context
 
     def _read(self) -> ssl.SSLContext:
-        ca, certificate, key = self._files.ca, self._files.certificate, self._files.key
+        ca, certificate, key = self._ca, self._certificate, self._key
         if key is not None and certificate is None:
             detail = "a key needs its certificate: set `SLUICEGATE_UPSTREAM_CERTIFICATE`, too"
             raise ConfigurationError(detail, file=str(key))
@@ -125,22 +119,12 @@ async def follow_files(tls: ClientTls, interval: float) -> None:
 
 
 def client_tls(settings: Settings) -> ClientTls:
-    """Return what the settings name, not yet read."""
-    files = TlsFiles(
+    """Return the TLS of the files that the settings name, not yet read."""
+    return ClientTls(
         ca=settings.upstream_ca,
         certificate=settings.upstream_certificate,
         key=settings.upstream_key,
     )
-    return ClientTls(files)
-
-
-def check_tls(settings: Settings) -> None:
-    """Make sure that the files which the settings name can be used.
-
-    Raises:
-        ConfigurationError: one of them is missing, is no PEM, or belongs to another.
-    """
-    client_tls(settings).renew()
 
 
 def explain(error: ssl.SSLError) -> str:

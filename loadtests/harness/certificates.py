@@ -7,7 +7,7 @@ from pathlib import Path
 import trustme
 
 from backends.api.tls import ServerTls, TlsFiles as ServerFiles
-from gateway.upstream.tls import ClientTls, TlsFiles
+from gateway.upstream.tls import ClientTls
 
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
@@ -53,7 +53,7 @@ def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls
 
 def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:
     """Return the TLS of a gateway's calls."""
-    return ClientTls(TlsFiles(ca=ca, certificate=certificate))
+    return ClientTls(ca=ca, certificate=certificate)
 
 
 def server_context(certificate: Path) -> ssl.SSLContext:

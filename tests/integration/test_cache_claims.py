@@ -13,7 +13,7 @@ from gateway.cache.entry import CachedResult
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
-from gateway.redis.pipeline import Command, RedisPipe
+from gateway.redis.pipeline import Command, StandaloneClient
 from loadtests.harness.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
@@ -59,7 +59,7 @@ async def test_of_workers_that_find_an_answer_outdated_one_claims_its_place(
     assert later == [True]
 
 
-class RenewalsOf(RedisPipe):
+class RenewalsOf(StandaloneClient):
     """Keeps how many claims each round trip renewed."""
 
     def __init__(self, url: str) -> None:
@@ -76,10 +76,10 @@ class RenewalsOf(RedisPipe):
 async def test_claims_that_are_due_at_about_the_same_time_are_renewed_together(
     valkey: str,
 ) -> None:
-    pipe, keys = RenewalsOf(valkey), [cache_key(number) for number in range(100)]
+    client, keys = RenewalsOf(valkey), [cache_key(number) for number in range(100)]
     async with RedisTier(
-        reads=RedisPipe(valkey, timeout=5.0),
-        writes=pipe,
+        reads=StandaloneClient(valkey, timeout=5.0),
+        writes=client,
         timeout=5.0,
         ttl_jitter=0.0,
         lease=10.0,
@@ -89,6 +89,6 @@ async def test_claims_that_are_due_at_about_the_same_time_are_renewed_together(
         for key in keys:
             tier.renew([key])
             await asyncio.sleep(0)  # each request has a timer of its own
-        await until(lambda: sum(pipe.renewed) == len(keys), what="all are renewed")
+        await until(lambda: sum(client.renewed) == len(keys), what="all are renewed")
 
-    assert len(pipe.renewed) < len(keys) // 2
+    assert len(client.renewed) < len(keys) // 2

@@ -22,14 +22,15 @@ from gateway.errors import DependencyUnavailable
 from gateway.events.block import STREAM
 from gateway.events.log import EventLog
 from gateway.redis.client import connect
-from gateway.redis.pipeline import RedisPipe
+from gateway.redis.pipeline import StandaloneClient
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.sockets.tcp_keepalive import TcpKeepalive
-from gateway.upstream.transport import BackendTransport, locate
+from gateway.upstream.base import locate
+from gateway.upstream.transport import BackendTransport
 from gateway.workers.group import GroupReader
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import AppendOutcome, EventStream, StreamReply
@@ -287,9 +288,9 @@ async def test_every_kind_of_connection_is_kept_alive(server: Valkey) -> None:
     client = connect(server.tcp_url, timeout=5.0, keepalive=KEEPALIVE)
     await client.ping()
     writer: Any = connections(client)[0]._writer
-    pipe = RedisPipe(server.tcp_url, timeout=5.0, keepalive=KEEPALIVE)
-    await pipe.execute([("PING",)])
-    piped: Any = pipe._connection
+    pipelined = StandaloneClient(server.tcp_url, timeout=5.0, keepalive=KEEPALIVE)
+    await pipelined.execute([("PING",)])
+    piped: Any = pipelined._connection
     upstream = BackendTransport(tcp_keepalive=KEEPALIVE)
     origin = locate(f"http://127.0.0.1:{server.port}").origin
     called = await upstream._connect(origin, 5.0)
@@ -297,7 +298,7 @@ async def test_every_kind_of_connection_is_kept_alive(server: Valkey) -> None:
     transports = (writer.transport, piped._transport, called._transport)
     found = [options(transport.get_extra_info("socket")) for transport in transports]
     called.abort()
-    await pipe.aclose()
+    await pipelined.aclose()
     await client.aclose()
 
     assert found == [WANTED] * 3
@@ -317,11 +318,11 @@ async def test_the_settings_are_those_of_every_connection() -> None:
 async def test_who_waits_for_anothers_connection_waits_no_longer_than_that_may_take() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        pipe = RedisPipe(f"redis://:secret@127.0.0.1:{port}", timeout=1.0)
+        pipelined = StandaloneClient(f"redis://:secret@127.0.0.1:{port}", timeout=1.0)
         loop = asyncio.get_running_loop()
         started = loop.time()
 
-        asked = [pipe.execute([("PING",)]) for _ in range(20)]
+        asked = [pipelined.execute([("PING",)]) for _ in range(20)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
 
     assert all(isinstance(answer, OSError) for answer in answers)

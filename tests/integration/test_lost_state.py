@@ -13,7 +13,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.published import PublishedState, RecordedState
 from gateway.redis.client import connect
-from gateway.redis.connect import open_pipe
+from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime
@@ -380,7 +380,7 @@ async def test_the_last_fifty_documents_are_kept(ledger: Ledger) -> None:
 
 async def test_a_watch_tells_when_a_redis_is_away_and_back() -> None:
     with Valkey() as own:
-        watch = RedisHealthMonitor(open_pipe(own.url, timeout=0.2, slow=0.2), interval=0.02)
+        watch = RedisHealthMonitor(open_client(own.url, timeout=0.2, slow=0.2), interval=0.02)
         async with watch:
             own.pause()
             await until(lambda: not watch.is_reachable, what="it is away")

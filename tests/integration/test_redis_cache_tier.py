@@ -15,7 +15,7 @@ from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
-from gateway.redis.pipeline import RedisPipe
+from gateway.redis.pipeline import StandaloneClient
 from loadtests.harness.delaying_proxy import DelayingProxy
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
@@ -35,8 +35,8 @@ def make_tier(
     breaker: CircuitBreaker | None = None,
 ) -> RedisTier:
     return RedisTier(
-        reads=RedisPipe(url, timeout=timeout),
-        writes=RedisPipe(url, timeout=timeout),
+        reads=StandaloneClient(url, timeout=timeout),
+        writes=StandaloneClient(url, timeout=timeout),
         timeout=timeout,
         ttl_jitter=jitter,
         lease=0.25,

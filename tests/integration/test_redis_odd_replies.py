@@ -9,10 +9,10 @@ import hiredis
 import pytest
 
 from gateway.cache.redis_tier import RedisTier
-from gateway.redis.cluster import ClusterPipe
-from gateway.redis.connect import open_pipe
+from gateway.redis.cluster import ClusterClient
+from gateway.redis.connect import open_client
 from gateway.redis.pipeline import Command, Replies
-from gateway.redis.sentinel import Sentinels
+from gateway.redis.sentinel import SentinelClient
 from gateway.redis.url import read_servers
 from loadtests.harness.waiting import eventually
 from tests.support.caching import cache_key
@@ -53,20 +53,20 @@ class OddPipe:
         self._is_ready = is_ready
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
-        """See `Pipe.execute`."""
+        """See `PipelinedClient.execute`."""
         return [self._reply] * len(commands)
 
     def execute_nowait(
         self, commands: Sequence[Command], on_done: Callable[[Replies], object]
     ) -> bool:
-        """See `Pipe.execute_nowait`."""
+        """See `PipelinedClient.execute_nowait`."""
         if self._is_ready:
             replies = [self._reply] * len(commands)
             asyncio.get_running_loop().call_soon(on_done, replies)
         return self._is_ready
 
     async def aclose(self) -> None:
-        """See `Pipe.aclose`."""
+        """See `PipelinedClient.aclose`."""
 
 
 @pytest.mark.parametrize("reply", [5, b"OK", None, [], [None], [b"a"] * 3, [None, 5], [[], None]])
@@ -110,10 +110,10 @@ async def test_a_node_that_cannot_say_who_owns_the_slots_is_an_error_of_the_conn
     slots: bytes,
 ) -> None:
     async with redis_that_says(lambda _: slots) as port:
-        pipe = open_pipe(f"redis-cluster://127.0.0.1:{port}", timeout=5.0, slow=1.0)
+        client = open_client(f"redis-cluster://127.0.0.1:{port}", timeout=5.0, slow=1.0)
         with pytest.raises(OSError, match="no node of the cluster"):
-            await pipe.execute([(b"GET", b"a")])
-        await pipe.aclose()
+            await client.execute([(b"GET", b"a")])
+        await client.aclose()
 
 
 async def test_a_node_that_was_away_is_asked_again_once_it_is_back() -> None:
@@ -129,11 +129,11 @@ async def test_a_node_that_was_away_is_asked_again_once_it_is_back() -> None:
     async with redis_that_says(answer) as port:
         servers = read_servers(f"redis-cluster://127.0.0.1:{port}")
         assert servers is not None
-        pipe = ClusterPipe(servers, timeout=5.0, slow=1.0)
+        client = ClusterClient(servers, timeout=5.0, slow=1.0)
 
         async def is_answered() -> bool:
             try:
-                return await pipe.execute([(b"GET", b"a")]) == [b"value"]
+                return await client.execute([(b"GET", b"a")]) == [b"value"]
             except OSError:
                 return False
 
@@ -145,7 +145,7 @@ async def test_a_node_that_was_away_is_asked_again_once_it_is_back() -> None:
 
         # Seldom enough that the slots are looked up anew before each call.
         await eventually(is_answered, within=6.0, every=1.2)
-        await pipe.aclose()
+        await client.aclose()
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,10 @@ async def test_a_node_that_was_away_is_asked_again_once_it_is_back() -> None:
 async def test_a_sentinel_that_answers_oddly_is_passed_over(where: bytes) -> None:
     sound = b"*2\r\n$5\r\nthere\r\n$4\r\n6379\r\n"
     async with redis_that_says(lambda _: where) as odd, redis_that_says(lambda _: sound) as well:
-        urls = [f"redis://127.0.0.1:{port}" for port in (odd, well)]
-        sentinels = Sentinels(urls, primary="main", timeout=5.0)
+        url = f"redis-sentinel://127.0.0.1:{odd},127.0.0.1:{well}/0?primary=main"
+        servers = read_servers(url)
+        assert servers is not None
+        client = SentinelClient(servers, timeout=15.0)
 
-        assert await sentinels.locate() == ("there", 6379)
-        await sentinels.aclose()
+        assert await client.locate() == ("there", 6379)
+        await client.aclose()

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from gateway.admin.app import build_admin
 from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
-from gateway.redis.connect import open_pipe
+from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
@@ -33,7 +33,7 @@ async def client_of(
         recovery=recovery,
         workers_timeout=60.0,
     )
-    cache = open_pipe(settings.cache_url, timeout=2.0, slow=2.0)
+    cache = open_client(settings.cache_url, timeout=2.0, slow=2.0)
     app = build_admin(
         settings=settings,
         control=control,

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.upstream.base import Transport, TransportResponse
-from gateway.upstream.transport import locate
+from gateway.upstream.base import Transport, TransportResponse, locate
 
 Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -76,3 +76,7 @@ class ScriptedClient:
         if state is None:
             raise CallFailed(Cause.UNREACHABLE, "no such backend")
         return state
+
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+        """See `BackendClient.reload`."""
+        return await self.state(endpoint, time_limit=time_limit)

@@ -10,7 +10,8 @@ from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import RoutingConfig
 from gateway.errors import DependencyUnavailable
-from gateway.routing.fleet import CallVerdict, Fleet, ProbeFailure
+from gateway.routing.fleet import Fleet
+from gateway.routing.member import CallVerdict, ProbeFailure
 from gateway.types import Principal
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state

@@ -8,7 +8,7 @@ import pytest
 from backends.protocol import Call, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.hedging import Hedging, Latencies
-from gateway.routing.fleet import ProbeFailure
+from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.waiting import until

@@ -4,6 +4,7 @@ from random import Random
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from backends.protocol import BackendState
 from gateway.config.document import RoutingConfig
@@ -23,6 +24,7 @@ PROBLEMS = {"stub": "it is broken; revision `1`, served last, answers in its pla
 class Reloading(ScriptedClient):
     """A backend that says so when a reload finds a model broken."""
 
+    @override
     async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
         """Return the state since."""
         return msgspec.structs.replace(state(endpoint.backend), problems=PROBLEMS)

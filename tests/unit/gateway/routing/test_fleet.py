@@ -6,9 +6,9 @@ import pytest
 
 from backends.protocol import Report
 from gateway.config.document import RoutingConfig
-from gateway.routing.fleet import CallVerdict, Fleet, ProbeFailure
+from gateway.routing.fleet import Fleet
 from gateway.routing.limit import LEAST
-from gateway.routing.member import INITIAL_SHARE, Health
+from gateway.routing.member import INITIAL_SHARE, CallVerdict, Health, ProbeFailure
 from gateway.types import Criticality, Endpoint, ServedModel
 from loadtests.harness.stub_backend import stub_model
 from tests.support.clock import Clock

@@ -4,12 +4,14 @@ from collections import Counter
 from random import Random
 
 from backends.protocol import Report
+from gateway.config.document import RoutingConfig
 from gateway.routing.choice import ChoiceContext
 from gateway.routing.member import Member
 from gateway.routing.regions import Tier, choose_tier
 from tests.support.dispatching import endpoint
 
 NOW = 1000.0
+CONTEXT = ChoiceContext(NOW, RoutingConfig(spill_after=0.05, overflow_after=0.2))
 
 
 def tier(
@@ -29,12 +31,7 @@ def tier(
 def shares(*tiers: Tier) -> Counter[str]:
     random = Random(1)
     return Counter(
-        str(
-            choose_tier(
-                tiers, ChoiceContext(NOW, 5.0), random, spill_after=0.05, overflow_after=0.2
-            )[0].endpoint.backend
-        )
-        for _ in range(1000)
+        str(choose_tier(tiers, CONTEXT, random)[0].endpoint.backend) for _ in range(1000)
     )
 
 

@@ -220,7 +220,8 @@ async def test_frames_that_belong_to_nobody_are_ignored() -> None:
 
     for index in (-1, 7, 0, 0):
         shared.deliver(Done(index=index, result=b"{}", rows=1, tokens=1))
-    shared.end(Report())
+    shared.deliver(Report())
+    shared.end()
 
     assert await part.outcome == Report()
     assert [frame.index for frame in received] == [0, 0]
@@ -249,7 +250,8 @@ async def test_a_fault_of_one_caller_costs_no_other_his_answer() -> None:
     sound = shared.join(call_of("b"), received.append, deadline=now + 20.0, idle_timeout=10.0)
     for index in (0, 1):
         shared.deliver(Done(index=index, result=b"{}", rows=1, tokens=1))
-    shared.end(Report())
+    shared.deliver(Report())
+    shared.end()
 
     with pytest.raises(ZeroDivisionError):
         await faulty.outcome

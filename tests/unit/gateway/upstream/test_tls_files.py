@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigurationError
-from gateway.upstream.tls import ClientTls, TlsFiles, follow_files
+from gateway.upstream.tls import ClientTls, follow_files
 from loadtests.harness.certificates import Authority
 from loadtests.harness.waiting import until
 
@@ -20,7 +20,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, which: str) -> No
     unreadable.mkdir()
 
     with pytest.raises(ConfigurationError) as refused:
-        ClientTls(TlsFiles(certificate=chain, key=key)).renew()
+        ClientTls(certificate=chain, key=key).renew()
 
     assert str(unreadable) in (refused.value.file or "")
 
@@ -29,7 +29,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, which: str) -> No
 async def test_files_are_followed_after_one_could_not_be_opened(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     chain, key = authority.pair("gateway", "gateway")
-    tls = ClientTls(TlsFiles(certificate=chain, key=key))
+    tls = ClientTls(certificate=chain, key=key)
     tls.renew()
     first = tls.context
     following = asyncio.create_task(follow_files(tls, 0.01))

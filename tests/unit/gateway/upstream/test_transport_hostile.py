@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from gateway.upstream.base import Transport
+from gateway.upstream.base import Transport, TransportError, locate
 from gateway.upstream.httpx_transport import HttpxTransport
-from gateway.upstream.transport import BackendTransport, TransportError, locate
+from gateway.upstream.transport import BackendTransport
 from tests.support.raw_server import HEAD, RawServer, Streams, ask
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ from random import Random
 import hiredis
 import pytest
 
-from gateway.redis.pipeline import RedisPipe
+from gateway.redis.pipeline import StandaloneClient
 from loadtests.harness.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -60,14 +60,16 @@ async def test_no_reply_is_lost_or_crossed(seed: int) -> None:
     random = Random(seed)
     mischief = Mischief(random)
     server = await asyncio.start_server(mischief.serve, "127.0.0.1", 0)
-    pipe = RedisPipe(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=0.05)
+    client = StandaloneClient(
+        f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=0.05
+    )
     answered = failed = left = 0
 
     async def caller(name: int) -> None:
         nonlocal answered, failed, left
         for number in range(60):
             tokens = [b"%d-%d-%d" % (name, number, n) for n in range(random.randrange(1, 4))]
-            asked = asyncio.create_task(pipe.execute([("ECHO", token) for token in tokens]))
+            asked = asyncio.create_task(client.execute([("ECHO", token) for token in tokens]))
             if random.random() < 0.1:
                 await asyncio.wait({asked}, timeout=0)  # it begins
                 asked.cancel()
@@ -81,7 +83,7 @@ async def test_no_reply_is_lost_or_crossed(seed: int) -> None:
 
     async with asyncio.timeout(30.0):
         await asyncio.gather(*(caller(n) for n in range(6)))
-    await pipe.aclose()
+    await client.aclose()
     await until(lambda: mischief.open == 0)
     server.close()
 

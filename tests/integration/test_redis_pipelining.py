@@ -1,11 +1,11 @@
-"""The pipe keeps replies with their commands, and fails soon and clearly."""
+"""The pipelined client keeps replies with their commands, and fails soon and clearly."""
 
 import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from gateway.redis.pipeline import RedisPipe, Replies
+from gateway.redis.pipeline import Replies, StandaloneClient
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
@@ -21,107 +21,107 @@ def own() -> Iterator[Valkey]:
 
 
 async def test_replies_belong_to_their_commands(valkey: str) -> None:
-    pipe = RedisPipe(valkey, timeout=5.0)
-    await pipe.execute([("SET", b"a", 1), ("SET", b"b", b"\x00\xff")])
+    client = StandaloneClient(valkey, timeout=5.0)
+    await client.execute([("SET", b"a", 1), ("SET", b"b", b"\x00\xff")])
 
     replies = await asyncio.gather(
-        *(pipe.execute([("GET", b"a"), ("GET", b"b"), ("GET", b"c")]) for _ in range(50))
+        *(client.execute([("GET", b"a"), ("GET", b"b"), ("GET", b"c")]) for _ in range(50))
     )
-    await pipe.aclose()
+    await client.aclose()
 
     assert replies == [[b"1", b"\x00\xff", None]] * 50
 
 
 async def test_an_error_of_one_command_is_its_reply(valkey: str) -> None:
-    pipe = RedisPipe(valkey, timeout=5.0)
-    first, second = await pipe.execute([("NONSENSE",), ("PING",)])
-    await pipe.aclose()
+    client = StandaloneClient(valkey, timeout=5.0)
+    first, second = await client.execute([("NONSENSE",), ("PING",)])
+    await client.aclose()
 
     assert isinstance(first, Exception)
     assert second in {"PONG", b"PONG"}
 
 
 async def test_a_cancelled_wait_costs_nobody_his_reply(valkey: str) -> None:
-    pipe = RedisPipe(valkey, timeout=5.0)
-    await pipe.execute([("SET", b"a", b"mine")])
-    gone = asyncio.create_task(pipe.execute([("ECHO", b"his")]))
-    stays = asyncio.create_task(pipe.execute([("GET", b"a")]))
+    client = StandaloneClient(valkey, timeout=5.0)
+    await client.execute([("SET", b"a", b"mine")])
+    gone = asyncio.create_task(client.execute([("ECHO", b"his")]))
+    stays = asyncio.create_task(client.execute([("GET", b"a")]))
     await asyncio.wait({gone, stays}, timeout=0)  # they begin
     gone.cancel()
 
     assert await stays == [b"mine"]
-    await pipe.aclose()
+    await client.aclose()
 
 
 async def test_callers_without_a_task_are_called_back_once_it_is_connected(valkey: str) -> None:
-    pipe = RedisPipe(valkey, timeout=5.0)
+    client = StandaloneClient(valkey, timeout=5.0)
     told: list[Replies] = []
-    before = pipe.execute_nowait([("PING",)], told.append)
-    await pipe.execute([("SET", b"a", b"mine")])
+    before = client.execute_nowait([("PING",)], told.append)
+    await client.execute([("SET", b"a", b"mine")])
 
-    after = pipe.execute_nowait([("GET", b"a"), ("NONSENSE",)], told.append)
+    after = client.execute_nowait([("GET", b"a"), ("NONSENSE",)], told.append)
     at_once = list(told)
-    (awaited,) = await pipe.execute([("GET", b"a")])
-    await pipe.aclose()
+    (awaited,) = await client.execute([("GET", b"a")])
+    await client.aclose()
 
     assert (before, after, at_once, awaited) == (False, True, [], b"mine")
     ((value, error),) = [replies for replies in told if isinstance(replies, list)]
     assert value == b"mine"
     assert isinstance(error, Exception)
-    assert not pipe.execute_nowait([("PING",)], told.append)
+    assert not client.execute_nowait([("PING",)], told.append)
 
 
 async def test_those_called_back_are_told_when_redis_is_silent_or_goes(own: Valkey) -> None:
-    pipe = RedisPipe(own.url, timeout=0.1)
+    client = StandaloneClient(own.url, timeout=0.1)
     told: list[Replies] = []
-    await pipe.execute([("PING",)])
+    await client.execute([("PING",)])
     own.pause()
-    pipe.execute_nowait([("PING",)], told.append)
+    client.execute_nowait([("PING",)], told.append)
     await until(lambda: len(told) == 1, what="told of the silence")
     own.resume()
-    await pipe.execute([("PING",)])
+    await client.execute([("PING",)])
     own.pause()
-    pipe.execute_nowait([("PING",)], told.append)
+    client.execute_nowait([("PING",)], told.append)
     own.kill()
     await until(lambda: len(told) == 2, what="told of the end")
-    await pipe.aclose()
+    await client.aclose()
 
     assert [type(error) for error in told] == [TimeoutError, ConnectionError]
 
 
 async def test_after_a_restart_it_connects_anew(own: Valkey) -> None:
-    pipe = RedisPipe(own.tcp_url, timeout=5.0)
-    await pipe.execute([("PING",)])
+    client = StandaloneClient(own.tcp_url, timeout=5.0)
+    await client.execute([("PING",)])
     own.kill()
     with pytest.raises(ConnectionError):
-        await pipe.execute([("PING",)])
+        await client.execute([("PING",)])
     own.start()
 
-    assert len(await pipe.execute([("PING",)])) == 1
-    await pipe.aclose()
+    assert len(await client.execute([("PING",)])) == 1
+    await client.aclose()
 
 
 async def test_silence_ends_the_wait(own: Valkey) -> None:
-    pipe = RedisPipe(own.url, timeout=0.1)
-    await pipe.execute([("PING",)])
+    client = StandaloneClient(own.url, timeout=0.1)
+    await client.execute([("PING",)])
     own.pause()
     try:
         with pytest.raises(TimeoutError):
-            await pipe.execute([("PING",)])
+            await client.execute([("PING",)])
     finally:
         own.resume()
-    await pipe.aclose()
+    await client.aclose()
 
 
 async def test_a_wrong_password_is_said(own: Valkey) -> None:
-    pipe = RedisPipe(f"redis://:wrong@127.0.0.1:{own.port}/0", timeout=5.0)
+    client = StandaloneClient(f"redis://:wrong@127.0.0.1:{own.port}/0", timeout=5.0)
     with pytest.raises(ConnectionError, match="refused"):
-        await pipe.execute([("PING",)])
+        await client.execute([("PING",)])
 
 
 async def test_databases_are_apart(own: Valkey) -> None:
     zero, one = (
-        RedisPipe(f"redis://127.0.0.1:{own.port}/{number}", timeout=5.0) for number in (0, 1)
+        StandaloneClient(f"redis://127.0.0.1:{own.port}/{number}", timeout=5.0) for number in (0, 1)
     )
     await zero.execute([("SET", b"a", b"zero")])
 
@@ -139,7 +139,7 @@ async def test_what_is_no_redis_is_an_error() -> None:
     server = await asyncio.start_server(babble, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        pipe = RedisPipe(f"redis://127.0.0.1:{port}", timeout=5.0)
+        client = StandaloneClient(f"redis://127.0.0.1:{port}", timeout=5.0)
         with pytest.raises(ConnectionError):
-            await pipe.execute([("PING",)])
-        await pipe.aclose()
+            await client.execute([("PING",)])
+        await client.aclose()

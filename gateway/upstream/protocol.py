@@ -1,0 +1,183 @@
+"""Speaks HTTP/1.1 on one connection to a backend, with the parser of the server, `httptools`."""
+
+import asyncio
+import ssl
+from collections import deque
+
+import httptools
+from typing_extensions import override
+
+from gateway.sockets.tcp_keepalive import discard_at_close
+from gateway.upstream.base import TransportError, explain_early_loss
+from gateway.upstream.tls import explain
+
+# Larger bodies are sent in pieces, so that none of them holds the loop for long.
+PIECE_BYTES = 256 * 1024
+_MOST_BUFFERED = 256 * 1024
+_MOST_HEADERS = 64 * 1024
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_FIRST_FINAL_STATUS = 200
+
+
+class HttpClientProtocol(asyncio.Protocol):
+    """A connection, made with `context` if over TLS, and the request in progress on it."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self.context = context
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._header_bytes = 0
+        self._is_framed = self._has_heard = False
+        self._chunks: deque[bytes] = deque()
+        self._buffered = 0
+        self._has_head = self._is_complete = self._is_sent = True
+        self._keeps_alive = True
+        self._is_paused = self._is_blocked = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another request may be sent."""
+        whole = self._is_sent and self._is_complete and not self._chunks
+        return whole and self._keeps_alive and self._error is None
+
+    async def send(self, head: bytes, body: bytes) -> None:
+        """Send a request, or as much of it as is taken before the response begins."""
+        self._header_bytes = 0
+        self._has_head = self._is_complete = self._is_sent = False
+        start = b"%bcontent-length: %d\r\n\r\n" % (head, len(body))
+        if len(body) <= PIECE_BYTES:
+            self._transport.write(start + body)
+            self._is_sent = True
+            return
+        self._transport.write(start)
+        for at in range(0, len(body), PIECE_BYTES):
+            self._transport.write(body[at : at + PIECE_BYTES])
+            while self._is_blocked and not self._has_head:
+                await self._wait()
+            if self._has_head:  # it was refused, and nobody reads the rest
+                return
+        self._is_sent = True
+
+    async def status(self) -> int:
+        """Return the status of the response."""
+        while not self._has_head:
+            await self._wait()
+        return self._parser.get_status_code()
+
+    async def read(self) -> bytes:
+        """Return what has arrived of the body, nothing at its end."""
+        while not self._chunks:
+            if self._is_complete:
+                return b""
+            await self._wait()
+        whole = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered = 0
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return whole
+
+    def abort(self, *, discard: bool = False) -> None:
+        """Close at once; `discard` what did not arrive yet."""
+        if discard:
+            discard_at_close(self._transport)
+        self._error = self._error or TransportError("the connection was given up")
+        self._transport.abort()
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._has_heard = True
+        if self._is_complete:
+            self._fail(TransportError("bytes came that no request asked for"))
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(TransportError(f"no HTTP came: {type(error).__name__}"))
+        self._wake()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None and self._has_head and not self._is_framed:
+            # A body without a length ends with its connection, unless that was reset.
+            self._is_complete = True
+        if self._error is None:
+            self._error = TransportError(self._why_lost(exc))
+        self._wake()
+
+    def _why_lost(self, exc: Exception | None) -> str:
+        if isinstance(exc, ssl.SSLError):
+            return explain(exc)
+        if self._has_heard:
+            return "the connection was lost"
+        return explain_early_loss(is_tls=self.context is not None)
+
+    @override
+    def pause_writing(self) -> None:
+        self._is_blocked = True
+
+    @override
+    def resume_writing(self) -> None:
+        self._is_blocked = False
+        self._wake()
+
+    def on_message_begin(self) -> None:
+        """Notice a second answer to one request: what follows could be mistaken for another's."""
+        if self._is_complete:
+            self._error = TransportError("bytes came that no request asked for")
+        self._is_framed = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Notice how the body is framed; refuse headers, interim ones and trailers without end."""
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > _MOST_HEADERS:
+            raise TransportError("the headers do not end")
+        if name.lower() in _FRAMING:
+            self._is_framed = True
+
+    def on_headers_complete(self) -> None:
+        """Let the response begin, unless it says that it comes later."""
+        if self._is_complete:
+            return
+        if self._parser.get_status_code() >= _FIRST_FINAL_STATUS:
+            self._has_head = True
+            self._keeps_alive = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece of the body until it is read."""
+        if self._is_complete:
+            return
+        self._chunks.append(body)
+        self._buffered += len(body)
+        if self._buffered > _MOST_BUFFERED and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """End the exchange."""
+        if self._has_head:
+            self._is_complete = True
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._transport.abort()
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
